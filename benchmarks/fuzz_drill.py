@@ -33,7 +33,7 @@ TRAINING = {
     "data.byte_fallback": "false", "data.max_length": "64", "data.pack_length": "64", "data.batch_tokens": "512",
     "model.num_encoder_layers": "1", "model.num_decoder_layers": "1", "model.d_model": "8", "model.d_ff": "8",
     "model.num_heads": "2", "model.pad_vocab_to_multiple": "8", "train.steps": "2", "checkpoint.every_steps": "1",
-    "eval.every_steps": "1", "eval.samples": "0", "decode.max_length_offset": "2",
+    "eval.every_steps": "1", "decode.max_length_offset": "2",
     "decode.beam_size": "2", "decode.batch_size": "4",
     "trackers.names": "", "mesh.cpu_devices": "1", "data.num_workers": "1",
 }  # fmt: skip

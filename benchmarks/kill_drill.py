@@ -58,7 +58,7 @@ BASE = {
     "data.num_workers": 1, "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "optimizer.warmup_steps": 10,
     "train.steps": 7, "checkpoint.every_steps": 2, "checkpoint.keep_last": 2, "checkpoint.keep_best": 1,
-    "checkpoint.average_last": 2, "eval.every_steps": 3, "eval.decode_every_steps": 4, "eval.metric": "bleu", "eval.samples": 0,
+    "checkpoint.average_last": 2, "eval.every_steps": 3, "eval.decode_every_steps": 4, "eval.metric": "bleu",
     "eval.bootstrap_samples": 10, "log.every_steps": 3, "trackers.names": "",
     "decode.max_length_offset": 3, "decode.beam_size": 2,
     "decode.batch_size": 3, "mesh.cpu_devices": 1, "distributed.heartbeat_timeout": 8, "distributed.initialization_timeout": 120,

@@ -4,9 +4,9 @@
     python -m benchmarks.serving --model=base --clients=64 --seconds=60 --out=benchmarks/results/serving_base.json
     python -m benchmarks.serving --workdir=pretrained:toy --clients=64 --seconds=15 --seconds_before=5 --abuse --out=...
 
-Each client sends a line of text, waits for its translation, and sends the next. A round is the batch (`Loaded.translate` of all
-lines, in a process of its own), then the server; seconds of the load before the measured ones do not count. The clients run on
-the same machine. With random weights (--model), for which hypotheses do not end by themselves, translations are limited to 1.1
+Each client sends a line of text, waits for its translation, and sends the next. A round is the batch (`TrainedModel.translate` of
+all lines, in a process of its own), then the server; seconds of the load before the measured ones do not count. The clients run
+on the same machine. With random weights (--model), for which hypotheses do not end by themselves, translations are limited to 1.1
 times the source. With --abuse, each kind of `http_abuse` in turn sends beside the clients, between two quiet phases; then SIGTERM
 comes while they do, and each fault of `engines.faulty_server` befalls a server of its own.
 """

@@ -14,7 +14,7 @@ from t2t_flax.config import default_config
 
 def get_config():
     c = default_config()
-    c.data.directions = "by_name"
+    c.languages.directions = "by_name"
     c.mixtures.temperature = 5.0  # Arivazhagan et al. 2019
     c.data.vocab_size = 8000
     c.data.max_length, c.data.pack_length = 64, 64

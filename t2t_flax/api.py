@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
 
     from t2t_flax.config import Config
     from t2t_flax.distributed.supervisor import RunSupervisor
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.jobs import TrainResult
 
     ConfigLike: TypeAlias = str | os.PathLike[str] | Config | ml_collections.ConfigDict
@@ -103,22 +103,21 @@ def load(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    target_language: str | None = None,
-) -> Loaded:
+    start: str | None = None,
+) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
     `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
     of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
     `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
-    target_language: into which a model of several directions translates, unless `translate(lines, target_language="fr")` names
-    another.
+    start: the language into which a model of several directions translates, unless `translate(lines, start="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
 
     texts = _as_text(overrides)
     _prepare_process(stored_config(workdir, texts), devices="mesh.cpu_devices" in texts)
-    return load_run(workdir, step=step, average=average, best=best, overrides=texts, target_language=target_language)
+    return load_run(workdir, step=step, average=average, best=best, overrides=texts, start=start)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:

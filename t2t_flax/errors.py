@@ -17,28 +17,6 @@ class UserError(Exception):
     """
 
 
-_OPTIONAL = {
-    "gcs": "gcsfs",
-    "s3": "s3fs",
-    "hf": "transformers huggingface_hub",
-    "ctranslate2": "ctranslate2",
-    "tfds": "tensorflow-datasets array-record importlib_resources pyarrow",
-    "arrow": "pyarrow",
-    "plots": "matplotlib",
-    "sweep": "optuna submitit matplotlib",
-    "serve": "fastapi h11 prometheus-client pydantic pydantic-core python-multipart starlette uvicorn",
-    "wandb": "wandb",
-    "mlflow": "mlflow-skinny sqlalchemy alembic",
-    "trackio": "trackio",
-    "langid": "py3langid",
-    "mtdata": "mtdata",
-    "torch": "'torch>=2.6'",
-    "plan": "'jax[tpu]'",
-    "plan-gpu": "'jax[cuda13]'",
-}
-"""Packages by the extra of pyproject.toml that installs them."""
-
-
 def first_line(error: BaseException, *, limit: int = 300) -> str:
     """The first line of an error's message, at most `limit` characters; its type if it has no message."""
     lines = str(error).strip().splitlines()
@@ -46,8 +24,8 @@ def first_line(error: BaseException, *, limit: int = 300) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """Commands that install an optional part, in a checkout or beside any installation, to end an error message with."""
-    return f"pip install -e '.[{extra}]' in the checkout, or pip install {_OPTIONAL[extra]}"
+    """The command that installs an optional part, an extra of pyproject.toml, to end an error message with."""
+    return f"pip install -e '.[{extra}]' in the checkout, or the extra {extra} with what you installed t2t_flax from"
 
 
 def require(module: str, extra: str, what: str) -> None:

@@ -12,14 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config, Data, as_resumed, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import Direction, direction_of_set, untrained_directions
+from t2t_flax.config import Config, as_resumed, parse_test_sets, parse_valid_sets
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
 from t2t_flax.model_forms import check_writable
+from t2t_flax.registry import SUMMARIES
 from t2t_flax.training.workdir import (
     adopt_config,
     check_config,
@@ -143,7 +143,7 @@ def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[st
 
 def check_metrics_available(config: Config) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.tasks import task_of
     from t2t_flax.training.hooks import check_hooks
 
@@ -152,7 +152,7 @@ def check_metrics_available(config: Config) -> None:
     valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
     for name in (*valid, *parse_test_sets(config.data.test)):
         task.of_set(name).check_requirements()
-        check_engine(config)
+        check_decoder(config)
 
 
 def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
@@ -167,19 +167,6 @@ def _stored_result(workdir: epath.Path) -> TrainResult:
     marker = parse_json((workdir / "complete.json").read_text())
     paths = {name: workdir / "eval" / file for name, file in marker["records"].items()}
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
-
-
-def _describe_directions(data: Data, pairs: Sequence[int]) -> str:
-    """A line on the directions with training text and their pairs, and one on those without; "" without data.directions."""
-    counts: dict[Direction, int] = {}
-    for name, count in zip(parse_train_sources(data.train), pairs, strict=True):
-        if direction := direction_of_set(data, name):
-            counts[direction] = counts.get(direction, 0) + count
-    if not counts:
-        return ""
-    line = f"directions: {', '.join(f'{direction} {count:,} pairs' for direction, count in counts.items())}\n"
-    untrained = ", ".join(map(str, untrained_directions(data)))
-    return line + (f"zero-shot, no training text: {untrained}\n" if untrained else "")
 
 
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
@@ -204,7 +191,6 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
     say(
         f"{config.data.train}: {corpus.describe_train(config)}\n"
-        f"{_describe_directions(config.data, corpus.train.pairs_of_sources)}"
         f"{_describe_changes(task, corpus.tokenizers) if group.is_lead else ''}"
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
@@ -258,7 +244,6 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     early is evaluated at its best checkpoint.
     """
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
 
     records, texts, group = {}, [], supervisor.group
@@ -270,7 +255,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
         places = {"data.cache": data.cache, "data.root": data.root}
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
-        if best and loaded.metric is not None:
+        if best and loaded.checkpoint.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
         evaluated = []
         for name in sets_of(config, "test"):
@@ -280,9 +265,9 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
             texts.append(text)
             scores |= {f"{name}_{key}": value for key, value in score_values(record).items()}
             group.say(f"record: {path}")
-        if table := direction_table(evaluated):
-            texts.append(table)
-            group.say(table)
+        for text in summaries(evaluated):
+            texts.append(text)
+            group.say(text)
     marker = {
         "step": outcome.step,
         "reason": outcome.reason,
@@ -295,6 +280,11 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     for hook in outcome.hooks:
         hook.on_end(outcome.step, scores)
     return records
+
+
+def summaries(records: Sequence[dict[str, Any]]) -> list[str]:
+    """What extensions say of the records of an evaluation of several sets."""
+    return [text for module in SUMMARIES.load_all() if (text := module.summary(records))]
 
 
 def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:
@@ -323,17 +313,16 @@ def evaluate_set(
     with decode_progress(supervisor) as progress:
         record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
     if loaded.config.decode.engine != "jax":
-        supervisor.group.say(f"decoded with {loaded.engine}")
-    print_samples(triples, loaded.config.eval.samples, supervisor.group.say)
+        supervisor.group.say(f"decoded with {loaded.decoder}")
+    print_samples(triples, supervisor.group.say)
     text = summary(record)
     supervisor.group.say(text)
     return path_of(loaded, record), record, text
 
 
-def print_samples(triples: list, count: int, say: Callable[[str], None] = print) -> None:
-    """Source, reference and output of `count` sentences, spread over the set."""
-    for i in range(0, len(triples), max(1, len(triples) // max(1, count)))[:count] if count else ():
-        source, reference, output = triples[i]
+def print_samples(triples: list, say: Callable[[str], None] = print) -> None:
+    """Source, reference and output of five sentences, spread over the set."""
+    for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
         say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
     say("")
 

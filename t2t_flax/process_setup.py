@@ -8,14 +8,11 @@ import logging
 import os
 import pkgutil
 import signal
-import subprocess
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from t2t_flax.config import Config
-from t2t_flax.errors import STOPPED
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
@@ -90,22 +87,6 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-
-
-def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
-    """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
-    or STOPPED if a signal ended this process, which is passed on to the child.
-    """
-    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
-    stopped = threading.Event()
-
-    def stop() -> None:
-        stopped.set()
-        child.terminate()
-
-    with on_stop_signal(stop):
-        code = child.wait()
-    return STOPPED if stopped.is_set() else code
 
 
 # Platform, device files, and the JAX backends of which one must be installed. Beside the driver's own files: WSL's, and

@@ -96,8 +96,8 @@ COMMANDS = {
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
-DECODERS = Table({"jax": "t2t_flax.evaluation.jax_engine"})
-"""Choices of decode.engine; a module has what `evaluation.jax_engine` has."""
+DECODERS = Table({"jax": "t2t_flax.evaluation.decoder:JaxDecoder"})
+"""Choices of decode.engine: classes as `evaluation.decoder.Decoder`."""
 SOURCES = {
     "toy": SourceForm(
         "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
@@ -153,6 +153,10 @@ EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
+SUMMARIES = Table()
+"""Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
+START_FLAGS: dict[str, str] = {}
+"""Flags of commands that choose the token before source sentences by name (`data.starts`): flag -> its help."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()

@@ -28,14 +28,14 @@ def page() -> str:
     from t2t_flax.decoding.attention_weights import AttentionMaps
     from t2t_flax.decoding.scoring import PairScore
     from t2t_flax.decoding.translator import Hypothesis, Translation
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.jobs import TrainResult
 
     parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n"]
     for name in ("train", "prepare", "evaluate", "load", "explain"):
         parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
     parts.append("\n## Results\n")
-    for cls in (TrainResult, Loaded, Translation, Hypothesis, PairScore, AttentionMaps):
+    for cls in (TrainResult, TrainedModel, Translation, Hypothesis, PairScore, AttentionMaps):
         parts.append(f"\n### {cls.__name__}\n\n{_docstring(cls)}\n")
         fields = [f"`{name}: {_type(kind)}`" for name, kind in inspect.get_annotations(cls).items()]
         parts.append(f"\nFields: {', '.join(fields)}.\n")

@@ -1,4 +1,4 @@
-"""`Loaded.translate` of all lines at once, as `translate` does: what a server is compared with."""
+"""`TrainedModel.translate` of all lines at once, as `translate` does: what a server is compared with."""
 
 import time
 from typing import Any

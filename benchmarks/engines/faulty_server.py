@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from t2t_flax.__main__ import main
-from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.evaluation.restore import TrainedModel
 
 FAULTS = ("dead", "hanging", "raising", "not_finite")
 """The thread ends; a batch never ends; every batch raises; every score is NaN."""
@@ -15,7 +15,7 @@ FAULTS = ("dead", "hanging", "raising", "not_finite")
 
 def install(fault: str, begin: Path) -> None:
     """Gives every run this fault."""
-    translate = Loaded.translate
+    translate = TrainedModel.translate
 
     def faulty(self, lines, **keys):
         if not begin.exists():
@@ -32,7 +32,7 @@ def install(fault: str, begin: Path) -> None:
             for t in wrong
         ]
 
-    Loaded.translate = faulty  # type: ignore[method-assign]
+    TrainedModel.translate = faulty  # type: ignore[method-assign]
 
 
 if __name__ == "__main__":

@@ -1,20 +1,17 @@
 """Flags, files and progress that the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
 
 import argparse
-import codecs
-import contextlib
 import errno
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
-from typing import BinaryIO
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_file, atomic_write, is_remote, is_write_refused
+from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import MODEL_FORMS, load_extensions
+from t2t_flax.registry import MODEL_FORMS, START_FLAGS, absent_extension, load_extensions
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -23,7 +20,8 @@ OVERRIDE_HELP = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        raise UserError(f"{message}\n{self.format_usage().strip()}")
+        absent = "".join(absent_extension("flags", word.partition("=")[0]) for word in message.split())
+        raise UserError(f"{message}{absent}\n{self.format_usage().strip()}")
 
     def parse_known_args(self, args=None, namespace=None):
         """Accepts --n_best for --n-best. Raises UserError for empty values and for text that no file name can contain."""
@@ -95,8 +93,9 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
         overrides[name] = value
     args = arguments.parse_args(plain)
-    if "average" in args:
-        _check_checkpoint(args)
+    if "average" in args and args.best and (args.step is not None or args.average):
+        flag = "--average" if args.average else "--step"
+        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
     return args, overrides
 
 
@@ -111,13 +110,12 @@ def workdir_help() -> str:
     return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
-def add_target_language(arguments: argparse.ArgumentParser) -> None:
-    """`--target-language`, for runs of several directions; see `check_target_language`."""
-    arguments.add_argument(
-        "--target-language",
-        metavar="CODE",
-        help="language to translate into, with a run of several directions",
-    )
+def add_start(arguments: argparse.ArgumentParser) -> None:
+    """The flags that name the token before source sentences; see `check_start`."""
+    load_extensions()
+    arguments.set_defaults(start=None)
+    for flag, text in START_FLAGS.items():
+        arguments.add_argument(flag, dest="start", metavar="CODE", help=text)
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
@@ -128,57 +126,6 @@ def add_config(arguments: argparse.ArgumentParser) -> None:
         metavar="FILE.py[:variant]",
         help="config file, or the name of a preset; " + OVERRIDE_HELP,
     )
-
-
-def iterate_lines(name: str) -> Iterator[str]:
-    """Lines of a file or a pipe, or of standard input for "-", as they are read; split at newlines only. Raises UserError
-    at once for a file that cannot be opened, and at the line for invalid UTF-8.
-    """
-    if name != "-" and not Path(name).exists():
-        raise UserError(f"no file {name}.")
-    if Path(name).is_dir():
-        raise UserError(f"{name} is a folder; name a file of lines.")
-    try:
-        return _decoded(_standard_input() if name == "-" else open(name, "rb"), name)
-    except OSError as error:
-        raise UserError(f"{name} cannot be read: {error.strerror}.") from None
-
-
-def _standard_input() -> BinaryIO:
-    """Standard input with a buffer of its own: one that another thread holds at exit would abort the interpreter."""
-    try:
-        return open(sys.stdin.fileno(), "rb", closefd=False)
-    except (OSError, ValueError):  # replaced by an object without a file
-        return sys.stdin.buffer
-
-
-def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
-    where = "standard input" if name == "-" else name
-    try:
-        for number, line in enumerate(file, 1):
-            line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            try:
-                if line:
-                    yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError as error:
-                raise UserError(
-                    f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
-                ) from None
-    except OSError as error:
-        raise UserError(f"{where} cannot be read: {error.strerror}.") from None
-    finally:
-        if file is not sys.stdin.buffer:
-            file.close()
-
-
-def check_read_once(*names: str | None) -> None:
-    """Raises UserError if two of the files are the same pipe, which can be read only once."""
-    real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
-    for name in set(real):
-        if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
-            raise UserError(
-                f"{' and '.join(filter(None, names))} are the same pipe, which can be read only once: use a file."
-            )
 
 
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
@@ -203,43 +150,9 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
         raise UserError(f"{flag}={name} cannot be written: {error.strerror}. Give another path.") from None
 
 
-def is_stream(name: str) -> bool:
-    """Whether the output is standard output ("-"), a pipe or a device."""
-    return name == "-" or os.path.exists(name) and not os.path.isfile(name)
-
-
-@contextlib.contextmanager
-def open_output(name: str) -> Iterator[Callable[[str], None]]:
-    """A function that appends text to standard output ("-"), a pipe or a device at once, or to a file that gets its name when
-    the block ends without an error.
-    """
-    with contextlib.ExitStack() as stack:
-        if name == "-":
-            file = sys.stdout.buffer
-        else:
-            file = stack.enter_context(open(name, "wb") if is_stream(name) else atomic_file(name))
-
-        def write(text: str) -> None:
-            file.write(text.encode())
-            file.flush()
-
-        yield write
-
-
-def write_text(name: str, text: str) -> None:
-    """Writes to a file, whole or not at all, or to standard output for "-"."""
-    if name == "-":
-        sys.stdout.buffer.write(text.encode())
-        sys.stdout.flush()
-        return
-    atomic_write(name, text)
-
-
-def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False) -> None:
-    """`--step` (a list, with `several`), `--average` and `--best`: which parameters of a run."""
-    more = {"action": "append"} if several else {}
-    step_help = "checkpoint of update N (default: the newest)" + ("; may be given several times" if several else "")
-    arguments.add_argument("--step", type=count(), metavar="N", help=step_help, **more)
+def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
+    """`--step`, `--average` and `--best`: which parameters of a run."""
+    arguments.add_argument("--step", type=count(), metavar="N", help="checkpoint of update N (default: the newest)")
     arguments.add_argument(
         "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
     )
@@ -248,34 +161,27 @@ def add_checkpoint(arguments: argparse.ArgumentParser, *, several: bool = False)
     )
 
 
-def _check_checkpoint(args: argparse.Namespace) -> None:
-    if args.best and (args.step is not None or args.average):
-        flag = "--average" if args.average else "--step"
-        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
-
-
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts.
-    Raises UserError also for a --target-language that the run does not know, or that it needs.
+    Raises UserError also for a start that the run does not know, or that it needs.
     """
     from t2t_flax.evaluation.restore import load
 
-    if "target_language" in args:
-        check_target_language(args, overrides)
+    if "start" in args:
+        check_start(args, overrides)
     prepare_to_load(args.workdir, overrides)
-    language = vars(args).get("target_language")
     choice = dict(step=args.step, average=args.average, best=args.best)
-    return load(args.workdir, **choice, overrides=overrides, target_language=language)
+    return load(args.workdir, **choice, overrides=overrides, start=vars(args).get("start"))
 
 
-def check_target_language(args: argparse.Namespace, overrides: dict[str, str]) -> None:
-    """Raises UserError for a --target-language that the run does not know, and for none where it has several."""
-    from t2t_flax.data.languages import read_languages
+def check_start(args: argparse.Namespace, overrides: dict[str, str]) -> None:
+    """Raises UserError for a start that the run does not know, and for none where it has several."""
+    from t2t_flax.data.starts import read_starts
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.model_forms import run_folder
 
     data = stored_config(args.workdir, overrides).data
-    read_languages(run_folder(args.workdir) / "tokenizer").chosen(data, args.target_language)
+    read_starts(run_folder(args.workdir) / "tokenizer").chosen(data, args.start)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
@@ -283,13 +189,13 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     decode.engine cannot be had.
     """
     from t2t_flax.distributed.coordination import require_single_process
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process
 
     require_single_process("this command")
     config = stored_config(workdir, overrides)
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     _require_single_host()
 

@@ -25,8 +25,7 @@ def run(argv: list[str]) -> int:
         "ter (lower is better).\n\n"
         "--config.decode.KEY=VALUE changes the search, --config.data.test=SRC,TGT the text (SRC,REF1,REF2: several\n"
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
-        "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'; those of several directions (config.data.directions) end with a\n"
-        "table in Markdown.",
+        "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.",
     )
     arguments.add_workdir(parser)
     parser.add_argument(
@@ -41,7 +40,7 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
 
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of
 
@@ -52,7 +51,7 @@ def run(argv: list[str]) -> int:
     sets = sets_of(config, args.split or "test")
     for name in sets:
         task_of(config).of_set(name).check_requirements()
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     return run_job(config, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
 
@@ -60,7 +59,6 @@ def run(argv: list[str]) -> int:
 def _job(
     args: argparse.Namespace, folder: epath.Path, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor
 ) -> int:
-    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.restore import load
 
     say = supervisor.group.say
@@ -74,7 +72,7 @@ def _job(
             path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
             records.append(record)
             say(f"record: {path}")
-        if table := direction_table(records):
-            say(table)
+        for text in jobs.summaries(records):
+            say(text)
         supervisor.group.barrier("evaluated")
     return 0

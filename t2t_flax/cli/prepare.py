@@ -2,6 +2,7 @@
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
+from t2t_flax.cli.lines import open_output
 
 
 def run(argv: list[str]) -> int:
@@ -35,5 +36,6 @@ def run(argv: list[str]) -> int:
         print(f"{name}: {store.describe()}")
     if args.list_dropped:
         lines = (f"{where}\t{reason}\n" for where, reason in jobs.list_dropped(config, corpus.tokenizers))
-        arguments.write_text(args.list_dropped, "".join(lines))
+        with open_output(args.list_dropped) as write:
+            write("".join(lines))
     return 0

@@ -1,13 +1,35 @@
 """`translate`: lines in, lines out, always as many lines."""
 
 import argparse
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from t2t_flax.cli import arguments
-from t2t_flax.cli.line_loop import answer_windows, to_stderr
-from t2t_flax.cli.line_windows import arrives_slowly, arriving_windows, full_windows, paired
-from t2t_flax.cli.stop_signals import Signalled, StopSignals
-from t2t_flax.cli.translating import Translating
+from t2t_flax.cli.lines import (
+    Answering,
+    Line,
+    Note,
+    Signalled,
+    StopSignals,
+    answer_windows,
+    arrives_slowly,
+    arriving_windows,
+    check_read_once,
+    full_windows,
+    is_stream,
+    iterate_lines,
+    open_output,
+    paired,
+    to_stderr,
+    window_size,
+)
 from t2t_flax.errors import OK, UserError
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
+
+_CUT = "truncated to config.decode.max_source_length"
+_ENDED = "ended by the length limit (config.decode.max_length_offset)"
 
 
 def run(argv: list[str]) -> int:
@@ -31,16 +53,16 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
     check_translation_options(args, overrides)
     arguments.check_output("--output", args.output)
-    lines = arguments.iterate_lines(args.input)
-    prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
+    lines = iterate_lines(args.input)
+    prefixes = iterate_lines(args.prefix) if args.prefix else None
     pairs = paired(lines, prefixes, ("standard input" if args.input == "-" else args.input, args.prefix))
     try:
         with StopSignals() as signals:
             translating = Translating(arguments.load_run(args, overrides), scores=args.scores)
             signals.check()
-            live = arguments.is_stream(args.output) and arrives_slowly(args.input)
+            live = is_stream(args.output) and arrives_slowly(args.input)
             windows = signals.waiting((arriving_windows if live else full_windows)(pairs, translating.window))
-            with arguments.open_output(args.output) as write:
+            with open_output(args.output) as write:
                 answer_windows(translating, windows, lambda _, text: write(text), after_batch=signals.check)
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
@@ -52,7 +74,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_target_language(parser)
+    arguments.add_start(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -71,4 +93,42 @@ def check_translation_options(args: argparse.Namespace, overrides: dict[str, str
                 f"--n-best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: "
                 "give one of them."
             )
-    arguments.check_read_once(args.input, args.prefix)
+    check_read_once(args.input, args.prefix)
+
+
+class Translating(Answering):
+    """Translates lines. scores: write them beside the translations. Says which decoder the user chose."""
+
+    verb = "translated"
+
+    def __init__(self, loaded: "TrainedModel", *, scores: bool, say: Callable[[str], None] = to_stderr):
+        self._loaded, self._scores = loaded, scores
+        self.window = window_size(loaded)
+        if loaded.config.decode.engine != "jax":
+            say(f"decoding with {loaded.decoder}")
+
+    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
+        """The translations of consecutive lines: n_best of each. An empty line has an empty translation; a source that is too
+        long is truncated, and said.
+        """
+        from t2t_flax.tasks import task_of
+
+        task, n_best = task_of(self._loaded.config), self._loaded.config.decode.n_best
+        starts = None if window[0].beside is None else [line.beside or "" for line in window]
+        translations = self._loaded.translate(
+            [line.text for line in window], prefixes=starts, first_line=window[0].number, progress=progress
+        )
+        out, notes = [], []
+        for line, translation in zip(window, translations, strict=True):
+            answers = [task.postprocess(line.text, h.text) for h in translation.hypotheses]
+            out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, self._scores)
+            notes += [Note(_CUT, line.number)] if translation.source_cut else []
+            notes += [Note(_ENDED, line.number)] if translation.hit_cap else []
+        return "".join(line + "\n" for line in out), notes
+
+
+def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:
+    if n_best == 1:
+        return [f"{answers[0]}\t{scores[0]:.4f}" if with_scores else answers[0]]
+    ends = [f" ||| {score:.4f}" if with_scores else "" for score in scores]
+    return [f"{number} ||| {answer}{end}" for answer, end in zip(answers, ends, strict=True)]

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key
+from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
 
 
 @dataclass(frozen=True)
@@ -17,34 +17,23 @@ class Data:
         "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
         "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'mtdata:IDENTIFIER', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    directions: str = key(
-        "",
-        "several languages in one model: the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, "
-        "NAME=de-en'; by_name = those of sources named en-de or en-de.ANYTHING are their names. A token before the source "
-        "sentences tells the target language. Empty = source_language to target_language",
-        mutable=True,
-    )
-    valid: str = key(
+    valid: str = mutable_key(
         "",
         "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references; several sets, of whose metrics the mean "
         "counts: 'NAME=SRC,TGT; NAME=SRC,TGT'",
-        mutable=True,
     )
-    test: str = key(
+    test: str = mutable_key(
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
-        mutable=True,
     )
-    root: str = key(
-        "", "folder that the relative paths above are resolved against; for tfds its data_dir", mutable=True, path=True
+    root: str = mutable_key(
+        "", "folder that the relative paths above are resolved against; for tfds its data_dir", path=True
     )
-    source_language: str = key("en", "language code of the source side; see directions", changes=SCORES)
-    target_language: str = key("de", "language code of the target side; see directions", changes=SCORES)
-    cache: str = key(
-        "", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", mutable=True, path=True
-    )
-    num_workers: int = key(0, "processes that tokenise; 0 = one per core", low=0, high=1024, mutable=True)
-    corpus: str = key("", "name of the corpus for records, beside its digest", mutable=True)
+    source_language: str = key("en", "language code of the source side", changes=SCORES)
+    target_language: str = key("de", "language code of the target side", changes=SCORES)
+    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", path=True)
+    num_workers: int = mutable_key(0, "processes that tokenise; 0 = one per core", low=0, high=1024)
+    corpus: str = mutable_key("", "name of the corpus for records, beside its digest")
     pretokenized: bool = key(
         False, "the text is already Moses-tokenised, and BLEU is computed on its tokens as they are", changes=SCORES
     )
@@ -101,6 +90,7 @@ class Data:
         1,
         "with padded_tokens, groups per update, each of batch_tokens / batch_groups padded tokens (fairseq: devices)",
         low=1,
+        read_with=("data.batch_size_counts", "padded_tokens"),
     )
     batching: str = key(
         "packed",
@@ -114,10 +104,9 @@ class Data:
         "previous pair",
         choices=("start", "previous_eos"),
     )
-    microbatch_tokens: int = key(
+    microbatch_tokens: int = mutable_key(
         0,
         "padded target tokens per device and microbatch, at least one row; gradients are accumulated over the microbatches "
         "of an update. 0 = one microbatch",
         low=0,
-        mutable=True,
     )

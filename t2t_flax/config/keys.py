@@ -1,6 +1,7 @@
 """A config key: a dataclass field with its meaning, and the text and values that it accepts."""
 
 import dataclasses
+import functools
 import math
 import typing
 from collections.abc import Mapping
@@ -18,22 +19,36 @@ MODEL, TRANSLATIONS, SCORES, TRAINING, NOTHING = "model", "translations", "score
 
 def key(
     default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
-    changes: str | None = None, path: bool = False,
+    changes: str | None = None, path: bool = False, read_with: tuple[str, ...] = (), ignored_with: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
     mutable: may change when a run is resumed. changes: what another value changes in a trained run: MODEL = the function that
     its parameters are, TRANSLATIONS = what it writes for a line, SCORES = the scores of what it writes, TRAINING = only updates
     to come, NOTHING = only speed, memory, when something is done, and what is shown. Default: TRAINING, NOTHING if mutable.
-    path: a folder or file on this machine. Raises ValueError for a mutable key that changes the model.
+    path: a folder or file on this machine. read_with: another key and the values of it with which alone this one is read;
+    ignored_with: those with which it is not, see `validation`. Raises ValueError for a mutable key that changes the model.
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
     if mutable and changes == MODEL:
         raise ValueError(f"a run cannot go on as another model, so this key cannot be mutable: {doc}")
     metadata = dict(
-        doc=doc, unit=unit, choices=choices, low=low, high=high, mutable=mutable, changes=changes, path=path
+        doc=doc,
+        unit=unit,
+        choices=choices,
+        low=low,
+        high=high,
+        mutable=mutable,
+        changes=changes,
+        path=path,
+        read_with=read_with,
+        ignored_with=ignored_with,
     )
     return dataclasses.field(default=default, metadata=metadata)
+
+
+mutable_key = functools.partial(key, mutable=True)
+"""A key that may change when a run is resumed."""
 
 
 def keys_of(group: Any) -> list[dataclasses.Field]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import ml_collections
 
-from t2t_flax.config.overrides import from_json, overridden, resolve, to_config_dict
+from t2t_flax.config.overrides import from_json, override, resolve, to_config_dict
 from t2t_flax.config.presets import preset
 from t2t_flax.config.schema import Config
 from t2t_flax.config.validation import check_trainable
@@ -21,7 +21,7 @@ def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
     Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an impossible combination, or a
     missing evaluation (`check_trainable`).
     """
-    config = resolve(overridden(_read(path), overrides or {}))
+    config = resolve(override(_read(path), overrides or {}))
     check_trainable(config)
     return config
 

@@ -95,7 +95,11 @@ class Model:
         choices=POSITIONS,
     )
     position_offset: int = model_key(
-        0, "index of the first position of the sinusoids: 0 in the paper, 2 in fairseq", low=0, high=2
+        0,
+        "index of the first position of the sinusoids: 0 in the paper, 2 in fairseq",
+        low=0,
+        high=2,
+        read_with=("model.position", "sinusoid_interleaved", "sinusoid_halves"),
     )
     max_positions: int = model_key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
     tie_embeddings: str = model_key(

@@ -8,7 +8,6 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import keys
-from t2t_flax.config.directions import directions_of_training
 from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
@@ -35,16 +34,11 @@ def _asdict(group: Any) -> dict[str, Any]:
     return {item.name: getattr(group, item.name) for item in keys.keys_of(group)}
 
 
-def override(config: ml_collections.ConfigDict, overrides: dict[str, str]) -> ml_collections.ConfigDict:
-    """A copy of `config` with `overrides`, from dotted key to text, which is parsed by the key's type.
-
-    Raises UserError for an unknown key (the nearest known one is named) and for text that is not of the key's type.
+def override(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
+    """A copy of `config` in plain, unchecked dicts, with `overrides`, from dotted key to text, which is parsed by the key's
+    type. Raises UserError for an unknown key (the nearest known one is named), for text that is not of the key's type, and if
+    `config` is not a dict of groups.
     """
-    return ml_collections.ConfigDict(overridden(config, overrides)).lock()
-
-
-def overridden(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
-    """As `override`, in unchecked plain dicts. Raises UserError if `config` is not a dict of groups."""
     values = _groups_of(config)
     for name, text in overrides.items():
         group, item = _known(name).split(".")
@@ -126,12 +120,9 @@ def as_resumed(stored: Config, given: Config) -> Config:
 
 
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in what a resumed run must not change: immutable keys, and the directions of its training text."""
+    """The differences in keys that a resumed run must not change."""
     changed = differences(stored, as_resumed(stored, current))
-    found = {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
-    if "data.directions" in changed and directions_of_training(stored.data) != directions_of_training(current.data):
-        found["data.directions"] = changed["data.directions"]
-    return found
+    return {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
 
 
 def format_differences(

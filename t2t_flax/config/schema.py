@@ -1,8 +1,8 @@
 """Every configuration key with its type, meaning, default, unit and range; groups `data`, `decode`, `model` and
 `optimizer` are in `data_keys`, `decode_keys`, `model_keys` and `optimizer_keys`.
 
-Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A key with
-`mutable=True` may change when a run is resumed; changing any other key is an error, because it would be a different run.
+Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A
+`mutable_key` may change when a run is resumed; changing any other key is an error, because it would be a different run.
 """
 
 import dataclasses
@@ -14,7 +14,7 @@ from typing import Any
 
 from t2t_flax.config.data_keys import Data
 from t2t_flax.config.decode_keys import Decode
-from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of
+from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
 from t2t_flax.config.model_keys import Model
 from t2t_flax.config.optimizer_keys import Optimizer
 from t2t_flax.config.sharding_rules import DEFAULT_RULES
@@ -42,7 +42,7 @@ class Loss:
 
 @dataclass(frozen=True)
 class Train:
-    steps: int = key(100_000, "updates to train (5.2)", unit="updates", low=1, mutable=True)
+    steps: int = mutable_key(100_000, "updates to train (5.2)", unit="updates", low=1)
     precision: str = key(
         "auto",
         "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = at the first start of a "
@@ -52,51 +52,42 @@ class Train:
         choices=("auto", "float32", "tf32", "bfloat16"),
         changes=TRANSLATIONS,
     )
-    remat: str = key(
+    remat: str = mutable_key(
         "none",
         "what the backward pass recomputes: nothing, everything but matrix products, or whole layers",
         choices=("none", "dots", "full"),
-        mutable=True,
     )
     non_finite: str = key(
         "stop",
         "an update whose loss, gradient or parameters are not finite is never applied; the run then stops (exit code 3) "
-        "or skips it and continues",
+        "or skips it and goes on, up to ten times in a row",
         choices=("stop", "skip"),
         mutable=True,
         changes=TRAINING,
     )
-    max_skipped_updates: int = key(
-        10, "with non_finite = skip, consecutive skipped updates beyond which the run stops", unit="updates", low=1,
-        mutable=True, changes=TRAINING,
-    )  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Eval:
-    every_steps: int = key(
-        1000, "updates between evaluations of the validation loss; 0 = none", unit="updates", low=0, mutable=True
+    every_steps: int = mutable_key(
+        1000, "updates between evaluations of the validation loss; 0 = none", unit="updates", low=0
     )
-    every_epochs: int = key(
-        0, "epochs between evaluations of the validation loss; 0 = by every_steps alone", low=0, mutable=True
+    every_epochs: int = mutable_key(
+        0, "epochs between evaluations of the validation loss; 0 = by every_steps alone", low=0
     )
-    decode_every_steps: int = key(
-        0, "updates between decodings of the validation set for BLEU (parsing: F1); 0 = none", low=0, mutable=True
+    decode_every_steps: int = mutable_key(
+        0, "updates between decodings of the validation set for BLEU (parsing: F1); 0 = none", low=0
     )
-    decode_sentences: int = key(
-        0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0, mutable=True
+    decode_sentences: int = mutable_key(
+        0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0
     )
     metric: str = key(
         "nll",
         "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), ppl, accuracy "
         "(of tokens), or one of the task's (bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
     )
-    patience: int = key(
-        0,
-        "stop after this many evaluations without a better metric; 0 = never",
-        unit="evaluations",
-        low=0,
-        mutable=True,
+    patience: int = mutable_key(
+        0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0
     )
     bootstrap_samples: int = key(
         1000,
@@ -114,85 +105,61 @@ class Eval:
         mutable=True,
         changes=SCORES,
     )
-    samples: int = key(5, "source / reference / translation triples that an evaluation prints", low=0, mutable=True)
 
 
 @dataclass(frozen=True)
 class Mesh:
-    data: int = key(
-        -1,
-        "devices that divide the batch, with replicated parameters; -1 = the remaining devices",
-        low=-1,
-        mutable=True,
+    data: int = mutable_key(
+        -1, "devices that divide the batch, with replicated parameters; -1 = the remaining devices", low=-1
     )
-    fsdp: int = key(
-        1, "devices that divide the batch and the parameters; -1 = the remaining devices", low=-1, mutable=True
-    )
-    tensor: int = key(
-        1, "devices that divide heads, d_ff and vocabulary; -1 = the remaining devices", low=-1, mutable=True
-    )
-    rules: str = key(
+    fsdp: int = mutable_key(1, "devices that divide the batch and the parameters; -1 = the remaining devices", low=-1)
+    tensor: int = mutable_key(1, "devices that divide heads, d_ff and vocabulary; -1 = the remaining devices", low=-1)
+    rules: str = mutable_key(
         DEFAULT_RULES,
         "mesh axes over which each axis of the parameters and their optimizer state is sharded; other axes are not sharded",
-        mutable=True,
     )
-    fsdp_mode: str = key(
+    fsdp_mode: str = mutable_key(
         "full",
         "what is sharded over the fsdp axis: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
         choices=("full", "zero1"),
-        mutable=True,
     )
-    slices: int = key(
+    slices: int = mutable_key(
         0,
         "groups of devices connected by the data-centre network; only the data axis runs across them; 0 = as the "
         "devices report",
         low=0,
-        mutable=True,
     )
-    cpu_devices: int = key(
-        1, "simulated devices that the CPU of each process is divided into", low=1, high=1024, mutable=True
+    cpu_devices: int = mutable_key(
+        1, "simulated devices that the CPU of each process is divided into", low=1, high=1024
     )
 
 
 @dataclass(frozen=True)
 class Distributed:
-    initialization_timeout: int = key(
-        300,
-        "how long the processes of a run wait for each other when they start",
-        unit="seconds",
-        low=1,
-        high=10**6,
-        mutable=True,
+    initialization_timeout: int = mutable_key(
+        300, "how long the processes of a run wait for each other when they start", unit="seconds", low=1, high=10**6
     )
-    heartbeat_timeout: int = key(
-        30,
-        "time without a heartbeat after which a process is considered dead",
-        unit="seconds",
-        low=3,
-        high=10**6,
-        mutable=True,
+    heartbeat_timeout: int = mutable_key(
+        30, "time without a heartbeat after which a process is considered dead", unit="seconds", low=3, high=10**6
     )
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    every_steps: int = key(
-        1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0, mutable=True
+    every_steps: int = mutable_key(
+        1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0
     )
-    every_epochs: int = key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0, mutable=True)
-    keep_last: int = key(5, "newest checkpoints kept", low=1, mutable=True)
-    keep_best: int = key(1, "best checkpoints kept, by eval.metric", low=0, mutable=True)
-    average_last: int = key(
-        0,
-        "number of last checkpoints averaged for the final evaluation; 0 = the last one alone (6.1)",
-        low=0,
-        mutable=True,
+    every_epochs: int = mutable_key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0)
+    keep_last: int = mutable_key(5, "newest checkpoints kept", low=1)
+    keep_best: int = mutable_key(1, "best checkpoints kept, by eval.metric", low=0)
+    average_last: int = mutable_key(
+        0, "number of last checkpoints averaged for the final evaluation; 0 = the last one alone (6.1)", low=0
     )
 
 
 @dataclass(frozen=True)
 class Log:
-    every_steps: int = key(50, "updates between lines of metrics.jsonl", unit="updates", low=1, mutable=True)
+    every_steps: int = mutable_key(50, "updates between lines of metrics.jsonl", unit="updates", low=1)
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,7 @@
 """Checks combinations of config values, one function per group of keys."""
 
-from t2t_flax.config.directions import parse_directions
 from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
-from t2t_flax.config.optimizer_keys import check_optimizer
-from t2t_flax.config.schema import Config, Mesh, Model
+from t2t_flax.config.schema import Config, Mesh, Model, fields
 from t2t_flax.config.sharding_rules import sharding_rules
 from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.errors import UserError
@@ -12,9 +10,9 @@ from t2t_flax.registry import GROUPS
 
 def check_combinations(c: Config) -> None:
     """Raises UserError for the first impossible combination of a config whose single values are valid."""
+    _check_keys_are_read(c)
     _check_model(c.model)
     _check_data(c)
-    check_optimizer(c.optimizer)
     _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)
@@ -22,6 +20,18 @@ def check_combinations(c: Config) -> None:
         group = c.group(name)
         if hasattr(group, "check"):
             group.check(c)
+
+
+def _check_keys_are_read(c: Config) -> None:
+    """Raises UserError for a key that is set, but has no effect because of another key's value."""
+    for name, item in fields().items():
+        read_with, ignored_with = item.metadata["read_with"], item.metadata["ignored_with"]
+        if c.value(name) == item.default or not (read_with or ignored_with):
+            continue
+        chooser, *values = read_with or ignored_with
+        if (c.value(chooser) in values) == bool(ignored_with):
+            users = f"{'all but ' if ignored_with else ''}config.{chooser} = {' or '.join(values)}"
+            raise UserError(f"config.{name} = {c.value(name)} is for {users}; it is {c.value(chooser)}.")
 
 
 def _check_model(m: Model) -> None:
@@ -32,10 +42,6 @@ def _check_model(m: Model) -> None:
         )
     if m.position.startswith("sinusoid") and m.d_model % 2:
         raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
-    if m.position_offset and not m.position.startswith("sinusoid"):
-        raise UserError(
-            f"config.model.position_offset = {m.position_offset} is for sinusoids; config.model.position = {m.position}."
-        )
     if m.num_kv_heads and m.num_heads % m.num_kv_heads:
         raise UserError(
             f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads = {m.num_heads}."
@@ -54,11 +60,6 @@ def _check_data(c: Config) -> None:
             f"config.data.batch_tokens = {d.batch_tokens} (of {d.batch_groups} groups) must hold at least two of the "
             f"longest pairs (config.data.max_length = {d.max_length})."
         )
-    if d.batch_groups > 1 and d.batch_size_counts == "real_tokens":
-        raise UserError(
-            f"config.data.batch_groups = {d.batch_groups} is for config.data.batch_size_counts = padded_tokens: real "
-            "tokens need no groups."
-        )
     if d.batch_groups > 1 and d.batching == "buckets":
         raise UserError(
             f"config.data.batch_groups = {d.batch_groups} puts sentences of different lengths into an update: use "
@@ -75,8 +76,6 @@ def _check_data(c: Config) -> None:
         raise UserError(
             f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
         )
-    if parse_directions(d) and d.task != "translation":
-        raise UserError(f"config.data.directions = {d.directions!r} is for data.task = translation, not {d.task}.")
 
 
 def _check_eval(c: Config) -> None:

@@ -12,14 +12,20 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.directions import direction_of_set, language_token, target_languages
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.hooks import data_hooks, symbols_of, training_stream
-from t2t_flax.data.languages import languages_of_training
+from t2t_flax.data.hooks import (
+    data_hooks,
+    direction_of_set,
+    start_names,
+    symbols_of,
+    trained_directions,
+    training_stream,
+)
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.sources.joined import JoinedSource, StartedSource
+from t2t_flax.data.starts import Starts, start_symbol
 from t2t_flax.data.store.places import find_store
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -186,10 +192,10 @@ def split_source(task: DataTask, split: str) -> Source:
 
 
 def _open(task: DataTask, name: str, spec: str, key: str) -> Source:
-    """The source `spec` of the set `name`, with the token of its target language if data.directions gives it one."""
+    """The source `spec` of the set `name`, with its token before source sentences if a hook gives it one."""
     source = task.of_set(name).open_source(spec, key=key)
-    direction = direction_of_set(task.config.data, name)
-    return StartedSource(source, (language_token(direction.target),)) if direction else source
+    direction = direction_of_set(task.config, name)
+    return StartedSource(source, (start_symbol(direction.target),)) if direction else source
 
 
 def _training_source(task: DataTask) -> Source:
@@ -320,15 +326,16 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     else:
         pair = _trained_tokenizers(task, cache, source)
     ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
-    pair = pair.with_languages(languages_of_training(data, ids[: len(target_languages(data))]))
+    of_names = dict(zip(start_names(config), ids, strict=False))  # tokens of other hooks come after them
+    pair = pair.with_starts(Starts(tuple(trained_directions(config)), of_names))
     if not TokenizerPair.is_complete(folder):
         pair.save(folder)
         return pair
     stored = TokenizerPair.load(folder)
-    if stored.languages != pair.languages:
+    if stored.starts != pair.starts:
         raise UserError(
-            f"config.data.directions gives other directions to the sources of config.data.train than {folder} has, of the run "
-            "until now. Use another --workdir."
+            f"the sources of config.data.train have other directions now than {folder} has, of the run until now. Use "
+            "another --workdir."
         )
     if stored.digest != pair.digest:
         raise UserError(

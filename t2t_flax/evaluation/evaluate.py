@@ -15,13 +15,13 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import direction_of_set
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.bootstrap import confidence_interval
 from t2t_flax.evaluation.records import record_name, task_of_record
-from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
@@ -34,14 +34,14 @@ _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiec
 
 
 def evaluate(
-    loaded: Loaded,
+    loaded: TrainedModel,
     split: str,
     *,
     progress: Callable[[int, int], None] | None = None,
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores a validation or test set (see `dataset.sets_of`), in its direction if data.directions has one.
+    """Decodes and scores a validation or test set (see `dataset.sets_of`), in the direction that the config gives it.
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
@@ -51,7 +51,7 @@ def evaluate(
     Returns (record, list of (source, first reference, hypothesis)).
     """
     loaded = loaded.for_set(split)
-    task = task_of(loaded.config)
+    task, decoder = task_of(loaded.config), loaded.decoder
     source = split_source(task, split)
     store = split_store(task, loaded.workdir, split, loaded.tokenizers, group=group)
     # Compiled first: a program that does not fit in memory is reported before anything is decoded.
@@ -80,7 +80,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **_direction(loaded, split),
+            **_of_hooks(loaded, split),
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -94,7 +94,7 @@ def evaluate(
             "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
         },
         "checkpoint": _checkpoint(loaded, why),
-        "config_changes": loaded.config_changes,
+        "config_changes": list(loaded.checkpoint.config_changes),
         "hypotheses": files[0],
         "references": _one_or_all(files[1:]),
         "parameters": count_params(
@@ -109,7 +109,7 @@ def evaluate(
         },
         "config": json.loads(config_lib.to_json(loaded.config)),
         "versions": versions(),
-        "engine": loaded.engine.as_json(),
+        "engine": {"name": decoder.name, "version": decoder.version, "type": decoder.dtype},
         "hardware": {"device": jax.devices()[0].device_kind, "devices": jax.device_count()},
         "seconds": {
             "decode": round(decode_seconds, 3),
@@ -124,11 +124,9 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
-def _direction(loaded: Loaded, split: str) -> dict[str, Any]:
-    """The direction of a set, and whether there was training text for it; empty without data.directions."""
-    direction = direction_of_set(loaded.config.data, split)
-    trained = direction not in loaded.languages.zero_shot(loaded.config.data)
-    return {"direction": str(direction), "zero_shot": not trained} if direction else {}
+def _of_hooks(loaded: TrainedModel, split: str) -> dict[str, Any]:
+    hooks = data_hooks(loaded.config)
+    return {key: value for hook in hooks for key, value in hook.record(split, loaded.tokenizers.starts).items()}
 
 
 def compute_scores(
@@ -147,18 +145,18 @@ def compute_scores(
     return scores
 
 
-def path_of(loaded: Loaded, record: dict[str, Any]) -> epath.Path:
+def path_of(loaded: TrainedModel, record: dict[str, Any]) -> epath.Path:
     """The path of the record of an evaluation."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
 
 
-def _checkpoint(loaded: Loaded, why: str) -> dict[str, Any]:
+def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
     entry: dict[str, Any] = {"step": loaded.steps[0], "averaged": list(loaded.steps)}
-    if loaded.metric is not None:
+    if (metric := loaded.checkpoint.metric) is not None:
         name = loaded.config.eval.metric
-        entry["best"] = {"metric": name, "value": -loaded.metric if lower_is_better(name) else loaded.metric}
-    if loaded.weights != "float32":
-        entry["weights"] = f"rounded to {loaded.weights}"
+        entry["best"] = {"metric": name, "value": -metric if lower_is_better(name) else metric}
+    if loaded.checkpoint.dtype != "float32":
+        entry["weights"] = f"rounded to {loaded.checkpoint.dtype}"
     return entry | ({"why": why} if why else {})
 
 

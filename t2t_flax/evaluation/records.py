@@ -24,7 +24,7 @@ from t2t_flax.tasks import Task, make_task, task_of
 from t2t_flax.tasks.translation.target_language import tokenizer_of
 
 if TYPE_CHECKING:  # comparing records needs no JAX
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 
@@ -47,7 +47,7 @@ def question(record: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def record_name(loaded: "Loaded", split: str, digest: str) -> str:
+def record_name(loaded: "TrainedModel", split: str, digest: str) -> str:
     """The name of the record of a loaded run on a test set whose content has this digest.
 
     `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
@@ -55,7 +55,7 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
     identity is appended.
     """
     config = config_lib.as_json(loaded.config)
-    checkpoint = {"averaged": loaded.steps} | ({} if loaded.metric is None else {"best": loaded.metric})
+    checkpoint = {"averaged": loaded.steps} | ({} if loaded.checkpoint.metric is None else {"best": True})
     current = question({"split": split, "data": {"digest": digest}, "checkpoint": checkpoint, "config": config})
     count = len(loaded.steps)
     base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
@@ -64,7 +64,7 @@ def record_name(loaded: "Loaded", split: str, digest: str) -> str:
     for name in sorted(existing):
         if existing[name] == current:
             return name
-    own_config = loaded.stored or loaded.config
+    own_config = loaded.stored
     default = question(
         {"split": split, "data": {"digest": _own_digest(loaded, split, digest)}, "checkpoint": checkpoint,
          "config": config_lib.as_json(own_config)}
@@ -82,11 +82,11 @@ def _question_in(path: epath.Path) -> dict[str, Any] | None:
         return None
 
 
-def _own_digest(loaded: "Loaded", split: str, digest: str) -> str:
+def _own_digest(loaded: "TrainedModel", split: str, digest: str) -> str:
     """The digest of the test set in the run's own config; if its text is missing, equal specs count as
     equal text.
     """
-    own_config, config = loaded.stored or loaded.config, loaded.config
+    own_config, config = loaded.stored, loaded.config
     specs = [
         (config_lib.parse_valid_sets(c.data.valid) | config_lib.parse_test_sets(c.data.test)).get(split)
         for c in (own_config, config)

@@ -11,14 +11,13 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.directions import direction_of_set
-from t2t_flax.data.languages import Languages
+from t2t_flax.data.hooks import direction_of_set, in_direction
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.engine import Engine, make_engine
+from t2t_flax.evaluation.decoder import Decoder, make_decoder
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
@@ -37,86 +36,99 @@ log = logging.getLogger("t2t_flax")
 
 
 @dataclasses.dataclass(frozen=True)
-class Loaded:
-    """A restored run: parameters (the mean of the checkpoints `steps`, newest first), model, tokenizers and config.
-
-    metric: of a best checkpoint, higher is better. stored: the run's config without overrides. config_changes: changes of
-    optimization keys up to the newest checkpoint (`training.config_changes`). weights: the type to which the parameters were
-    rounded when they were stored. opened: models in CTranslate2, which copies of this object with other settings share.
-    target_language: of a model of several directions, that of translations for which no other one is requested.
-    """
+class StoredRun:
+    """A run without its parameters. stored: its config without overrides."""
 
     workdir: epath.Path
+    stored: Config
     config: Config
     tokenizers: TokenizerPair
     mesh: jax.sharding.Mesh
     model: Transformer
-    params: Any
-    steps: tuple[int, ...]
-    metric: float | None = None
-    stored: Config | None = None
-    config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    weights: str = "float32"
-    opened: dict[str, Any] = dataclasses.field(default_factory=dict, repr=False, compare=False)
-    target_language: str | None = None
+
+    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
+        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
+        abstract = abstract_params(self.config.mesh, self.model, self.mesh)
+        return restore_parts(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainedModel(StoredRun):
+    """A run with the parameters of a checkpoint, or the mean of several. start: name of the token before source sentences
+    (`data.starts`), of a model of several directions the target language, where no other is requested.
+    """
+
+    checkpoint: Part
+    start: str | None = None
+
+    @property
+    def params(self) -> Any:
+        """The parameters, with the shardings of the mesh."""
+        return self.checkpoint.params
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The checkpoints whose mean the parameters are, newest first."""
+        return self.checkpoint.steps
+
+    def with_params(self, params: Any) -> "TrainedModel":
+        """A copy with other parameters."""
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, params=params))
 
     def translate(
         self,
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        target_language: str | Sequence[str | None] | None = None,
+        start: str | Sequence[str | None] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation per line, in order; see `decoding.translator`. target_language: of a model of several directions, one
-        for all lines or one for each. Raises UserError for prefixes if the run's task does not support them, and for a target
-        language that the model does not know, or that it needs.
+        """One Translation per line, in order; see `decoding.translator`. start: of a model of several directions the target
+        language, one for all lines or one for each. Raises UserError for prefixes if the run's task does not support them,
+        and for a start that the model does not know, or that it needs.
         """
         task = task_of(self.config)
         if prefixes and not task.supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
         lines = [task.preprocess_source(line) for line in lines]
-        starts = self._starts(target_language, len(lines))
-        return self.engine.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
+        starts = self._starts(start, len(lines))
+        return self.decoder.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
 
-    @property
-    def languages(self) -> Languages:
-        """The directions of the model, and the tokens of its target languages."""
-        return self.tokenizers.languages
-
-    def start_ids(self, target_language: str | None = None) -> tuple[int, ...]:
-        """Ids that come before those of a source sentence: the target language's token, for a model of several directions.
-        Raises UserError for a language that the model does not know, and for none where it needs one.
+    def chosen_start(self, start: str | None = None) -> str | None:
+        """The name of the token before a source sentence; None for a model of one direction. Raises UserError for one that the
+        model does not have, and for none where it needs one.
         """
-        language = self.languages.chosen(self.config.data, target_language or self.target_language)
-        return (self.languages.target_ids[language],) if language else ()
+        return self.tokenizers.starts.chosen(self.config.data, start or self.start)
 
-    def _starts(self, target_language: str | Sequence[str | None] | None, count: int) -> list[tuple[int, ...]]:
-        one = target_language is None or isinstance(target_language, str)
-        languages = [target_language] * count if one else list(target_language)
-        starts = {language: self.start_ids(language) for language in dict.fromkeys(languages)}
-        return [starts[language] for language in languages]
+    def start_ids(self, start: str | None = None) -> tuple[int, ...]:
+        """Ids that come before those of a source sentence. Raises UserError as `chosen_start`."""
+        name = self.chosen_start(start)
+        return (self.tokenizers.starts.ids[name],) if name else ()
+
+    def _starts(self, start: str | Sequence[str | None] | None, count: int) -> list[tuple[int, ...]]:
+        names = [start] * count if start is None or isinstance(start, str) else list(start)
+        ids = {name: self.start_ids(name) for name in dict.fromkeys(names)}
+        return [ids[name] for name in names]
 
     @functools.cached_property
-    def engine(self) -> Engine:
+    def decoder(self) -> Decoder:
         """What decodes for this run (config.decode.engine). Raises UserError if the config asks for one that cannot be had."""
-        return make_engine(self)
+        return make_decoder(self)
 
     def score(
         self,
         pairs: Sequence[tuple[str, str]],
         *,
-        target_language: str | Sequence[str | None] | None = None,
+        start: str | Sequence[str | None] | None = None,
         where: Callable[[int], str] = "pair {}".format,
     ) -> "list[PairScore]":
-        """The log-probability of each target given its source, in order; see `decoding.scoring`. target_language: see
-        `translate`.
+        """The log-probability of each target given its source, in order; see `decoding.scoring`. start: see `translate`.
 
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task.
         """
-        encoded = self._encode(pairs, target_language)
+        encoded = self._encode(pairs, start)
         for number, ids in enumerate(encoded, 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
@@ -145,44 +157,39 @@ class Loaded:
         parts = self.model, self.params, self.tokenizers, self.mesh
         return score_pairs(*parts, ids, batch_size=size, where=where, progress=progress)
 
-    def attend(self, source: str, target: str | None = None, *, target_language: str | None = None) -> "AttentionMaps":
+    def attend(self, source: str, target: str | None = None, *, start: str | None = None) -> "AttentionMaps":
         """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
-        target_language: see `translate`.
+        start: see `translate`.
 
         Raises UserError for an empty or too long side.
         """
         from t2t_flax.decoding.attention_weights import attention_maps
 
-        start = self.start_ids(target_language)
+        ids = self.start_ids(start)
         if target is None:
             text = task_of(self.config).preprocess_source(source)
-            self._preprocessed_ids(text, text, start)  # reports a bad source before decoding
-            (translation,) = self.translate([source], target_language=target_language)
+            self._preprocessed_ids(text, text, ids)  # reports a bad source before decoding
+            (translation,) = self.translate([source], start=start)
             target = task_of(self.config).postprocess(source, translation.text)
             if not target.strip():
                 raise UserError("the run's own translation of this source is empty: give a --target.")
-        return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, target, start))
+        return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, target, ids))
 
-    def for_set(self, name: str) -> "Loaded":
-        """The run as it translates a validation or test set: in the direction that data.directions gives the set."""
-        direction = direction_of_set(self.config.data, name)
-        if direction is None:
+    def for_set(self, name: str) -> "TrainedModel":
+        """The run as it translates a validation or test set: in the direction that the config gives the set."""
+        if (direction := direction_of_set(self.config, name)) is None:
             return self
-        languages = {"source_language": direction.source, "target_language": direction.target}
-        config, stored = (
-            c and dataclasses.replace(c, data=dataclasses.replace(c.data, **languages))
-            for c in (self.config, self.stored)
-        )
-        return dataclasses.replace(self, config=config, stored=stored, target_language=direction.target)
+        config, stored = (c and in_direction(c, direction) for c in (self.config, self.stored))
+        return dataclasses.replace(self, config=config, stored=stored, start=direction.target)
 
     def _encode(
-        self, pairs: Sequence[tuple[str, str]], target_language: str | Sequence[str | None] | None
+        self, pairs: Sequence[tuple[str, str]], start: str | Sequence[str | None] | None
     ) -> "list[PairIds | UserError]":
         """Token ids of each pair, or why it has none."""
         encoded: list[PairIds | UserError] = []
-        for (source, target), start in zip(pairs, self._starts(target_language, len(pairs)), strict=True):
+        for (source, target), ids in zip(pairs, self._starts(start, len(pairs)), strict=True):
             try:
-                encoded.append(self._ids(source, target, start))
+                encoded.append(self._ids(source, target, ids))
             except UserError as error:
                 encoded.append(error)
         return encoded
@@ -244,32 +251,13 @@ def _override(stored: Config, overrides: dict[str, str] | None) -> Config:
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
 
 
-@dataclasses.dataclass(frozen=True)
-class OpenRun:
-    """A run without its parameters. abstract: shapes and shardings of the parameters. stored: the config without
-    overrides.
-    """
-
-    workdir: epath.Path
-    stored: Config
-    config: Config
-    tokenizers: TokenizerPair
-    mesh: jax.sharding.Mesh
-    model: Transformer
-    abstract: Any
-
-    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
-        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
-        return restore_parts(self.workdir, self.stored, choice, self.abstract, self.tokenizers.digest, group)
-
-
 def open_run(
     workdir: str | epath.Path,
     overrides: dict[str, str] | None = None,
     group: ProcessGroup | None = None,
     *,
     local: bool = False,
-) -> OpenRun:
+) -> StoredRun:
     """Reads a run without its parameters. local: see `load`. Raises UserError for a folder without a run and overrides that
     change the model.
     """
@@ -282,7 +270,7 @@ def open_run(
     mesh = _mesh(config, workdir, requested=requested, group=group, local=local)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, *tokenizers.vocab_sizes, precision=decoding_precision(config))
-    return OpenRun(workdir, stored, config, tokenizers, mesh, model, abstract_params(config.mesh, model, mesh))
+    return StoredRun(workdir, stored, config, tokenizers, mesh, model)
 
 
 def load(
@@ -293,37 +281,24 @@ def load(
     best: bool = False,
     at_most: bool = False,
     overrides: dict[str, str] | None = None,
-    target_language: str | None = None,
+    start: str | None = None,
     group: ProcessGroup | None = None,
     local: bool = False,
-) -> Loaded:
+) -> TrainedModel:
     """Restores a run: the newest intact checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric.
 
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
     uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
-    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. target_language: see `Loaded`. All
+    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. start: see `TrainedModel`. All
     processes of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
     run = open_run(workdir, overrides, group, local=local)
-    if target_language is not None:
-        run.tokenizers.languages.chosen(run.config.data, target_language)
+    if start is not None:
+        run.tokenizers.starts.chosen(run.config.data, start)
     part = mean(run.parts(Choice(step, average, best, at_most), group))
-    return Loaded(
-        run.workdir,
-        run.config,
-        run.tokenizers,
-        run.mesh,
-        run.model,
-        params=part.params,
-        steps=part.steps,
-        metric=part.metric,
-        stored=run.stored,
-        config_changes=list(part.config_changes),
-        weights=part.dtype,
-        target_language=target_language,
-    )
+    return TrainedModel(**vars(run), checkpoint=part, start=start)
 
 
 def _mesh(

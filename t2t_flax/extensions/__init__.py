@@ -24,6 +24,7 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "mixtures",
+    "languages",
     "averaging",
     "optimizers",
 )
@@ -57,6 +58,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "subwords": {"groups": ("subwords",)},
     "mixtures": {"groups": ("mixtures",)},
+    "languages": {"groups": ("languages",), "flags": ("--target-language",)},
     "optimizers": {
         "groups": ("optimizers",),
         "optimizer.name": ("adafactor", "lion", "muon"),

@@ -1,12 +1,11 @@
 """The interface of a task: how examples are read and tokenized, and how outputs are scored."""
 
 import abc
-import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
 from t2t_flax.config import Config
-from t2t_flax.config.directions import in_direction_of
+from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
@@ -29,9 +28,9 @@ class Task(abc.ABC):
         self.metrics = tuple(metric for metric in type(self).metrics if metric.applies(config))
 
     def of_set(self, name: str) -> "Task":
-        """The task of one training source, validation set or test set, whose direction data.directions may give."""
-        data = in_direction_of(self.config.data, name)
-        return self if data is self.config.data else type(self)(dataclasses.replace(self.config, data=data))
+        """The task of one training source, validation set or test set, in its languages."""
+        config = config_of_set(self.config, name)
+        return self if config is self.config else type(self)(config)
 
     def validate_config(self) -> None:
         """Raises UserError for settings that this task cannot have."""

@@ -7,7 +7,6 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.directions import language_token, target_languages, trained_directions, untrained_directions
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
@@ -84,11 +83,6 @@ def _batches(config: Config) -> list[str]:
 
 def _sources(config: Config) -> list[str]:
     d, lines = config.data, []
-    if directions := trained_directions(d):
-        lines.append(f"  directions: {', '.join(map(str, directions))}")
-        lines.append(f"  tokens of the target languages: {' '.join(map(language_token, target_languages(d)))}")
-    if untrained := untrained_directions(d):
-        lines.append(f"  zero-shot, no training text: {', '.join(map(str, untrained))}")
     if d.train:
         lines.append(f"  dropped: {', '.join(_dropped(config))}")
     if len(names := list(parse_train_sources(d.train))) > 1:

@@ -15,6 +15,9 @@ from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
 
+MOST_SKIPPED = 10
+"""Updates in a row that are skipped with train.non_finite = skip."""
+
 
 class DelayedMetrics:
     """Hands the metrics of each update to `read`, which waits for them, while the next update runs."""
@@ -98,13 +101,10 @@ class TrainLogger:
         self._progress.skipped_in_a_row += 1
         scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
         why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
-        train = self._run.config.train
-        if train.non_finite == "stop":
+        if self._run.config.train.non_finite == "stop":
             raise NonFiniteUpdate(step, f"{why}.")
-        if self._progress.skipped_in_a_row > train.max_skipped_updates:
-            raise NonFiniteUpdate(
-                step, f"{why}; more than config.train.max_skipped_updates = {train.max_skipped_updates} in a row."
-            )
+        if self._progress.skipped_in_a_row > MOST_SKIPPED:
+            raise NonFiniteUpdate(step, f"{why}; {MOST_SKIPPED} updates before it were skipped.")
         self._progress.skipped_updates += 1
         self.write(step, {"skipped": why, "skipped_updates": self._progress.skipped_updates})
         bar.say(f"skipped {why}")

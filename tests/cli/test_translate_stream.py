@@ -9,8 +9,9 @@ import pytest
 from helpers import capitals_run
 from helpers.capitals_run import stop_at_window
 
-from t2t_flax.cli import arguments, line_loop
-from t2t_flax.cli.line_windows import arriving_windows, full_windows, paired
+from t2t_flax.cli import arguments
+from t2t_flax.cli import lines as lines_module
+from t2t_flax.cli.lines import arriving_windows, full_windows, paired
 from t2t_flax.errors import UserError
 
 
@@ -107,7 +108,7 @@ def test_unequal_numbers_of_prefixes_are_an_error(run, t2t, tmp_path, lines, sta
 
 
 def test_long_runs_report_progress(run, t2t, monkeypatch):
-    monkeypatch.setattr(line_loop, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(lines_module, "PROGRESS_SECONDS", 0.0)
     _, err = t2t(stdin=b"a\nb\nc\nd\ne\n")
     assert [line.split(",")[0] for line in err.splitlines()] == ["translated 4 lines", "translated 5 lines"]
 

@@ -73,7 +73,7 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"data.tokenizer": "subword_nmt"}, "needs its BPE codes: set config.data.tokenizer_model"),
         (
             {"model.position_offset": "2", "model.position": "learned"},
-            "config.model.position_offset = 2 is for sinusoids; config.model.position = learned",
+            "position_offset = 2 is for config.model.position = sinusoid_interleaved or sinusoid_halves; it is learned",
         ),
         ({"eval.metric": "loss", "eval.every_steps": "0"}, "config.eval.metric = 'loss' needs config.eval.every_steps"),
         (
@@ -83,9 +83,12 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"model.position": "learned", "model.max_positions": "100"}, "config.model.max_positions = 100"),
         (
             {"optimizer.peak_lr": "1e-3"},
-            "peak_lr = 0.001 is for every schedule but noam; config.optimizer.schedule = noam",
+            "peak_lr = 0.001 is for all but config.optimizer.schedule = noam; it is noam",
         ),
-        ({"optimizer.lr_scale": "2", "optimizer.schedule": "inverse_sqrt"}, "lr_scale = 2.0 is for schedule noam"),
+        (
+            {"optimizer.lr_scale": "2", "optimizer.schedule": "inverse_sqrt"},
+            "lr_scale = 2.0 is for config.optimizer.schedule = noam",
+        ),
         ({"decode.n_best": "5"}, "config.decode.n_best = 5 is more than config.decode.beam_size = 4"),
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, "greedy search has one output"),
         ({"mesh.fsdp": "-1"}, "one of them may be -1"),

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.cli.arguments import iterate_lines
+from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.preprocess import Policies, prepare_split

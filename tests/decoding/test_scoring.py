@@ -132,6 +132,6 @@ def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch
     from t2t_flax.decoding.translator import Hypothesis, Translation
 
     empty = [Translation((Hypothesis("", (), 0.0, 0.0, False),))]
-    monkeypatch.setattr(type(loaded), "translate", lambda self, lines, target_language: empty)
+    monkeypatch.setattr(type(loaded), "translate", lambda self, lines, start: empty)
     with pytest.raises(UserError, match="own translation of this source is empty: give a --target"):
         loaded.attend("The train leaves.")

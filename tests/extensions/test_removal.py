@@ -164,6 +164,8 @@ def test_an_extension_can_be_removed(extension, tmp_path):
         stored.write_text(json.dumps(config | {group: {"anything": 1}}))
         assert named in run("translate", workdir, code=2, stdin="It is late.\n")
         stored.write_text(json.dumps(config))
+    for flag in KNOWN[extension].get("flags", ()):
+        assert named in run("translate", workdir, f"{flag}=x", code=2)
     for source in KNOWN[extension].get("sources", ()):
         assert named in run(
             "prepare", *TINY, f"--config.data.train={source}:x", f"--workdir={tmp_path / 'new'}", code=2

@@ -7,23 +7,23 @@ import sys
 from types import SimpleNamespace
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli import arguments, line_loop
+from t2t_flax.cli import arguments
+from t2t_flax.cli import lines as lines_module
 from t2t_flax.config import Config, override, resolve, to_config_dict
-from t2t_flax.data.languages import Languages
 from t2t_flax.decoding.translator import Hypothesis, Translation
 
 
 class CapitalsRun:
     """A run whose translations are the lines in capitals. windows: the lines of each call."""
 
-    target_language = None
-    languages = Languages()
-
     def __init__(self, config):
         self.config, self.steps, self.params = config, (20,), {}
-        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
+        self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
+
+    def chosen_start(self):
+        return None
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         self.before_window(len(self.windows))
@@ -40,7 +40,7 @@ class CapitalsRun:
 def use(monkeypatch, tmp_path) -> CapitalsRun:
     """Makes the stand-in the run of any --workdir, with windows of 4 lines, and `tmp_path` the current folder."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(line_loop, "WINDOW_BATCHES", 4)
+    monkeypatch.setattr(lines_module, "WINDOW_BATCHES", 4)
     run = CapitalsRun(None)
 
     def load_run(args, overrides):

@@ -46,10 +46,10 @@ def noisy(references: list[str], share: float, seed: int) -> list[str]:
 def without_search(monkeypatch) -> None:
     """Replaces decoding by copying sources, which takes no time."""
     from t2t_flax.decoding.translator import Hypothesis, Translation
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
     translate = lambda self, lines, **_: [Translation((Hypothesis(line, (), 0.0, 0.0, False),)) for line in lines]  # noqa: E731
-    monkeypatch.setattr(Loaded, "translate", translate)
+    monkeypatch.setattr(TrainedModel, "translate", translate)
     monkeypatch.setattr(
         "t2t_flax.evaluation.evaluate.ValidationLoss", lambda *_: lambda params: {"nll": 1.0, "loss": 1.0}
     )

@@ -11,8 +11,10 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.workdir import adopt_config
 
-DIRECTIONS = dict(train="en-de=toy:train:150; de-en=toy:train:120", directions="by_name, same=en-de", vocab_size=400)
-"""Keys of `data` for a run of two directions, whose test sets include one named `same`."""
+DIRECTIONS = dict(train="en-de=toy:train:150; de-en=toy:train:120", vocab_size=400)
+"""Keys of `data` for a run of two directions, with `LANGUAGES`."""
+LANGUAGES = dict(directions="by_name, same=en-de")
+"""Keys of `languages` for that run, whose test sets include one named `same`."""
 SHORT_SEARCH = {"decode.beam_size": "2", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
 
 

@@ -70,7 +70,7 @@ COMMANDS = {
     "sweep": (["python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/x"], {"optuna", "submitit"}),
     "corpus": ([*TRAIN, "--config.data.train=mtdata:Statmt-newstest_deen-2020-deu-eng"], {"mtdata"}),
     "languages": ([*TRAIN, "--config.filters.language=0.95"], {"py3langid"}),
-    "Japanese": ([*TRAIN, "--config.data.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
+    "Japanese": ([*TRAIN, "--config.languages.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
     "all": (
         ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.trackers.names=wandb,mlflow,trackio"],
         {"gcsfs", "optuna", "wandb", "mlflow-skinny", "trackio"},

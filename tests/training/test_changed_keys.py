@@ -31,8 +31,11 @@ SCHEDULES = {
 
 
 def config_of(schedule="wsd"):
-    data = dict(train="en-de=toy:train:150", directions="by_name, valid=en-de", vocab_size=400, batch_tokens=512)
-    base = tiny_run(None, steps=1, data=data, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5))
+    data = dict(train="en-de=toy:train:150", vocab_size=400, batch_tokens=512)
+    languages = dict(directions="by_name, valid=en-de")
+    base = tiny_run(
+        None, steps=1, data=data, languages=languages, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5)
+    )
     values = SHORT_SEARCH | SCHEDULES[schedule]
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(base), values))
 
@@ -98,7 +101,7 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
         ("mesh.data", "3", "config.mesh"),
         ("mesh.tensor", "8", "config.mesh|divi"),
         ("data.valid", "gone.en,gone.de", "gone.en"),
-        ("data.directions", "en-de=en-fr, valid=en-fr", "data.directions"),
+        ("languages.directions", "en-de=en-fr, valid=en-fr", "other directions"),
     ],
 )
 def test_refused_change_of_a_mutable_key_changes_nothing(key, value, match, trained, tmp_path):

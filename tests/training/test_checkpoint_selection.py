@@ -90,7 +90,7 @@ def best_at_4(tmp_path_factory, cache):
 
 def test_best_checkpoint_has_the_best_validation_metric(best_at_4):
     loaded = load(best_at_4, best=True, overrides=HERE)
-    assert (loaded.steps, loaded.metric) == ((4,), 9.0)
+    assert (loaded.steps, loaded.checkpoint.metric) == ((4,), 9.0)
     assert load(best_at_4, overrides=HERE).steps == (10,)
 
 

@@ -1,6 +1,5 @@
 """The training examples in docs/extending.md, each added to its table and trained with."""
 
-import dataclasses
 import re
 from pathlib import Path
 
@@ -10,8 +9,7 @@ import pytest
 from helpers import documented_modules
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.config import Optimizer, validation_metrics
-from t2t_flax.config.optimizer_keys import check_optimizer
+from t2t_flax.config import resolve, to_config_dict, validation_metrics
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import lower_is_better, task_of
@@ -60,20 +58,21 @@ def train(config, updates=4):
 @pytest.mark.slow
 def test_schedule(monkeypatch, tmp_path):
     documented_modules.load("A new learning-rate schedule", monkeypatch, tmp_path)
-    o = Optimizer(schedule="inverse", peak_lr=1e-2, warmup_steps=10)
-    check_optimizer(o)
-    rate = learning_rate_schedule(small_config().with_values({f"optimizer.{k}": v for k, v in vars(o).items()}))
+    keys = {"schedule": "inverse", "peak_lr": 1e-2, "warmup_steps": 10}
+    config = small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()})
+    resolve(to_config_dict(config))
+    rate = learning_rate_schedule(config)
     expected = [1e-2 * 5 / 10, 1e-2, 1e-2 * 10 / 60, 1e-3]
     np.testing.assert_allclose([float(rate(t)) for t in (5, 10, 60, 100)], expected, rtol=1e-6)
-    with pytest.raises(UserError, match="lr_scale = 2.0 is for schedule noam"):
-        check_optimizer(dataclasses.replace(o, lr_scale=2.0))
+    with pytest.raises(UserError, match="lr_scale = 2.0 is for config.optimizer.schedule = noam"):
+        resolve(to_config_dict(config.with_values({"optimizer.lr_scale": 2.0})))
 
 
 @pytest.mark.slow
 def test_optimizer(monkeypatch, tmp_path):
     documented_modules.load("A new optimizer", monkeypatch, tmp_path)
     keys = dict(name="nesterov", schedule="constant", peak_lr=0.1, warmup_steps=1)
-    check_optimizer(Optimizer(**keys))
+    resolve(to_config_dict(small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()})))
     metrics, _ = train(small_config(optimizer=keys, model=dict(dropout=0.0)), updates=8)
     assert float(metrics[-1]["loss"]) < float(metrics[0]["loss"]) - 0.05
 

@@ -97,5 +97,5 @@ def test_unknown_schedule_raises():
 
 def test_a_key_that_the_schedule_does_not_read_is_refused():
     keys = {"optimizer.schedule": "constant", "optimizer.lr_scale": "2"}
-    with pytest.raises(UserError, match="lr_scale = 2.0 is for schedule noam"):
+    with pytest.raises(UserError, match="lr_scale = 2.0 is for config.optimizer.schedule = noam"):
         resolve(override(default_config(), keys))

@@ -8,8 +8,8 @@ from collections.abc import Sequence
 from etils import epath
 
 from t2t_flax.config import Data
-from t2t_flax.data.languages import Languages, read_languages, symbols_of, write_languages
 from t2t_flax.data.sources.base import Source
+from t2t_flax.data.starts import Starts, read_starts, start_name, write_starts
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
@@ -40,12 +40,12 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
 
 
 class TokenizerPair:
-    """The tokenizers of both sides; with a joint vocabulary they are the same object. languages: of the model that they belong
-    to, which are stored with them; a tokenizer that was not yet used has none.
+    """The tokenizers of both sides; with a joint vocabulary they are the same object. starts: tokens before source sentences
+    of the model that they belong to, which are stored with them.
     """
 
-    def __init__(self, source: Tokenizer, target: Tokenizer, languages: Languages | None = None):
-        self.source, self.target, self.languages = source, target, languages or Languages()
+    def __init__(self, source: Tokenizer, target: Tokenizer, starts: Starts | None = None):
+        self.source, self.target, self.starts = source, target, starts or Starts()
         self.digest = hashlib.sha256(f"{source.digest}\n{target.digest}".encode()).hexdigest()
 
     @property
@@ -56,12 +56,11 @@ class TokenizerPair:
         """Ids of control symbols, which are put before those of a source sentence. Raises UserError for one that the source
         tokenizer does not have.
         """
-        known = symbols_of(self.languages)
-        ids = [known.get(symbol) or self.source.control_id(symbol) for symbol in symbols]
+        ids = [self.starts.ids.get(start_name(symbol) or "") or self.source.control_id(symbol) for symbol in symbols]
         for symbol, i in zip(symbols, ids, strict=True):
             if i is None:
                 raise UserError(
-                    f"the tokenizer has no control symbol {symbol}, which config.data.directions puts before source sentences. "
+                    f"the tokenizer has no control symbol {symbol}, which comes before source sentences. "
                     "A run trains a tokenizer that has it with config.data.tokenizer = bpe or unigram; one in "
                     "config.data.tokenizer_model must be a SentencePiece model trained with "
                     f"--control_symbols={','.join(symbols)}, and that of another run must have been made for them."
@@ -69,15 +68,15 @@ class TokenizerPair:
         return ids
 
     def after_start(self, start: Sequence[int], ids: list[int]) -> list[int]:
-        """Ids of a source text after those of `start`. A text that itself begins with the token of a target language, as one
-        for Marian's multilingual models may, keeps that one and gets no other.
+        """Ids of a source text after those of `start`. A text that itself begins with one of `starts`, as one for Marian's
+        multilingual models may, keeps that one and gets no other.
         """
-        own = ids and ids[0] in self.languages.target_ids.values()
+        own = ids and ids[0] in self.starts.ids.values()
         return ids if own or not ids else [*start, *ids]
 
-    def with_languages(self, languages: Languages) -> "TokenizerPair":
-        """The same tokenizers for a model of these languages."""
-        return TokenizerPair(self.source, self.target, languages)
+    def with_starts(self, starts: Starts) -> "TokenizerPair":
+        """The same tokenizers for a model with these tokens before source sentences."""
+        return TokenizerPair(self.source, self.target, starts)
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
@@ -85,8 +84,8 @@ class TokenizerPair:
         return self.source.vocab_size, self.target.vocab_size
 
     def save(self, folder: epath.PathLike) -> None:
-        """Writes tokenizer.model if joint, else source.model and target.model, and languages.json of several directions. A new
-        folder appears complete; in an object store it is complete (`is_complete`) once its last file is there.
+        """Writes tokenizer.model if joint, else source.model and target.model, and starts.json if there are any. A new folder
+        appears complete; in an object store it is complete (`is_complete`) once its last file is there.
         """
         folder = epath.Path(folder)
         files = {"tokenizer.model": self.source}
@@ -94,7 +93,7 @@ class TokenizerPair:
             files = {"source.model": self.source, "target.model": self.target}
         with contextlib.ExitStack() as stack:
             target = folder if folder.exists() else stack.enter_context(atomic_directory(folder))
-            write_languages(target, self.languages)
+            write_starts(target, self.starts)
             for name, tokenizer in files.items():
                 tokenizer.save(target / name)
             for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
@@ -114,12 +113,12 @@ class TokenizerPair:
         joint = path / "tokenizer.model" if path.is_dir() else path
         if joint.exists():
             tokenizer = load_tokenizer(joint)
-            return TokenizerPair(tokenizer, tokenizer, read_languages(joint.parent, tokenizer.vocab_size))
+            return TokenizerPair(tokenizer, tokenizer, read_starts(joint.parent, tokenizer.vocab_size))
         sides = path / "source.model", path / "target.model"
         if not all(side.exists() for side in sides):
             raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
         source, target = map(load_tokenizer, sides)
-        return TokenizerPair(source, target, read_languages(path, source.vocab_size))
+        return TokenizerPair(source, target, read_starts(path, source.vocab_size))
 
 
 def train_tokenizers(

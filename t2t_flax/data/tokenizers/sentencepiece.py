@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.config.directions import language_token
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
+from t2t_flax.data.starts import start_name
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.errors import UserError
 
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
 _NUM_THREADS = 4
 _MAX_SENTENCE_BYTES = 1 << 20
-_LANGUAGE_TOKEN = re.compile(re.escape(language_token("*")).replace(r"\*", ".+"))
 
 
 class SentencePieceTokenizer(Tokenizer):
@@ -34,7 +33,7 @@ class SentencePieceTokenizer(Tokenizer):
                 special.add(i)
             else:
                 symbols[self._processor.id_to_piece(i)] = i
-        if not any(map(_LANGUAGE_TOKEN.fullmatch, symbols)):  # of other tools, with a meaning that ours do not have
+        if not any(map(start_name, symbols)):  # of other tools, with a meaning that ours do not have
             special, symbols = special | set(symbols.values()), {}
         ordinary = [i for i in range(len(self._processor)) if i not in special]
         self._to_model = [self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id(), *ordinary]

@@ -20,7 +20,17 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--workdir", required=True, action="append", metavar="DIR", help="folder of a run; may be given several times"
     )
-    arguments.add_checkpoint(parser, several=True)
+    parser.add_argument(
+        "--step",
+        type=arguments.count(),
+        action="append",
+        metavar="N",
+        help="checkpoint of update N (default: the newest); may be given several times",
+    )
+    parser.add_argument(
+        "--average", type=arguments.count(), default=0, metavar="N", help="the last N up to --step (6.1)"
+    )
+    parser.add_argument("--best", action="store_true", help="the checkpoint with the best eval.metric")
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to create")
     args, overrides = arguments.parse(parser, argv)
     steps = args.step or []

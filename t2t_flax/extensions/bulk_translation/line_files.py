@@ -3,20 +3,28 @@
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from t2t_flax.cli.arguments import is_stream
-from t2t_flax.cli.line_loop import Answering, answer_windows, to_stderr
-from t2t_flax.cli.line_windows import Line, arrives_slowly, arriving_windows, full_windows
-from t2t_flax.cli.stop_signals import Signalled, StopSignals
+from t2t_flax.cli.lines import (
+    Answering,
+    Line,
+    Signalled,
+    StopSignals,
+    answer_windows,
+    arrives_slowly,
+    arriving_windows,
+    full_windows,
+    is_stream,
+    to_stderr,
+)
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.errors import OK, STOPPED, UserError
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput, StreamOutput
 
 if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 
-def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
+def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, Any]:
     """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
     command line, with an effect on the output.
     """
@@ -24,18 +32,18 @@ def output_settings(loaded: "Loaded", flags: dict[str, Any]) -> dict[str, Any]:
 
     split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
     keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
-    language = loaded.languages.chosen(loaded.config.data, loaded.target_language)  # the only one need not be named
+    start = loaded.chosen_start()  # the only one need not be named
     return (
         keys
         | flags
         | {
-            **({"--target-language": language} if language else {}),
+            **({"start": start} if start else {}),
             "checkpoints": list(loaded.steps),
             "parameters": sum(checksums(loaded.params, once=True).values()),
             "tokenizers": loaded.tokenizers.digest,
-            "type of the products": loaded.engine.type,
+            "type of the products": loaded.decoder.dtype,
         }
-        | ({} if loaded.engine.name == "jax" else {"engine": str(loaded.engine)})
+        | ({} if loaded.decoder.name == "jax" else {"engine": str(loaded.decoder)})
     )
 
 

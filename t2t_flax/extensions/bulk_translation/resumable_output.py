@@ -18,8 +18,8 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from t2t_flax.cli.arguments import check_output, is_stream
-from t2t_flax.cli.line_windows import Line
+from t2t_flax.cli.arguments import check_output
+from t2t_flax.cli.lines import Line, is_stream
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import (
     atomic_write,

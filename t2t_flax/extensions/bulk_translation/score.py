@@ -3,16 +3,15 @@
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from t2t_flax.cli import arguments
-from t2t_flax.cli.line_loop import Answering, Answers, Note, window_size
-from t2t_flax.cli.line_windows import Line, paired
+from t2t_flax.cli import arguments, lines
+from t2t_flax.cli.lines import Answering, Line, Note, paired, window_size
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
 from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
 
 if TYPE_CHECKING:
     from t2t_flax.decoding.scoring import PairScore
-    from t2t_flax.evaluation.restore import Loaded
+    from t2t_flax.evaluation.restore import TrainedModel
 
 
 def run(argv: list[str]) -> int:
@@ -29,7 +28,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_target_language(parser)
+    arguments.add_start(parser)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
@@ -43,9 +42,9 @@ def run(argv: list[str]) -> int:
     add_resume(parser)
     parser.add_argument("--tokens", action="store_true", help="also print the log-probability of each target token")
     args, overrides = arguments.parse(parser, argv)
-    arguments.check_read_once(args.source, args.target)
+    lines.check_read_once(args.source, args.target)
     check_resumable_output(args)
-    sources, targets = arguments.iterate_lines(args.source), arguments.iterate_lines(args.target)
+    sources, targets = lines.iterate_lines(args.source), lines.iterate_lines(args.target)
     expected = "line i of one must be the translation of line i of the other"
     pairs = paired(sources, targets, (args.source, args.target), expected)
 
@@ -62,11 +61,11 @@ class Scoring(Answering):
 
     verb = "scored"
 
-    def __init__(self, loaded: "Loaded", *, tokens: bool, names: tuple[str, str]):
+    def __init__(self, loaded: "TrainedModel", *, tokens: bool, names: tuple[str, str]):
         self._loaded, self._tokens, self._names = loaded, tokens, names
         self.window = window_size(loaded)
 
-    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> Answers:
+    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         """A line for each pair, also for one that cannot be scored, which is noted."""
         first = window[0].number
 
@@ -80,7 +79,7 @@ class Scoring(Answering):
             for line, result in zip(window, results, strict=True)
             if isinstance(result, UserError)
         ]
-        return Answers("".join(_format(result, self._tokens) + "\n" for result in results), notes)
+        return "".join(_format(result, self._tokens) + "\n" for result in results), notes
 
 
 def _format(score: "PairScore | UserError", tokens: bool) -> str:

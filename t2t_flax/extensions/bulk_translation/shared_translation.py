@@ -19,10 +19,8 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.cli import arguments
-from t2t_flax.cli.arguments import is_stream
-from t2t_flax.cli.line_loop import answer_windows
-from t2t_flax.cli.line_windows import Line, arrives_slowly, full_windows, paired
-from t2t_flax.cli.translating import Translating
+from t2t_flax.cli.lines import Line, answer_windows, arrives_slowly, full_windows, is_stream, iterate_lines, paired
+from t2t_flax.cli.translate import Translating
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, UserError
@@ -58,7 +56,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
     share.
     """
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
 
     for flag, name in (("--input", args.input), ("--output", args.output), ("--prefix", args.prefix)):
@@ -67,9 +65,9 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
                 "--output=FILE in folders that all of them see. For anything else, run it on one host."
             )
-    arguments.check_target_language(args, overrides)
+    arguments.check_start(args, overrides)
     config = stored_config(args.workdir, overrides)
-    check_engine(config)
+    check_decoder(config)
     prepare_process(config)
     return run_job(config, lambda supervisor: _job(args, overrides, supervisor))
 
@@ -83,14 +81,14 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     sizes = {flag: os.path.getsize(name) if name else 0 for flag, name in files.items()}
     same_file = "all must read the same file"
     _check_same(group, sizes, "{} has {} bytes", same_file)
-    lines = arguments.iterate_lines(args.input)
-    prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
+    lines = iterate_lines(args.input)
+    prefixes = iterate_lines(args.prefix) if args.prefix else None
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        choice = dict(step=args.step, average=args.average, best=args.best, target_language=args.target_language)
+        choice = dict(step=args.step, average=args.average, best=args.best, start=args.start)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
-        answering = Translating(loaded, scores=args.scores)
+        answering = Translating(loaded, scores=args.scores, say=supervisor.say)
         # Comparing what was read, and not a file written there: a workdir may be read-only.
         settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn})
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")

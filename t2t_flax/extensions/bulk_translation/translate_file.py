@@ -3,9 +3,8 @@
 from typing import Any
 
 from t2t_flax.cli import arguments
-from t2t_flax.cli.line_windows import paired
-from t2t_flax.cli.translate import add_translation_options, check_translation_options
-from t2t_flax.cli.translating import Translating
+from t2t_flax.cli.lines import iterate_lines, paired
+from t2t_flax.cli.translate import Translating, add_translation_options, check_translation_options
 from t2t_flax.distributed.coordination import place_among_several
 from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
 from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
@@ -34,8 +33,8 @@ def run(argv: list[str]) -> int:
         from t2t_flax.extensions.bulk_translation.shared_translation import run_shared
 
         return run_shared(args, overrides)
-    lines = arguments.iterate_lines(args.input)
-    prefixes = arguments.iterate_lines(args.prefix) if args.prefix else None
+    lines = iterate_lines(args.input)
+    prefixes = iterate_lines(args.prefix) if args.prefix else None
     pairs = paired(lines, prefixes, (args.input, args.prefix))
 
     def start() -> tuple[Translating, dict[str, Any]]:

@@ -7,8 +7,7 @@ from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.directions import in_direction_of
-from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.hooks import DataHook, config_of_set
 from t2t_flax.data.pair_filter import Pair, PairFilter, Unread
 from t2t_flax.data.sources.base import Source
 from t2t_flax.extensions.corpora.keys import Filters
@@ -94,12 +93,11 @@ class FiltersHook(DataHook):
 
     def filters(self) -> Sequence[PairFilter]:
         keys: Filters = self._config.group("filters")
-        data = self._config.data
         found: list[PairFilter] = [LengthRatio(keys.length_ratio)] if keys.length_ratio else []
         if keys.duplicates:
             found.append(Duplicates())
         if keys.language:
-            parts = [in_direction_of(data, name) for name in parse_train_sources(data.train)]
+            parts = [config_of_set(self._config, name).data for name in parse_train_sources(self._config.data.train)]
             pairs = [(part.source_language, part.target_language) for part in parts]
             found.append(OtherLanguages(tuple(LanguageFilter(pair, keys.language) for pair in pairs)))
         return found

@@ -146,7 +146,7 @@ def _swapped(lib: Any, entry: Any, languages: tuple[str, str], label: str) -> bo
     if not fits:
         raise UserError(
             f"{label}: the corpus has the languages {'-'.join(map(str, entry.did.langs))}; expected "
-            f"{languages[0]}-{languages[1]} (config.data.source_language, config.data.target_language or config.data.directions)"
+            f"{languages[0]}-{languages[1]} (config.data.source_language, config.data.target_language)"
         )
     return bool(swap)
 

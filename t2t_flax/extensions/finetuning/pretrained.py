@@ -40,10 +40,10 @@ def pretrained_params(
         f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
     )
     say(f"parameters start from {workdir}, {steps}")
-    if (languages := old.languages.targets) and not config.data.directions:
+    if old.starts.names and not new.starts.names:
         say(
-            f"warning: {workdir} translates into {', '.join(languages)} by a token before the source; without "
-            "config.data.directions this run is trained and used without one"
+            f"warning: {workdir} translates into {', '.join(old.starts.names)} by a token before the source; this run is trained "
+            "and used without one"
         )
     if old.digest == new.digest:
         return part.params

@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_target_language(parser)
+    arguments.add_start(parser)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
     parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")

@@ -22,4 +22,4 @@ add_model_form(
         file="model.safetensors",
     ),
 )
-DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder")
+DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTranslate2Decoder")

@@ -5,28 +5,67 @@ JAX search.
 import dataclasses
 import functools
 import os
+import weakref
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 
 from t2t_flax.config import Config
+from t2t_flax.decoding.translator import Translation
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.evaluation import jax_engine
-from t2t_flax.evaluation.engine import Engine, RestoredRun
+from t2t_flax.evaluation.decoder import Decoder, JaxDecoder
 from t2t_flax.extensions.interop import ctranslate2_export, ctranslate2_translator
 from t2t_flax.extensions.interop.exported_cache import digest_of, open_exported
 from t2t_flax.extensions.interop.keys import CTranslate2
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
 
 FOLDER = "~/.cache/t2t_flax/ctranslate2"
 """Where exported models are kept: never in a run's folder, which is untrusted input and could bring another model."""
 
 
-def obstacle(config: Config) -> str | None:
-    """Why CTranslate2 cannot decode for a run of this config as the JAX search does; None if it can."""
-    search, model = config.decode, config.model
-    different = ctranslate2_translator.search_difference(search) or ctranslate2_translator.length_difference(
-        search, model
+_OPEN: weakref.WeakValueDictionary[str, Any] = weakref.WeakValueDictionary()
+"""Models in memory, by the name of their folder: decoders with the same parameters share them."""
+
+
+class CTranslate2Decoder(Decoder):
+    """CTranslate2 with a model's parameters. Raises UserError if they are divided among several processes."""
+
+    name = "ctranslate2"
+
+    def __init__(self, model: "TrainedModel"):
+        if any(device.process_index != jax.process_index() for device in model.mesh.devices.flat):
+            raise UserError(
+                "config.decode.engine = ctranslate2: the parameters are divided among several processes; use one."
+            )
+        config = model.config
+        self.version, self.dtype = installed_version() or "", CTranslate2.of(config).quantization
+        jax_translate = JaxDecoder(model).translate
+        self._translator = ctranslate2_translator.CTranslate2Translator(
+            _exported(model, self.dtype),
+            model.tokenizers,
+            config.model,
+            config.decode,
+            lambda lines, prefixes, starts: jax_translate(lines, prefixes=prefixes, starts=starts),
+            source_eos=config.data.source_eos,
+        )
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """Raises UserError if CTranslate2 cannot decode for a run of this config as the JAX search does."""
+        if reason := _obstacle(config):
+            raise UserError(f"config.decode.engine = ctranslate2: {reason}.")
+
+    def translate(self, lines, **options) -> list[Translation]:
+        """See `Decoder`."""
+        return self._translator.translate(lines, **options)
+
+
+def _obstacle(config: Config) -> str | None:
+    different = ctranslate2_translator.search_difference(config.decode) or ctranslate2_translator.length_difference(
+        config.decode, config.model
     )
     if different:
         return different
@@ -49,30 +88,7 @@ def installed_version() -> str | None:
         return None
 
 
-def make_engine(run: RestoredRun) -> Engine:
-    """CTranslate2 with the run's parameters. Raises UserError if they are divided among several processes."""
-    if any(device.process_index != jax.process_index() for device in run.mesh.devices.flat):
-        raise UserError(
-            "config.decode.engine = ctranslate2: the parameters are divided among several processes; use one."
-        )
-    config, kind = run.config, CTranslate2.of(run.config).quantization
-    params, exported = run.opened.get(kind, (None, None))
-    if params is not run.params:
-        exported = _exported(run, kind)
-        run.opened[kind] = (run.params, exported)
-    jax_translate = jax_engine.make_engine(run).translate
-    translator = ctranslate2_translator.CTranslate2Translator(
-        exported,
-        run.tokenizers,
-        config.model,
-        config.decode,
-        lambda lines, prefixes, starts: jax_translate(lines, prefixes=prefixes, starts=starts),
-        source_eos=config.data.source_eos,
-    )
-    return Engine("ctranslate2", installed_version() or "", kind, translator.translate)
-
-
-def _exported(run: RestoredRun, kind: str) -> Any:
+def _exported(run: "TrainedModel", kind: str) -> Any:
     """The run's model in CTranslate2, from the disk if these parameters were exported before."""
     model, sides = run.config.model, (run.tokenizers.source, run.tokenizers.target)
     vocabularies = tuple([str(i) for i in range(side.vocab_size)] for side in sides)
@@ -85,7 +101,11 @@ def _exported(run: RestoredRun, kind: str) -> Any:
     exporter = Path(ctranslate2_export.__file__).read_text()
     sizes = list(map(len, vocabularies))
     name = digest_of(run.params, dataclasses.asdict(model), sizes, kind, exporter, installed_version())
-    return open_exported(Path(FOLDER).expanduser(), f"{kind}-{name}", write, functools.partial(_open, kind=kind))
+    name = f"{kind}-{name}"
+    if (opened := _OPEN.get(name)) is None:
+        opened = open_exported(Path(FOLDER).expanduser(), name, write, functools.partial(_open, kind=kind))
+        _OPEN[name] = opened
+    return opened
 
 
 def _open(folder: Path, kind: str) -> Any:

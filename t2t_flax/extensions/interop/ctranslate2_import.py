@@ -23,7 +23,7 @@ from t2t_flax.extensions.interop.ctranslate2_file import (
     vocabulary_file,
 )
 from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
-from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair, with_languages
+from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair, with_starts
 from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 from t2t_flax.json_file import read_json
@@ -57,7 +57,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     pair = tuple(
         given or settings.get(f"{side}_language") or "" for side, given in zip(_STACKS, languages, strict=True)
     )
-    tokenizers, pair = with_languages(tokenizers, pair, folder / "config.json", settings.get("directions"))
+    tokenizers, pair = with_starts(tokenizers, pair, folder / "config.json", settings.get("directions"))
     # Marian's sources end with EOS, which Hugging Face's tokenizer adds for CTranslate2.
     source_eos = marian or bool(settings.get("add_source_eos", False))
     config = import_config(model, tokenizers, pair, folder, source_eos=source_eos)

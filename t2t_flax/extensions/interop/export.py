@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.data.hooks import all_directions
+from t2t_flax.data.starts import codes_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -88,15 +90,15 @@ def export(
         if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
             marian_export.write_sentencepiece(path, tokenizers)
         usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
-        heading = f"# {'-'.join(tokenizers.languages.pair(config.data))} model, {kind} {dtype}"
+        heading = f"# {codes_of(all_directions(config, tokenizers.starts))} model, {kind} {dtype}"
         parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
         parts.append(usage(tokenizers, config))
         parts += _directions(tokenizers, config, kind)
         if lost := _NOT_CARRIED[kind](config):
             parts.append("## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost))
-        parts += sections(config, tokenizers.languages, scores, command, dtype)
+        parts += sections(config, tokenizers.starts, scores, command, dtype)
         name = path.name.partition(".partial-")[0]
-        head = front_matter(config, tokenizers.languages, kind, name, scores, license)
+        head = front_matter(config, tokenizers.starts, kind, name, scores, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
     return lost
 
@@ -110,21 +112,22 @@ _NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
 
 def _languages(tokenizers: TokenizerPair, config: Config) -> dict[str, Any]:
     """Keys of CTranslate2's config.json."""
-    languages = tokenizers.languages
-    keys: dict[str, Any] = dict(zip(("source_language", "target_language"), languages.pair(config.data), strict=True))
-    return keys | ({"directions": list(map(list, languages.directions))} if languages.targets else {})
+    starts = tokenizers.starts
+    source, target = codes_of(all_directions(config, starts))
+    keys: dict[str, Any] = {"source_language": source, "target_language": target}
+    return keys | ({"directions": list(map(list, starts.directions))} if starts.ids else {})
 
 
 def _directions(tokenizers: TokenizerPair, config: Config, kind: str) -> list[str]:
     """The paragraph on the directions of a model and how its target language is chosen; none for a model of one."""
-    languages = tokenizers.languages
-    if not languages.targets:
+    starts = tokenizers.starts
+    if not starts.ids:
         return []
-    text = f"## Directions\n\nTrained: {', '.join(map(str, languages.directions))}."
-    if others := languages.zero_shot(config.data):
+    text = f"## Directions\n\nTrained: {', '.join(map(str, starts.directions))}."
+    if others := [direction for direction in all_directions(config, starts) if direction not in starts.directions]:
         text += f" Without training text (zero-shot): {', '.join(map(str, others))}."
     token_of = functools.partial(_token, tokenizers, kind)
-    first = languages.targets[0]
+    first = starts.names[0]
     how = {
         "huggingface": f"A token before the source text chooses the target language: `{token_of(first)} ...`. The tokenizer "
         "takes it as one piece at the beginning of a text, also of a text that has it by chance.",
@@ -133,18 +136,18 @@ def _directions(tokenizers: TokenizerPair, config: Config, kind: str) -> list[st
         "safetensors": f"`--target-language={first}` chooses the target language. For the model it is the first source token, "
         f"`{token_of(first)}`, a control symbol of the tokenizer.",
     }[kind]
-    known = " ".join(f"`{token_of(language)}`" for language in languages.targets)
+    known = " ".join(f"`{token_of(language)}`" for language in starts.names)
     return [f"{text} {how} The tokens: {known}."]
 
 
 def _token(tokenizers: TokenizerPair, kind: str, language: str) -> str:
     """The token of a target language in an exported vocabulary."""
-    (piece,) = tokenizers.source.pieces([tokenizers.languages.target_ids[language]])
+    (piece,) = tokenizers.source.pieces([tokenizers.starts.ids[language]])
     return marian_token(language) if kind == "huggingface" else piece
 
 
 def _example_language(tokenizers: TokenizerPair) -> str | None:
-    return next(iter(tokenizers.languages.targets), None)
+    return next(iter(tokenizers.starts.names), None)
 
 
 def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:

@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config, Data, Model, resolve
-from t2t_flax.config.directions import Direction, language_of_token
 from t2t_flax.config.keys import keys_of
 from t2t_flax.config.special_tokens import UNK
-from t2t_flax.data.languages import Languages, pair_of
+from t2t_flax.data.starts import Direction, Starts, codes_of, start_name
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -61,33 +60,31 @@ def import_config(
     return resolve({"model": keys, "data": data, "decode": decode or {}})
 
 
-def with_languages(
+def with_starts(
     tokenizers: TokenizerPair, pair: tuple[str, str], file: Path, directions: list[Any] | None
 ) -> tuple[TokenizerPair, tuple[str, str]]:
-    """The tokenizers with the languages of the model, and the codes of source and target, "" where they are unknown.
+    """The tokenizers with the target languages of the model, and the codes of source and target, "" where they are unknown.
 
     The tokens of target languages are those in the source vocabulary, `>>de<<` as Marian has them or `<2de>`. pair: the codes
     that the files say. directions: the value of "directions" in `file`, which `export` writes; without it the model translates
     from the one source language into all. Raises UserError for directions that are none, or whose tokens are missing.
     """
-    languages = tokenizers.languages
-    if not languages.target_ids:
-        languages = _languages_in_vocabulary(tokenizers, pair[0], file, directions)
-    if languages.target_ids:
-        both = pair_of(languages.directions)
+    starts = tokenizers.starts
+    if not starts.ids:
+        starts = _starts_in_vocabulary(tokenizers, pair[0], file, directions)
+    if starts.ids:
+        both = codes_of(starts.directions)
         pair = (pair[0] or both[0], pair[1] or both[1])
-    return tokenizers.with_languages(languages), pair
+    return tokenizers.with_starts(starts), pair
 
 
-def _languages_in_vocabulary(
-    tokenizers: TokenizerPair, source: str, file: Path, directions: list[Any] | None
-) -> Languages:
+def _starts_in_vocabulary(tokenizers: TokenizerPair, source: str, file: Path, directions: list[Any] | None) -> Starts:
     tokens = tokenizers.source.pieces(range(tokenizers.source.vocab_size))
-    ids = {code: i for i, token in enumerate(tokens) if i > UNK and (code := language_of_token(token))}
+    ids = {code: i for i, token in enumerate(tokens) if i > UNK and (code := start_name(token))}
     if not directions:
         # A text for a model with one such token may begin with it or not: nothing says that it must.
         ids = ids if len(ids) > 1 else {}
-        return Languages(tuple(Direction(source, code) for code in sorted(ids)), ids)
+        return Starts(tuple(Direction(source, code) for code in sorted(ids)), ids)
     if not all(
         isinstance(d, list) and [type(code) for code in d] == [str, str] and d[0] and d[1] in ids for d in directions
     ):
@@ -95,7 +92,7 @@ def _languages_in_vocabulary(
             f"{file}: directions = {json.dumps(directions)[:100]}; expected pairs of language codes, the second with a token in "
             "the vocabulary."
         )
-    return Languages(tuple(Direction(*d) for d in directions), {target: ids[target] for _, target in directions})
+    return Starts(tuple(Direction(*d) for d in directions), {target: ids[target] for _, target in directions})
 
 
 def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> TokenizerPair | None:
@@ -115,7 +112,7 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
             raise UserError(f"{path} is not a SentencePiece model.")
         tokenizer = SentencePieceTokenizer(model)
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-        same = [language_of_token(t) or t for t in pieces[UNK:]] == [language_of_token(t) or t for t in tokens[UNK:]]
+        same = [start_name(t) or t for t in pieces[UNK:]] == [start_name(t) or t for t in tokens[UNK:]]
         plain.append(tokenizer if same else None)
     if all(plain):
         return TokenizerPair(plain[0], plain[0] if models[0] == models[1] else plain[1])

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
-from t2t_flax.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -15,17 +14,10 @@ class CTranslate2:
         choices=("float32", "int8"),
         changes=TRANSLATIONS,
         mutable=True,
+        read_with=("decode.engine", "ctranslate2"),
     )
 
     @classmethod
     def of(cls, config: Config) -> "CTranslate2":
         """The group of a config."""
         return config.group("ctranslate2")
-
-    def check(self, config: Config) -> None:
-        """Raises UserError for a quantization without CTranslate2."""
-        if self.quantization != "float32" and config.decode.engine != "ctranslate2":
-            raise UserError(
-                f"config.ctranslate2.quantization = {self.quantization} is for config.decode.engine = ctranslate2; it is "
-                f"{config.decode.engine}."
-            )

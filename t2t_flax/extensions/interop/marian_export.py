@@ -13,6 +13,8 @@ import numpy as np
 
 from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.special_tokens import EOS, PAD
+from t2t_flax.data.hooks import all_directions
+from t2t_flax.data.starts import codes_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
@@ -68,9 +70,7 @@ def write_marian(
     save(folder / "model.safetensors", tensors, {"format": "pt"})
     start = EOS if config.model.decoder_start_token == "eos" else PAD
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": start}
-    directions = (
-        {"directions": list(map(list, tokenizers.languages.directions))} if tokenizers.languages.targets else {}
-    )
+    directions = {"directions": list(map(list, tokenizers.starts.directions))} if tokenizers.starts.ids else {}
     _write_json(folder / "config.json", _config(config, vocab, dtype) | ids | directions)
     rules = {"bad_words_ids": [[PAD]], "forced_eos_token_id": None}
     _write_json(folder / "generation_config.json", _search(config.decode) | rules | ids)
@@ -166,10 +166,12 @@ def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
 def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
     write_sentencepiece(folder, tokenizers)
     pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
-    tokens = {i: marian_token(language) for language, i in tokenizers.languages.target_ids.items()}
+    tokens = {i: marian_token(language) for language, i in tokenizers.starts.ids.items()}
     _write_json(folder / "vocab.json", {tokens.get(i, piece): i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
-    languages = dict(zip(("source_lang", "target_lang"), tokenizers.languages.pair(config.data), strict=True))
+    languages = dict(
+        zip(("source_lang", "target_lang"), codes_of(all_directions(config, tokenizers.starts)), strict=True)
+    )
     longest = min(config.decode.max_source_length, POSITIONS)
     kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": longest}
     _write_json(folder / "tokenizer_config.json", kind | languages | names)

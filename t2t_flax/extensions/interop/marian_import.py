@@ -20,7 +20,7 @@ from t2t_flax.extensions.interop.imported import (
     ImportedModel,
     import_config,
     sentencepiece_pair,
-    with_languages,
+    with_starts,
 )
 from t2t_flax.extensions.interop.layer_names import MARIAN
 from t2t_flax.extensions.interop.marian_export import EPSILON
@@ -119,7 +119,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         given or tokenizer.get(f"{side}_lang") or ""
         for side, given in zip(("source", "target"), languages, strict=True)
     )
-    pair, codes = with_languages(pair, codes, folder / _CONFIG, config.get("directions"))
+    pair, codes = with_starts(pair, codes, folder / _CONFIG, config.get("directions"))
     resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
     return ImportedModel(NAME, resolved, params, pair, _notes(config, generation, never_padding))
 

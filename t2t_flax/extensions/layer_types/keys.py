@@ -17,11 +17,23 @@ class LayerTypes:
         "r, odd: model.mixer = local_attention reaches (r - 1) / 2 positions to each side (section 4)",
         unit="tokens",
         low=1,
+        read_with=("model.mixer", "local_attention"),
     )
     conv_kernel_size: int = _model_key(
-        3, "k, odd: kernel width of model.mixer = conv, dilated_conv", unit="tokens", low=3, high=1025
+        3,
+        "k, odd: kernel width of model.mixer = conv, dilated_conv",
+        unit="tokens",
+        low=3,
+        high=1025,
+        read_with=("model.mixer", "conv", "dilated_conv"),
     )
-    rope_theta: float = _model_key(10000.0, "base of the wavelengths of model.position = rotary", low=1.0, high=1e12)
+    rope_theta: float = _model_key(
+        10000.0,
+        "base of the wavelengths of model.position = rotary",
+        low=1.0,
+        high=1e12,
+        read_with=("model.position", "rotary"),
+    )
 
     @classmethod
     def of(cls, config: Config | Model) -> "LayerTypes":
@@ -29,18 +41,8 @@ class LayerTypes:
         return config.group("layer_types")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a key that no layer reads, and for layers that do not fit together."""
+        """Raises UserError for an even width, and for layers that do not fit together."""
         m = config.model
-        for name, chooser, rows in (
-            ("window", "mixer", ("local_attention",)),
-            ("conv_kernel_size", "mixer", ("conv", "dilated_conv")),
-            ("rope_theta", "position", ("rotary",)),
-        ):
-            value, chosen = getattr(self, name), getattr(m, chooser)
-            if value != getattr(LayerTypes, name) and chosen not in rows:
-                raise UserError(
-                    f"config.layer_types.{name} = {value} is for config.model.{chooser} = {' or '.join(rows)}; it is {chosen}."
-                )
         if self.window % 2 == 0:
             raise UserError(
                 f"config.layer_types.window = {self.window} is even: a window has as many positions before its centre as after "

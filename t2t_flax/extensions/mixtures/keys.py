@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.directions import language_token, target_languages
 from t2t_flax.config.keys import key
 from t2t_flax.config.named_sources import named_entries
+from t2t_flax.data.starts import start_name
 from t2t_flax.errors import UserError
 
 _RESERVED = ("<unk>", "<pad>", "<s>", "</s>")
@@ -34,7 +34,7 @@ class Mixtures:
 
     def check(self, config: Config) -> None:
         """Raises UserError for a wrong value, and for schedules that count epochs while their length changes."""
-        phases, tags, _ = parse_shares(config), parse_tags(config), parse_limits(config)
+        phases, _, _ = parse_shares(config), parse_tags(config), parse_limits(config)
         if self.temperature is not None and phases[0].weights:
             raise UserError(
                 f"config.mixtures.shares gives the shares: config.mixtures.temperature = {self.temperature} would have no "
@@ -45,11 +45,6 @@ class Mixtures:
                 f"config.mixtures.shares = {self.shares!r} changes the length of an epoch: use config.eval.every_steps and "
                 "config.checkpoint.every_steps instead of every_epochs."
             )
-        for name, tag in tags.items():
-            if tag in map(language_token, target_languages(config.data)):
-                raise UserError(
-                    f"config.mixtures.tags: {tag}, the tag of {name}, is the token of a target language; choose another."
-                )
 
 
 class Phase(NamedTuple):
@@ -89,7 +84,7 @@ def parse_tags(config: Config) -> dict[str, str]:
     for tag in tags.values():
         if len(tag.split()) != 1:
             raise UserError(f"{shown}: {tag!r} is not one word.")
-        if tag in _RESERVED or _BYTE.fullmatch(tag):
+        if tag in _RESERVED or _BYTE.fullmatch(tag) or start_name(tag):
             raise UserError(f"{shown}: {tag} is a piece with a meaning of its own; choose another tag, such as <bt>.")
     return tags
 

@@ -1,4 +1,4 @@
-"""Config keys of optimizers and schedules that are not the paper's, and which of them each one reads."""
+"""Config keys of optimizers and schedules that are not the paper's."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,16 @@ class Optimizers:
         low=0,
         mutable=True,
         changes=TRAINING,
+        read_with=("optimizer.schedule", *DECAYS),
     )
-    min_lr: float = key(0.0, "final learning rate of cosine, linear and wsd", low=0.0, mutable=True, changes=TRAINING)
+    min_lr: float = key(
+        0.0,
+        "final learning rate of cosine, linear and wsd",
+        low=0.0,
+        mutable=True,
+        changes=TRAINING,
+        read_with=("optimizer.schedule", *DECAYS),
+    )
     cooldown_steps: int = key(
         0,
         "updates of the final, linear decay of wsd, which is constant before (Hu et al. 2024)",
@@ -28,12 +36,14 @@ class Optimizers:
         low=0,
         mutable=True,
         changes=TRAINING,
+        read_with=("optimizer.schedule", "wsd"),
     )
     momentum: float = key(
         0.95,
         "decay of the momentum of muon, which orthogonalizes it for matrices and trains the rest by Adam",
         low=0.0,
         high=0.9999,
+        read_with=("optimizer.name", "muon"),
     )
 
     @classmethod
@@ -42,21 +52,10 @@ class Optimizers:
         return config.group("optimizers")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a key that the chosen optimizer or schedule does not read, and for decay steps that are
-        missing or too few.
+        """Raises UserError for a key of Adam that the chosen optimizer does not read, and for decay steps that are missing or
+        too few.
         """
         o = config.optimizer
-        for name, chooser, rows in (
-            ("decay_steps", "schedule", DECAYS),
-            ("min_lr", "schedule", DECAYS),
-            ("cooldown_steps", "schedule", ("wsd",)),
-            ("momentum", "name", ("muon",)),
-        ):
-            value, chosen = getattr(self, name), getattr(o, chooser)
-            if value != getattr(Optimizers, name) and chosen not in rows:
-                raise UserError(
-                    f"config.optimizers.{name} = {value} is for config.optimizer.{chooser} = {' or '.join(rows)}; it is {chosen}."
-                )
         for name, ignoring in (("b1", ("adafactor",)), ("b2", ("adafactor",)), ("eps", ("adafactor", "lion"))):
             value = getattr(o, name)
             if value != getattr(Optimizer, name) and o.name in ignoring:

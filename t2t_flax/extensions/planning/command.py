@@ -10,9 +10,9 @@ from t2t_flax.extensions.planning.compiler_process import (
     compiler_environment,
     in_compiler_environment,
     require_compilers,
+    run_in_child,
 )
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.process_setup import run_in_child
 
 _DESCRIPTION = f"""\
 Compiles the real train step ahead of time for a named machine, and reports memory, collectives and a predicted

@@ -9,14 +9,15 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config, to_json
-from t2t_flax.errors import USER_ERROR, UserError, install_hint
+from t2t_flax.errors import STOPPED, USER_ERROR, UserError, install_hint
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.json_file import parse_json
-from t2t_flax.process_setup import child_environment
+from t2t_flax.process_setup import child_environment, on_stop_signal
 
 _CHILD = "T2T_FLAX_PLAN_CHILD"
 
@@ -97,3 +98,19 @@ def has_gpu_compiler() -> bool:
     if importlib.util.find_spec("jax_plugins") is None:
         return False
     return any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13))
+
+
+def run_in_child(*words: str, environment: dict[str, str] | None = None) -> int:
+    """Runs `python -m t2t_flax WORDS` in a child process, with `environment` added to its variables; returns its exit code,
+    or STOPPED if a signal ended this process, which is passed on to the child.
+    """
+    child = subprocess.Popen([sys.executable, "-m", "t2t_flax", *words], env=child_environment(**(environment or {})))
+    stopped = threading.Event()
+
+    def stop() -> None:
+        stopped.set()
+        child.terminate()
+
+    with on_stop_signal(stop):
+        code = child.wait()
+    return STOPPED if stopped.is_set() else code

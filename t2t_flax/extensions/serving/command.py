@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
     if args.max_batch:
         overrides.setdefault("decode.batch_size", str(args.max_batch))
 
-    from t2t_flax.evaluation.engine import check_engine
+    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import load, stored_config
     from t2t_flax.extensions.serving.app import create_app
     from t2t_flax.extensions.serving.batching import Batcher
@@ -108,7 +108,7 @@ def run(argv: list[str]) -> int:
 
     configs = [stored_config(workdir, overrides) for workdir in args.workdir]
     for config in configs:
-        check_engine(config)
+        check_decoder(config)
     listening, metrics, models = listen(args.host, args.port), Metrics(), []
     import jax
 

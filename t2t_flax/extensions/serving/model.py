@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.config.directions import Direction
+from t2t_flax.data.hooks import all_directions
+from t2t_flax.data.starts import Direction, codes_of
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.translator import Translation, in_compute_type
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.evaluation.restore import Loaded
+from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job, Process
 from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.lane import Lane
@@ -101,13 +102,13 @@ class ServedModel:
     without a good result after which `fault` says so.
     """
 
-    _restored: Loaded
+    _restored: TrainedModel
 
     def __init__(
         self,
         name: str,
         config: Config,
-        load: Callable[[], Loaded],
+        load: Callable[[], TrainedModel],
         make_batcher: Callable[[], Batcher[Any]],
         max_batch: int,
         metrics: Metrics,
@@ -150,12 +151,12 @@ class ServedModel:
     @property
     def directions(self) -> list[Direction]:
         """Those of the model, and of the test sets of its config, which need not have training text."""
-        return self._restored.languages.all_directions(self.config.data)
+        return all_directions(self.config, self._restored.tokenizers.starts)
 
     @property
     def target_languages(self) -> list[str]:
         """Those between which a request chooses; empty for a model of one direction."""
-        return self._restored.languages.targets
+        return self._restored.tokenizers.starts.names
 
     @property
     def max_n_best(self) -> int:
@@ -165,12 +166,12 @@ class ServedModel:
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
         model, loaded = self.config.model, self._restored
-        source, target = loaded.languages.pair(self.config.data)
+        source, target = codes_of(self.directions)
         return {
             "name": self.name,
             "workdir": os.path.basename(os.path.abspath(loaded.workdir)),
             "steps": list(loaded.steps),
-            "engine": str(loaded.engine),
+            "engine": str(loaded.decoder),
             "task": self.config.data.task,
             "source": source,
             "target": target,
@@ -192,7 +193,7 @@ class ServedModel:
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         Raises UserError for a target language that the model does not know, or that it needs.
         """
-        self._restored.languages.chosen(self.config.data, target_language)
+        self._restored.chosen_start(target_language)
         if not 1 <= n_best <= self.max_n_best:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
@@ -230,14 +231,14 @@ class ServedModel:
 
     def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
-        self._restored.languages.chosen(self.config.data, target_language)
+        self._restored.chosen_start(target_language)
         return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is `AttentionMaps`. Raises RequestError for a long source or target, and
         UserError as `translate`.
         """
-        self._restored.languages.chosen(self.config.data, target_language)
+        self._restored.chosen_start(target_language)
         for name, text in (("source", source), ("target", target or "")):
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:
@@ -277,10 +278,10 @@ class ServedModel:
 
     def _begin(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
         loaded = self._load()
-        if loaded.engine.name == "jax":
-            loaded = dataclasses.replace(loaded, params=in_compute_type(loaded.model, loaded.params))
-        if languages := loaded.languages.targets:
-            loaded = dataclasses.replace(loaded, target_language=languages[0])  # of the warm-up; requests name theirs
+        if loaded.decoder.name == "jax":
+            loaded = loaded.with_params(in_compute_type(loaded.model, loaded.params))
+        if names := loaded.tokenizers.starts.names:
+            loaded = dataclasses.replace(loaded, start=names[0])  # of the warm-up; requests name theirs
         self.config, self._restored = loaded.config, loaded
         if loaded.mesh.size > 1:
             self._turn = threading.Lock()
@@ -302,7 +303,7 @@ class ServedModel:
         on_ready(self)
         first.run(self._processed_in(first), self._probe)
 
-    def _loaded(self, n_best: int) -> Loaded:
+    def _loaded(self, n_best: int) -> TrainedModel:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
         made = vars(self._runs)
         if n_best not in made:
@@ -331,7 +332,7 @@ class ServedModel:
             return self._translate(key, items)
         if isinstance(key, ScoreKey):
             pairs, languages = [item[:2] for item in items], [item.target_language for item in items]
-            scores = self._loaded(1).score(pairs, target_language=languages, where=lambda number: "the pair")
+            scores = self._loaded(1).score(pairs, start=languages, where=lambda number: "the pair")
             if not all(math.isfinite(score.log_prob) for score in scores):
                 raise NotFinite
             return list(scores)
@@ -343,7 +344,7 @@ class ServedModel:
         translations = loaded.translate(
             [item.text for item in items],
             prefixes=prefixes,
-            target_language=[item.target_language for item in items],
+            start=[item.target_language for item in items],
             first_line=items[0].number,
         )
         pieces, results = loaded.tokenizers.target.pieces, []
@@ -363,7 +364,7 @@ class ServedModel:
         return results
 
     def _attend(self, source: str, target: str | None, target_language: str | None) -> "AttentionMaps":
-        maps = self._loaded(1).attend(source, target, target_language=target_language)
+        maps = self._loaded(1).attend(source, target, start=target_language)
         if len(maps.target_tokens) > MAX_ATTENTION_TOKENS:
             raise UserError(_too_long_for_attention("target", len(maps.target_tokens)))
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):

@@ -13,10 +13,9 @@ import pytest
 from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli.line_windows import full_windows, paired
+from t2t_flax.cli.lines import full_windows, paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
-from t2t_flax.config.directions import Direction
-from t2t_flax.data.languages import Languages
+from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.errors import UserError
@@ -47,15 +46,17 @@ class CapitalsRun:
     """Translations are the lines in capitals with their number; `fail_at`: the line at which translating fails."""
 
     fail_at = ""
-    target_language = None
-    languages = Languages()
+    start, starts = None, Starts()
     before_batch = staticmethod(lambda: None)
 
     def __init__(self, n_best, more=None):
         keys = {"decode.batch_size": "1", "decode.n_best": n_best} | (more or {})
         self.config = resolve(override(to_config_dict(Config()), keys))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
-        self.tokenizers, self.engine = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", type="float32")
+        self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
+
+    def chosen_start(self):
+        return self.starts.chosen(self.config.data, self.start)
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         if self.fail_at in lines:
@@ -128,7 +129,7 @@ def translate(monkeypatch, tmp_path):
             step=None,
             average=0,
             best=False,
-            target_language=None,
+            start=None,
         )
 
         def job(group):
@@ -209,16 +210,16 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
 
 
 @pytest.mark.parametrize(
-    ("languages", "shown"),
-    [(Languages(), None), (Languages((Direction("en", "de"), Direction("fr", "de")), {"de": 4}), "de")],
+    ("starts", "shown"),
+    [(Starts(), None), (Starts((Direction("en", "de"), Direction("fr", "de")), {"de": 4}), "de")],
     ids=["one direction", "one target"],
 )
-def test_the_only_target_language_may_be_named_when_resuming(languages, shown):
+def test_the_only_target_language_may_be_named_when_resuming(starts, shown):
     run = CapitalsRun("1")
-    run.languages = languages
+    run.starts = starts
     unnamed = output_settings(run, {})
-    run.target_language = "de"
-    assert output_settings(run, {}) == unnamed and unnamed.get("--target-language") == shown
+    run.start = "de"
+    assert output_settings(run, {}) == unnamed and unnamed.get("start") == shown
 
 
 @pytest.mark.parametrize("flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]])

@@ -145,7 +145,9 @@ def test_each_direction_is_filtered_by_its_languages(tmp_path):
     for name, text in lines.items():
         (tmp_path / f"train.{name}").write_text("".join(f"{line}\n" for line in text))
     config = config_of(
-        train="en-de=train.en,train.de; de-en=train.de,train.en", directions="by_name", root=str(tmp_path)
+        train="en-de=train.en,train.de; de-en=train.de,train.en",
+        root=str(tmp_path),
+        **{"languages.directions": "by_name"},
     )
     tokenizers = prepare_corpus(task_of(config), tmp_path / "run").tokenizers
     dropped = [where for where, reason in jobs.list_dropped(config, tokenizers) if reason == "language"]

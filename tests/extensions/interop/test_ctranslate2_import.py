@@ -263,12 +263,12 @@ def test_tokens_of_target_languages_are_the_models_languages(tmp_path):
     tokens = [*TOKENS, ">>fra<<", ">>deu<<"]
     folder = write(tmp_path, fake_arrays(8), tokens, MORE)
     model = read_model(folder, num_heads=2, languages=("en", ""))
-    languages = model.tokenizers.languages
-    assert languages.directions == (("en", "deu"), ("en", "fra")) and model.config.data.target_language == "mul"
-    for code, i in languages.target_ids.items():
+    starts = model.tokenizers.starts
+    assert starts.directions == (("en", "deu"), ("en", "fra")) and model.config.data.target_language == "mul"
+    for code, i in starts.ids.items():
         assert model.tokenizers.source.pieces([i]) == [f">>{code}<<"]
     one = write(tmp_path, fake_arrays(8), [*TOKENS, ">>fra<<", "c"], MORE)
-    assert not read_model(one, num_heads=2, languages=("en", "fr")).tokenizers.languages.targets
+    assert not read_model(one, num_heads=2, languages=("en", "fr")).tokenizers.starts.names
     for directions, message in [
         ([["en", "fra"]], None),
         ([["en", "spa"]], "the second with a token in the vocabulary"),
@@ -278,7 +278,7 @@ def test_tokens_of_target_languages_are_the_models_languages(tmp_path):
     ]:
         (folder / "config.json").write_text(json.dumps({"directions": directions}))
         if message is None:
-            assert read_model(one, num_heads=2, languages=("", "")).tokenizers.languages.targets == ["fra"]
+            assert read_model(one, num_heads=2, languages=("", "")).tokenizers.starts.names == ["fra"]
         else:
             with pytest.raises(UserError, match=rf"config\.json: directions = .*{message}"):
                 read_model(one, num_heads=2, languages=("", ""))

@@ -13,8 +13,7 @@ import yaml
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
-from t2t_flax.config.directions import Direction
-from t2t_flax.data.languages import Languages
+from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.interop.export import export
 from t2t_flax.extensions.interop.import_model import read_model
@@ -24,7 +23,6 @@ from t2t_flax.training import loop
 DATA = dict(
     train="en-de=toy:train:150; de-en=toy:train:120",
     valid="",
-    directions="by_name",
     vocab_size=400,
 )
 RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.beam_size": "2"}
@@ -34,7 +32,14 @@ TEXT = "<2en> It is late."
 @pytest.fixture(scope="module")
 def workdir(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("export-directions") / "run"
-    loop.train(start(tiny_run(folder, steps=2, data=DATA, checkpoint=dict(every_steps=2)), folder, cache), score=None)
+    loop.train(
+        start(
+            tiny_run(folder, steps=2, data=DATA, languages=dict(directions="by_name"), checkpoint=dict(every_steps=2)),
+            folder,
+            cache,
+        ),
+        score=None,
+    )
     return folder
 
 
@@ -62,7 +67,7 @@ def test_ctranslate2_takes_the_token_before_the_pieces(workdir, tmp_path):
     assert "<2en>" not in pieces
     translator = ctranslate2.Translator(str(tmp_path / "m"))
     for language in ("de", "en"):
-        (ours,) = run.translate([TEXT], target_language=language)
+        (ours,) = run.translate([TEXT], start=language)
         (theirs,) = translator.translate_batch(
             [[f"<2{language}>", *pieces]],
             beam_size=2,
@@ -78,7 +83,7 @@ def test_decoding_with_ctranslate2_gives_the_token_too(workdir):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     ours, theirs = (load(workdir, overrides=RULES | {"decode.engine": name}) for name in ("jax", "ctranslate2"))
     lines, languages = [TEXT, TEXT, "Wo ist der Hund?"], ["de", "en", "en"]
-    for a, b in zip(*(run.translate(lines, target_language=languages) for run in (ours, theirs)), strict=True):
+    for a, b in zip(*(run.translate(lines, start=languages) for run in (ours, theirs)), strict=True):
         assert a.hypotheses[0].tokens == b.hypotheses[0].tokens
         assert a.hypotheses[0].score == pytest.approx(b.hypotheses[0].score, abs=1e-4)
 
@@ -103,15 +108,19 @@ def test_directions_come_back(workdir, tmp_path, kind, capsys):
     assert main(["import", f"--from={tmp_path / 'm'}", f"--workdir={tmp_path / 'run'}"]) == 0
     assert "en-de, de-en" in capsys.readouterr().out
     ours, run = load(workdir), load(tmp_path / "run")
-    assert run.languages == ours.languages == Languages((("en", "de"), ("de", "en")), run.languages.target_ids)
+    assert (
+        run.tokenizers.starts
+        == ours.tokenizers.starts
+        == Starts((("en", "de"), ("de", "en")), run.tokenizers.starts.ids)
+    )
     assert run.tokenizers.digest == ours.tokenizers.digest
     for language in ("de", "en"):
         assert run.start_ids(language) == ours.start_ids(language)
-        (a,), (b,) = (r.score([(TEXT, "Es ist.")], target_language=language) for r in (run, ours))
+        (a,), (b,) = (r.score([(TEXT, "Es ist.")], start=language) for r in (run, ours))
         assert a.log_prob == pytest.approx(b.log_prob, abs=0.1)  # Marian's norms have another epsilon
     assert main(["translate", f"--workdir={tmp_path / 'run'}", "--input=/dev/null"]) == 2
-    assert "choose one by target_language, on the command line --target-language=de" in capsys.readouterr().err
-    test_set = ["--config.data.test=de-en=toy:test:2", "--config.data.directions=by_name"]
+    assert "choose one, on the command line --target-language=de" in capsys.readouterr().err
+    test_set = ["--config.data.test=de-en=toy:test:2", "--config.languages.directions=by_name"]
     assert main(["evaluate", f"--workdir={tmp_path / 'run'}", *test_set]) == 0
     (record,) = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("de-en-*.json")]
     assert (record["data"]["direction"], record["data"]["zero_shot"]) == ("de-en", False)
@@ -124,18 +133,18 @@ def test_the_only_target_language_comes_back(workdir, tmp_path, kind):
     """A model from two languages into one has one token, which every source gets, also after an export."""
     pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
     run = load(workdir)
-    only = Languages((Direction("de", "en"), Direction("fr", "en")), {"en": run.languages.target_ids["en"]})
-    export(tmp_path / "m", kind, run.config, run.params, run.tokenizers.with_languages(only), steps=[2])
+    only = Starts((Direction("de", "en"), Direction("fr", "en")), {"en": run.tokenizers.starts.ids["en"]})
+    export(tmp_path / "m", kind, run.config, run.params, run.tokenizers.with_starts(only), steps=[2])
     if kind == "ctranslate2":
         shutil.rmtree(tmp_path / "m" / "tokenizer")  # what is left are the files of CTranslate2
-    languages = read_model(tmp_path / "m").tokenizers.languages
+    languages = read_model(tmp_path / "m").tokenizers.starts
     assert languages.directions == only.directions and languages.chosen(run.config.data, None) == "en"
 
 
 def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):
     readme, _ = exported(workdir, tmp_path / "m", "safetensors")
     assert "--workdir=FOLDER --target-language=de" in readme
-    again, run = load(tmp_path / "m", target_language="en"), load(workdir, target_language="en")
+    again, run = load(tmp_path / "m", start="en"), load(workdir, start="en")
     assert [t.text for t in again.translate([TEXT])] == [t.text for t in run.translate([TEXT])]
 
 

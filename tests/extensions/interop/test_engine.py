@@ -14,7 +14,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.engine import check_engine
+from t2t_flax.evaluation.decoder import check_decoder
 from t2t_flax.extensions.interop import ctranslate2_decoder as engine_module
 from t2t_flax.training import loop
 
@@ -51,13 +51,15 @@ def test_ctranslate2_translates_as_the_jax_search_and_keeps_its_model(workdir, k
     for a, b in zip(ours.translate(lines), theirs.translate(lines), strict=True):
         assert [h.tokens for h in a.hypotheses] == [h.tokens for h in b.hypotheses]
         assert [h.score for h in b.hypotheses] == pytest.approx([h.score for h in a.hypotheses], abs=1e-4)
-    assert (ours.engine.name, theirs.engine.name) == ("jax", "ctranslate2")
+    assert (ours.decoder.name, theirs.decoder.name) == ("jax", "ctranslate2")
     (model,) = kept.glob("*/model.bin")
     written = model.stat().st_mtime_ns
     assert t2t_flax.load(workdir, overrides=CT2).translate(lines[:1])[0].text == theirs.translate(lines[:1])[0].text
     assert model.stat().st_mtime_ns == written
-    copy = dataclasses.replace(theirs, config=dataclasses.replace(theirs.config, decode=config_of(n_best=2).decode))
-    assert copy.opened is theirs.opened and list(theirs.opened) == ["float32"], "copies share the model in memory"
+    decode = dataclasses.replace(theirs.config.decode, n_best=2)
+    copy = dataclasses.replace(theirs, config=dataclasses.replace(theirs.config, decode=decode))
+    copy.translate(lines[:1])
+    assert len(engine_module._OPEN) == 1, "copies share the model in memory"
     t2t_flax.load(workdir, step=1, overrides=CT2).translate(lines[:1])
     t2t_flax.load(workdir, overrides=CT2 | {"ctranslate2.quantization": "int8"}).translate(lines[:1])
     assert len(os.listdir(kept)) == 3, "other parameters and types are other models"
@@ -125,7 +127,7 @@ def test_what_is_impossible_is_refused_by_key(keys, named):
         group, name = key.split(".")
         config[group][name] = int(value) if value.isdigit() else value
     with pytest.raises(UserError, match="config.decode.engine = ctranslate2: ") as refused:
-        check_engine(resolve(config))
+        check_decoder(resolve(config))
     assert named in str(refused.value)
 
 

@@ -276,7 +276,7 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     )
     assert main(["import", f"--from={copy}", f"--workdir={run}"]) == 0
     loaded, theirs = t2t_flax.load(run), transformers.AutoTokenizer.from_pretrained(copy)
-    assert loaded.languages.directions == (("en", "deu"), ("en", "fra"))
+    assert loaded.tokenizers.starts.directions == (("en", "deu"), ("en", "fra"))
     assert sorted(theirs.supported_language_codes) == [">>deu<<", ">>fra<<"]
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):

@@ -81,7 +81,10 @@ def test_one_key_head_does_not_divide_over_a_tensor_axis():
         (dict(position="rotary", d_k=5), "a head's width is odd: change config.model.d_k = 5"),
         (dict(position="rotary", mixer="lstm"), "position = rotary acts in self-attention; config.model.mixer = lstm"),
         (dict(position="alibi", mixer="conv"), "position = alibi acts in self-attention; config.model.mixer = conv"),
-        (dict(position="rotary", position_offset=2), "position_offset = 2 is for sinusoids"),
+        (
+            dict(position="rotary", position_offset=2),
+            "position_offset = 2 is for config.model.position = sinusoid_interleaved",
+        ),
     ],
 )
 def test_impossible_combinations_are_refused_by_key(keys, message):

@@ -8,7 +8,7 @@ import pytest
 from helpers.runs import start, tiny_run
 
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.evaluation.restore import Loaded, load
+from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.training import loop
 
 DECODE = {"decode.beam_size": "3", "decode.max_length_offset": "3", "decode.max_source_length": "40"}
@@ -23,15 +23,15 @@ def workdir(tmp_path_factory, cache):
 
 
 @pytest.fixture(scope="session")
-def run(workdir) -> Loaded:
+def run(workdir) -> TrainedModel:
     """The run on one of the simulated devices, as a user's machine has one."""
     loaded = load(workdir, overrides=DECODE)
     mesh = mesh_lib.make_mesh(dataclasses.replace(loaded.config.mesh, data=1), jax.devices()[:1])
     params = jax.device_put(jax.device_get(loaded.params), mesh_lib.named(mesh, mesh_lib.REPLICATED))
-    return dataclasses.replace(loaded, mesh=mesh, params=params)
+    return dataclasses.replace(loaded, mesh=mesh).with_params(params)
 
 
-class GatedLoaded(Loaded):
+class GatedModel(TrainedModel):
     """A run whose translations wait while it is held; `entered` counts calls since then."""
 
     gate: threading.Event
@@ -53,8 +53,8 @@ class GatedLoaded(Loaded):
 
 @pytest.fixture
 def gated(run):
-    """The run as a GatedLoaded that is not held yet, so that it can be warmed up."""
-    kind = type("Gated", (GatedLoaded,), {"gate": threading.Event(), "entered": threading.Semaphore(0)})
+    """The run as a GatedModel that is not held yet, so that it can be warmed up."""
+    kind = type("Gated", (GatedModel,), {"gate": threading.Event(), "entered": threading.Semaphore(0)})
     kind.gate.set()
     yield kind(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
     kind.gate.set()

@@ -3,7 +3,7 @@
 import concurrent.futures
 
 import pytest
-from helpers.runs import DIRECTIONS, SHORT_SEARCH, start, tiny_run
+from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
@@ -23,7 +23,8 @@ DATA = DIRECTIONS | dict(valid="", test="same=toy:test:4")
 @pytest.fixture(scope="module")
 def run(tmp_path_factory, cache):
     folder = tmp_path_factory.mktemp("serving-directions") / "both"
-    loop.train(start(tiny_run(folder, steps=2, data=DATA, checkpoint=dict(every_steps=2)), folder, cache), score=None)
+    config = tiny_run(folder, steps=2, data=DATA, languages=LANGUAGES, checkpoint=dict(every_steps=2))
+    loop.train(start(config, folder, cache), score=None)
     return load(folder, overrides=SHORT_SEARCH)
 
 
@@ -47,7 +48,7 @@ def test_languages_of_one_batch_do_not_depend_on_each_other(server, run):
         answers = list(pool.map(ask, cases))
     assert _batches(server) - before < len(cases), "both languages were in one batch"
     for (line, language), pieces in zip(cases, answers, strict=True):
-        (alone,) = run.translate([line], target_language=language)
+        (alone,) = run.translate([line], start=language)
         assert pieces == run.tokenizers.target.pieces(alone.hypotheses[0].tokens)
 
 
@@ -62,7 +63,7 @@ def test_libretranslate_chooses_by_its_target(server, run):
     assert languages == {"en": ["de"], "de": ["en"]}
     for source, target in (("en", "de"), ("de", "en"), ("auto", "en")):
         answer = server.post("/translate", {"q": LINES[0], "source": source, "target": target}).json()
-        (expected,) = run.translate([LINES[0]], target_language=target)
+        (expected,) = run.translate([LINES[0]], start=target)
         assert answer["translatedText"] == expected.text
         assert answer.get("detectedLanguage") == ({"language": "de", "confidence": 0} if source == "auto" else None)
     answer = server.post("/translate", {"q": "a", "source": "en", "target": "fr"})
@@ -77,7 +78,7 @@ def test_models_and_pairs_name_their_languages(server, run):
     for path, key in (("/api/score", "pieces"), ("/api/attention", "source_pieces")):
         answers = [server.post(path, pair | {"target_language": language}).json() for language in ("de", "en")]
         assert answers[0][key] != answers[1][key]
-    (expected,) = run.score([(LINES[0], "Ja.")], target_language="en")
+    (expected,) = run.score([(LINES[0], "Ja.")], start="en")
     answer = server.post("/api/score", pair | {"target_language": "en"}).json()
     assert answer["log_prob"] == pytest.approx(expected.log_prob, rel=1e-5)
 
@@ -88,8 +89,6 @@ def test_models_and_pairs_name_their_languages(server, run):
 )
 def test_a_missing_or_unknown_language_is_an_error(server, path, body):
     answer = server.post(f"/api/{path}", body)
-    assert (
-        answer.status_code == 400 and "translates into de, en: choose one by target_language" in answer.json()["error"]
-    )
+    assert answer.status_code == 400 and "translates into de, en: choose one" in answer.json()["error"]
     answer = server.post(f"/api/{path}", body | {"target_language": "fr"})
     assert answer.status_code == 400 and "does not translate into 'fr'" in answer.json()["error"]

@@ -44,7 +44,7 @@ def test_workdir_on_s3_is_refused_before_any_work(s3, capsys, command):
 
 
 @pytest.mark.parametrize("path, hint", [
-    ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout, or pip install s3fs"),
+    ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout"),
     ("az://box/run", r"pip install adlfs .not tested."),
 ])  # fmt: skip
 def test_missing_package_is_reported_for_each_scheme(monkeypatch, path, hint):

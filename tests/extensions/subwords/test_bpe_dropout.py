@@ -214,7 +214,7 @@ def test_long_sentences_without_spaces_are_not_drawn(source, tokenizers, tmp_pat
 
 
 def test_control_symbols_come_before_every_segmentation(tmp_path):
-    keys = KEYS | {"data.train": "toy:train:120", "data.directions": "train=en-de", "data.vocab_size": "360"}
+    keys = KEYS | {"data.train": "toy:train:120", "languages.directions": "train=en-de", "data.vocab_size": "360"}
     config = resolve(override(default_config(), keys))
     prepared = prepare_corpus(task_of(config), tmp_path)
     symbol = prepared.tokenizers.source.control_id("<2de>")

@@ -7,17 +7,17 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.runs import DIRECTIONS, SHORT_SEARCH, start, tiny_run
+from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 
 import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.direction_table import direction_table
 from t2t_flax.evaluation.evaluate import evaluate
-from t2t_flax.evaluation.restore import Loaded, load
+from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.evaluation.validation import validation_score
 from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.languages.table import summary
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.run import validation_loss, with_means
@@ -30,7 +30,7 @@ LINES = [source for source, _ in toy.pairs("test", 5)]
 
 
 def config_of(steps=6, **groups):
-    keys = dict(data=DATA, eval=dict(every_steps=3), checkpoint=dict(every_steps=3, keep_best=1))
+    keys = dict(data=DATA, languages=LANGUAGES, eval=dict(every_steps=3), checkpoint=dict(every_steps=3, keep_best=1))
     return tiny_run("", steps=steps, **{name: keys.get(name, {}) | groups.get(name, {}) for name in keys | groups})
 
 
@@ -97,49 +97,49 @@ def test_resume_is_bit_exact_with_directions(tmp_path, cache, workdir):
 
 def test_the_target_language_decides_and_batch_mates_do_not(run):
     languages = ["de", "en", "de", "en", "en"]
-    mixed = run.translate(LINES, target_language=languages)
+    mixed = run.translate(LINES, start=languages)
     for line, language, together in zip(LINES, languages, mixed, strict=True):
-        (alone,) = run.translate([line], target_language=language)
+        (alone,) = run.translate([line], start=language)
         assert alone.hypotheses[0].tokens == together.hypotheses[0].tokens
         assert alone.hypotheses[0].score == pytest.approx(together.hypotheses[0].score, rel=1e-5)
-    to = {language: run.score([(line, line) for line in LINES], target_language=language) for language in ("de", "en")}
+    to = {language: run.score([(line, line) for line in LINES], start=language) for language in ("de", "en")}
     assert all(a.log_prob != b.log_prob for a, b in zip(to["de"], to["en"], strict=True))
-    both = run.score([(LINES[0], LINES[0])] * 2, target_language=["de", "en"])
+    both = run.score([(LINES[0], LINES[0])] * 2, start=["de", "en"])
     assert [s.log_prob for s in both] == pytest.approx([to["de"][0].log_prob, to["en"][0].log_prob], rel=1e-5)
-    maps = run.attend(LINES[0], LINES[0], target_language="en")
+    maps = run.attend(LINES[0], LINES[0], start="en")
     assert maps.source_tokens[0] == "<2en>" and maps.source_tokens[-1] == "</s>"
 
 
 def test_each_language_is_looked_up_once_for_all_lines():
     asked = []
     run = SimpleNamespace(start_ids=lambda language: asked.append(language) or (len(asked),))
-    assert Loaded._starts(run, ["de", "en", "de", None], 4) == [(1,), (2,), (1,), (3,)]
-    assert Loaded._starts(run, "de", 3) == [(4,)] * 3 and Loaded._starts(run, "de", 0) == []
+    assert TrainedModel._starts(run, ["de", "en", "de", None], 4) == [(1,), (2,), (1,), (3,)]
+    assert TrainedModel._starts(run, "de", 3) == [(4,)] * 3 and TrainedModel._starts(run, "de", 0) == []
     assert asked == ["de", "en", None, "de"]
 
 
 def test_a_literal_token_does_not_steer(run):
     """`<2en> ...` translated into German is scored as that text after <2de>, by both ways into the model."""
     starts = {language: list(run.start_ids(language)) for language in ("de", "en")}
-    (score,) = run.score([("<2en> It is late.", "x")], target_language="de")
+    (score,) = run.score([("<2en> It is late.", "x")], start="de")
     ids = [*starts["de"], *run.tokenizers.source.encode("<2en> It is late.")]
     assert starts["en"][0] not in ids and run._encode([("<2en> It is late.", "x")], "de")[0].source[:-1] == ids
-    assert score.log_prob != run.score([("It is late.", "x")], target_language="en")[0].log_prob
+    assert score.log_prob != run.score([("It is late.", "x")], start="en")[0].log_prob
 
 
 def test_the_choice_is_required_and_checked(workdir, run, capsys):
     for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")]), lambda: run.attend("a", "b")):
-        with pytest.raises(UserError, match="translates into de, en: choose one by target_language"):
+        with pytest.raises(UserError, match="translates into de, en: choose one"):
             call()
     with pytest.raises(UserError, match="does not translate into 'fr', but into de, en"):
-        run.translate(LINES, target_language="fr")
+        run.translate(LINES, start="fr")
     with pytest.raises(UserError, match="does not translate into 'fr'"):
-        t2t_flax.load(workdir, target_language="fr")
-    german = t2t_flax.load(workdir, target_language="de", overrides=SHORT_SEARCH)
-    expected = run.translate(LINES, target_language="de")
+        t2t_flax.load(workdir, start="fr")
+    german = t2t_flax.load(workdir, start="de", overrides=SHORT_SEARCH)
+    expected = run.translate(LINES, start="de")
     assert [t.text for t in german.translate(LINES)] == [t.text for t in expected]
     assert main(["translate", f"--workdir={workdir}", "--input=/dev/null"]) == 2
-    assert "choose one by target_language, on the command line --target-language=de" in capsys.readouterr().err
+    assert "choose one, on the command line --target-language=de" in capsys.readouterr().err
 
 
 def test_commands_take_the_target_language(workdir, tmp_path, run):
@@ -148,12 +148,12 @@ def test_commands_take_the_target_language(workdir, tmp_path, run):
     words = [f"--workdir={workdir}", "--target-language=en", *flags]
     output = tmp_path / "out"
     assert main(["translate", *words, f"--input={tmp_path / 'in'}", f"--output={output}"]) == 0
-    expected = [t.text for t in run.translate(LINES, target_language="en")]
+    expected = [t.text for t in run.translate(LINES, start="en")]
     assert output.read_text().splitlines() == expected
     scores = tmp_path / "scores"
     pair = f"--source={tmp_path / 'in'}", f"--target={tmp_path / 'in'}"
     assert main(["score", *words, *pair, f"--output={scores}"]) == 0
-    expected = run.score([(line, line) for line in LINES], target_language="en")
+    expected = run.score([(line, line) for line in LINES], start="en")
     printed = [float(line.split("\t")[0]) for line in scores.read_text().splitlines()]
     assert printed == pytest.approx([s.log_prob for s in expected], abs=1e-5)
 
@@ -189,8 +189,8 @@ def test_validation_sets_are_evaluated_by_name(workdir, tmp_path, run):
 def test_a_direction_without_training_text_is_zero_shot(run, tmp_path):
     """German to German: no source has it, and the model has its token."""
     (tmp_path / "t.tsv").write_text("Ja.\tJa.\nNein.\tNein.\n")
-    data = dataclasses.replace(run.config.data, test="zero=t.tsv", directions="by_name, zero=de-de", root=str(tmp_path))
-    zero = dataclasses.replace(run, config=dataclasses.replace(run.config, data=data), workdir=tmp_path)
+    keys = {"data.test": "zero=t.tsv", "data.root": str(tmp_path), "languages.directions": "by_name, zero=de-de"}
+    zero = dataclasses.replace(run, config=run.config.with_values(keys), workdir=tmp_path)
     record, _ = evaluate(zero, "zero")
     assert record["data"]["zero_shot"] is True and record["data"]["direction"] == "de-de"
 
@@ -202,7 +202,7 @@ def test_the_table_keeps_zero_shot_apart():
         return {"split": direction, "scores": scores, "data": {"direction": direction, "zero_shot": zero_shot}}
 
     rows = [record("en-de", 10.0), record("de-fr", 2.0, True), record("fr-en", 20.0), record("en-th", 6.0, ter=False)]
-    assert direction_table(rows).splitlines() == [
+    assert summary(rows).splitlines() == [
         "| direction | set | sacreBLEU | chrF | tokenizer of sacreBLEU |",
         "| --- | --- | ---: | ---: | --- |",
         "| en-de | en-de | 10.00 | 1.00 | 13a |",
@@ -212,7 +212,7 @@ def test_the_table_keeps_zero_shot_apart():
         "| de-fr (zero-shot) | de-fr | 2.00 | 1.00 | 13a |",
     ]
     plain = {"split": "test", "scores": {}, "data": {}}
-    assert direction_table([plain, plain]) == "" and direction_table(rows[:1]) == ""
+    assert summary([plain, plain]) == "" and summary(rows[:1]) == ""
 
 
 def test_starting_without_directions_from_such_a_model_is_said(workdir, tmp_path, cache):

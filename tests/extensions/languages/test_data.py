@@ -1,6 +1,6 @@
 """Text of several directions: the target language's token is the first id of every source sentence, and nowhere else."""
 
-import dataclasses
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -18,7 +18,8 @@ from t2t_flax.data.sources.joined import StartedSource
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.jobs import _describe_changes, _describe_directions
+from t2t_flax.extensions.languages.hook import hook
+from t2t_flax.jobs import _describe_changes
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -26,7 +27,7 @@ KEYS = {
     "data.train": "en-de=toy:train:200; de-en=toy:train:150; bt=toy:train:30",
     "data.valid": "en-de=toy:valid:20; de-en=toy:valid:15",
     "data.test": "de-en=toy:test:10",
-    "data.directions": "by_name, bt=de-en",
+    "languages.directions": "by_name, bt=de-en",
     "mixtures.tags": "bt=<bt>",
     "mixtures.limits": "de-en=100",
     "data.vocab_size": "400",
@@ -38,7 +39,8 @@ TOKENS = ("<2de>", "<2en>", "<bt>")
 
 
 def config_of(**keys):
-    more = {f"data.{name}": str(value) for name, value in keys.items()}
+    groups = {"directions": "languages"}
+    more = {f"{groups.get(name, 'data')}.{name}": str(value) for name, value in keys.items()}
     if not keys.get("joint_vocabulary", True):
         more["model.tie_embeddings"] = "decoder"
     return resolve(override(default_config(), KEYS | more))
@@ -193,7 +195,7 @@ def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path)
         (tmp_path / f"{language}.tsv").write_text(rows)
     keys = {
         "data.train": "; ".join(f"en-{language}={language}.tsv" for language in languages),
-        "data.directions": "by_name",
+        "languages.directions": "by_name",
         "data.root": str(tmp_path),
         "data.vocab_size": "340",
         "mixtures.temperature": str(temperature),
@@ -216,9 +218,10 @@ def test_explain_and_training_name_the_directions(tmp_path):
     text = describe(config)
     assert "directions: en-de, de-en" in text and "tokens of the target languages: <2de> <2en>" in text
     assert "zero-shot, no training text: de-de" in text
-    printed = _describe_directions(config.data, [200, 100, 30])
-    assert printed == "directions: en-de 200 pairs, de-en 130 pairs\nzero-shot, no training text: de-de\n"
-    assert _describe_directions(SMALL_DATA, [7]) == "" and "directions" not in describe(Config())
+    corpus = SimpleNamespace(train=SimpleNamespace(pairs_of_sources=[200, 100, 30]))
+    printed = hook(config).describe(corpus)
+    assert printed == ["directions: en-de 200 pairs, de-en 130 pairs", "zero-shot, no training text: de-de"]
+    assert "directions" not in describe(Config())
 
 
 def test_targets_that_the_tokenizer_cannot_write_are_counted(tmp_path):
@@ -246,4 +249,3 @@ def test_the_order_of_calls_does_not_matter_with_directions(tmp_path):
     arrays = {k: batches.batch(k).arrays["source"] for k in (5, 0, 3)}
     for k in (0, 3, 5):
         np.testing.assert_array_equal(again.batch(k).arrays["source"], arrays[k])
-    assert dataclasses.asdict(config.data)["directions"] == KEYS["data.directions"]

@@ -1,33 +1,28 @@
-"""data.directions: the direction of every source of text, and the target languages that follow."""
+"""languages.directions: the direction of every source of text, and the target languages that follow."""
 
 import pytest
 
 from t2t_flax.config import Config, Data, resolve
-from t2t_flax.config.directions import (
-    Direction,
-    direction_of_set,
-    language_of_token,
-    language_token,
-    parse_directions,
-    target_languages,
-    trained_directions,
-    untrained_directions,
-)
-from t2t_flax.data.hooks import symbols_of
+from t2t_flax.data.hooks import all_directions, direction_of_set, start_names, symbols_of, trained_directions
+from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.languages.keys import parse_directions
 from t2t_flax.tasks import task_of
 
 TRAIN = "en-de=a.tsv; de-en=b.tsv; en-zh_Hans.web=c.tsv; bt=d.tsv"
-DATA = Data(
-    train=TRAIN,
-    valid="en-de=v.tsv; bt=w.tsv",
-    test="zero=t.tsv; de-en=u.tsv",
-    directions="by_name, bt=de-en, zero=de-zh_Hans",
-)
+KEYS = dict(train=TRAIN, valid="en-de=v.tsv; bt=w.tsv", test="zero=t.tsv; de-en=u.tsv")
+DIRECTIONS = "by_name, bt=de-en, zero=de-zh_Hans"
+
+
+def config_of(directions=DIRECTIONS, **data):
+    return Config(data=Data(**data)).with_values({"languages.directions": directions})
+
+
+CONFIG = config_of(**KEYS)
 
 
 def test_directions_come_from_names_and_entries():
-    directions = parse_directions(DATA)
+    directions = parse_directions(CONFIG)
     assert {name: str(direction) for name, direction in directions.items()} == {
         "en-de": "en-de",
         "de-en": "de-en",
@@ -35,25 +30,25 @@ def test_directions_come_from_names_and_entries():
         "bt": "de-en",
         "zero": "de-zh_Hans",
     }
-    assert trained_directions(DATA) == [Direction("en", "de"), Direction("de", "en"), Direction("en", "zh_Hans")]
-    assert untrained_directions(DATA) == [Direction("de", "zh_Hans")]
-    assert target_languages(DATA) == ["de", "en", "zh_Hans"]
+    trained = [Direction("en", "de"), Direction("de", "en"), Direction("en", "zh_Hans")]
+    assert trained_directions(CONFIG) == trained
+    model = Starts(tuple(trained), {"de": 5, "en": 7, "zh_Hans": 6})
+    assert all_directions(CONFIG, model) == [*trained, Direction("de", "zh_Hans")]
+    assert start_names(CONFIG) == ["de", "en", "zh_Hans"]
     control = ["<2de>", "<2en>", "<2zh_Hans>"]
-    assert symbols_of(Config(data=DATA)) == (control, [])
-    assert symbols_of(Config(data=DATA).with_values({"mixtures.tags": "bt=<bt>"})) == ([*control, "<bt>"], [])
-    assert direction_of_set(DATA, "valid.bt") == direction_of_set(DATA, "bt") == ("de", "en")
+    assert symbols_of(CONFIG) == (control, [])
+    assert symbols_of(CONFIG.with_values({"mixtures.tags": "bt=<bt>"})) == ([*control, "<bt>"], [])
+    assert direction_of_set(CONFIG, "valid.bt") == direction_of_set(CONFIG, "bt") == ("de", "en")
 
 
 def test_sources_without_names_are_named_after_their_split():
-    data = Data(
-        train="x=a.tsv; y=b.tsv", valid="v.tsv", test="t.tsv", directions="x=de-en,y=fr-en,valid=de-en,test=fr-en"
-    )
-    assert direction_of_set(data, "test") == ("fr", "en") and direction_of_set(data, "valid") == ("de", "en")
+    config = config_of("x=de-en,y=fr-en,valid=de-en,test=fr-en", train="x=a.tsv; y=b.tsv", valid="v.tsv", test="t.tsv")
+    assert direction_of_set(config, "test") == ("fr", "en") and direction_of_set(config, "valid") == ("de", "en")
 
 
 def test_without_directions_there_is_one():
     config = Config(data=Data(train="clean=a.tsv; bt=b.tsv")).with_values({"mixtures.tags": "bt=<bt>"})
-    assert not parse_directions(config.data) and not target_languages(config.data)
+    assert not parse_directions(config) and not start_names(config)
     assert symbols_of(config) == ([], ["<bt>"])
 
 
@@ -77,23 +72,21 @@ def test_without_directions_there_is_one():
     ],
 )  # fmt: skip
 def test_wrong_directions_are_refused_by_key(keys, message):
-    values = {name: getattr(DATA, name) for name in ("train", "valid", "test", "directions")} | keys
+    directions = keys.get("directions", DIRECTIONS)
     with pytest.raises(UserError, match=message):
-        resolve({"data": values})
-
-
-@pytest.mark.parametrize("language", ["de", "zh_Hans", "cmn_Hans"])
-def test_a_token_names_its_language(language):
-    assert language_of_token(language_token(language)) == language_of_token(f">>{language}<<") == language
-    for other in (language, f"<2{language}", f"\u2581<2{language}>", f">>{language}<< x", ">><<", "<2>", "<2 de>"):
-        assert language_of_token(other) is None
+        resolve(
+            {
+                "data": KEYS | {k: v for k, v in keys.items() if k != "directions"},
+                "languages": {"directions": directions},
+            }
+        )
 
 
 def test_the_metric_of_the_best_checkpoint_exists_in_every_direction():
     """Moses cannot tokenize Chinese: its BLEU would have no mean over these sets."""
-    keys = {name: getattr(DATA, name) for name in ("train", "directions")}
-    keys |= {"valid": "en-de=v.tsv; en-zh_Hans.web=w.tsv", "test": "zero=t.tsv"}
-    config = resolve({"data": keys, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}})
+    keys = {"train": TRAIN, "valid": "en-de=v.tsv; en-zh_Hans.web=w.tsv", "test": "zero=t.tsv"}
+    languages = {"languages": {"directions": DIRECTIONS}}
+    config = resolve({"data": keys, **languages, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}})
     with pytest.raises(UserError, match="config.eval.metric = 'tokenized_bleu' is not a metric"):
         task_of(config)
-    task_of(resolve({"data": keys, "eval": {"metric": "chrf", "decode_every_steps": 1}}))
+    task_of(resolve({"data": keys, **languages, "eval": {"metric": "chrf", "decode_every_steps": 1}}))
