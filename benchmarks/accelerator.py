@@ -40,7 +40,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
     from t2t_flax.extensions.planning.mfu import mfu, peaks_of, update_flops
     from t2t_flax.monitoring import memory
     from t2t_flax.training.prefetch import Prefetcher
-    from t2t_flax.training.setup import compile_train_steps, describe_shapes, set_up_training
+    from t2t_flax.training.setup import compile_train_steps, set_up_training
     from t2t_flax.training.train_state import init_state
 
     with tempfile.TemporaryDirectory() as folder:
@@ -76,7 +76,7 @@ def measure(preset: str, steps: int, overrides: dict[str, str]) -> dict[str, Any
         "changed": overrides,
         "updates": steps,
         "precision": run.model.dtype.name,
-        "shapes": describe_shapes(run.batches.shapes),
+        "shapes": ", ".join(map(str, run.batches.shapes)),
         "rows_on_a_device": max(s.rows for s in run.batches.shapes) // mesh_lib.batch_shards(run.mesh),
         "compile_seconds": round(compiled, 1),
         "target_tokens_per_second": {

@@ -44,7 +44,7 @@ SAFE = {
     "decode.strategy": ("greedy", "sample"), "decode.top_k": ("1", "100000"), "decode.top_p": ("1e-6", "0.5"), "decode.seed": ("-5", "1" * 18),
     "decode.temperature": ("1e-4", "1e4"), "decode.max_length_ratio": ("0", "2"), "decode.max_length_offset": ("0", "3"), "decode.batch_size": ("1", "3"),
     "decode.max_source_length": ("2", "5"), "decode.length_penalty": ("none", "power"), "mesh.data": ("1", "2"), "mesh.fsdp": ("2",),
-    "eval.bootstrap_samples": ("0", "3"), "eval.samples": ("0", "1000000"), "data.test": ("toy:test:2", "a.en,a.de", "a.tsv"),
+    "eval.bootstrap_samples": ("0", "3"), "data.test": ("toy:test:2", "a.en,a.de", "a.tsv"),
 }  # fmt: skip
 
 

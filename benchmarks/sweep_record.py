@@ -13,8 +13,8 @@ from typing import Any
 from benchmarks.record import machine, publish
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.records import read_record
 from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
+from t2t_flax.extensions.sweeps.records import read_record
 from t2t_flax.extensions.sweeps.results import Result, learning_curve
 from t2t_flax.extensions.sweeps.rows import Row, rows
 

@@ -170,24 +170,6 @@ def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[Binar
         raise
 
 
-@by_storage
-def create_file(path: epath.PathLike, data: bytes) -> bool:
-    """Writes a file if there is none of that name, else returns False. Of any number of processes on any hosts that try at
-    once, one succeeds (O_EXCL). Parent folders must exist.
-
-    False may also mean that this process has succeeded and the answer of a store was lost: read the file to know.
-    """
-    try:
-        file = open(path, "xb")  # noqa: SIM115
-    except FileExistsError:
-        return False
-    with file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return True
-
-
 def refuse_existing(path: epath.PathLike, flag: str) -> bool:
     """False if there is no such folder or file. Raises UserError if there is. Also as `keep` of `atomic_directory`."""
     if epath.Path(path).exists():

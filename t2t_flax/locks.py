@@ -17,10 +17,9 @@ import shutil
 import socket
 import threading
 import time
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import psutil
 from etils import epath
@@ -59,56 +58,24 @@ class Holder:
     process: int
     command: str
     since: str
-    started: float
-    """When the process started, in seconds since the host did: process numbers are reused."""
-    processes: str = ""
-    """Where `process` is a number: this boot of this machine, and the container."""
-    token: str = ""
 
     def __str__(self) -> str:
         return f"{self.command}, process {self.process} on {self.host}, since {self.since}"
-
-    @property
-    def gone(self) -> bool:
-        """Whether the process is known to have ended; unknown, so False, for another host or container."""
-        if self.processes != _process_space():
-            return False
-        try:
-            return abs(_start_time(self.process) - self.started) > 2.0
-        except psutil.Error:
-            return True
 
 
 def this_process(command: str) -> Holder:
     """This process as a holder."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    number, started = os.getpid(), round(_start_time(os.getpid()), 2)
-    return Holder(socket.gethostname(), number, command, now, started, _process_space(), uuid.uuid4().hex)
+    return Holder(socket.gethostname(), os.getpid(), command, now)
 
 
-def _start_time(process: int) -> float:
-    """Seconds from the start of the machine to that of a process: a clock that is set does not change them."""
-    return psutil.Process(process).create_time() - psutil.boot_time()
-
-
-def _process_space() -> str:
-    """Two processes for which this is equal see each other under the same numbers. Names of hosts are not enough: many
-    machines are called `localhost`, and containers may share a name.
-    """
+def parse_holder(text: str | None, kind: type[Holder] = Holder) -> Any:
+    """The holder, an object of `kind`, that a lock file names; None for any other text."""
     try:
-        return f"{machine_tag()}-{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return machine_tag()
-
-
-def read_holder(path: epath.PathLike) -> Holder | None:
-    return parse_holder(read_if_exists(path) or "")
-
-
-def parse_holder(text: str) -> Holder | None:
-    try:
-        values = parse_json(text)
-        return Holder(**{field.name: values[field.name] for field in dataclasses.fields(Holder)})
+        values = parse_json(text or "")
+        if type(values["process"]) is not int:
+            return None
+        return kind(**{field.name: values[field.name] for field in dataclasses.fields(kind)})
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -192,7 +159,7 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
         try:
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except BlockingIOError:
-            return parse_holder(file.read()) or Holder("an unknown host", 0, "another process", "an unknown time", 0.0)
+            return parse_holder(file.read()) or Holder("an unknown host", 0, "another process", "an unknown time")
     return None
 
 
@@ -212,9 +179,10 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
 def _wait_for_folder(folder: Path, command: str, say: Callable[[str], None]) -> FileLock:
     path, start, reported = folder / NAME, time.monotonic(), False
     while not (lock := lock_file(path, command)):
-        holder = read_holder(path)
+        holder = parse_holder(read_if_exists(path))
         elsewhere = holder is not None and holder.host != socket.gethostname()
-        patience = LOST_HOST if elsewhere else 10.0 if holder is None or holder.gone else 0.0
+        # Children of a killed holder may keep the lock for a moment.
+        patience = LOST_HOST if elsewhere else 0.0 if holder and psutil.pid_exists(holder.process) else 10.0
         if time.monotonic() - start >= patience:
             raise in_use(folder, holder)
         if elsewhere and not reported:

@@ -110,8 +110,8 @@ SOURCES = {
 """Forms of data.train, data.valid and data.test, beside that of two or more text files."""
 MODEL_FORMS: dict[str, ModelForm] = {}
 """What --workdir may name beside the workdir of a run."""
-TASKS = Table({"translation": "t2t_flax.tasks.translation.task"})
-"""Choices of data.task; a module has the class `TASK`, a `tasks.base.Task`."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation"})
+"""Choices of data.task; a module has the class `TASK`, a `tasks.Task`."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})

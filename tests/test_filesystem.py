@@ -31,22 +31,7 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
-class HttpError(Exception):
-    """Like the one of gcsfs."""
-
-    def __init__(self, code: int):
-        super().__init__(f"an answer with status {code}")
-        self.code = code
-
-
-@pytest.mark.parametrize("code", [401, 403, 408, 429, 500, 502, 503, 504])
-def test_http_errors_of_a_store_are_transient(code):
-    assert is_transient(HttpError(code))
-
-
-@pytest.mark.parametrize(
-    "error", [HttpError(404), HttpError(412), ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")]
-)
+@pytest.mark.parametrize("error", [ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")])
 def test_errors_of_the_file_itself_are_not_transient(error):
     assert not is_transient(error) and not is_write_refused(error)
 

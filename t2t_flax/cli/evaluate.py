@@ -1,15 +1,8 @@
 """`evaluate`: restores a run, decodes test sets and writes a record of each."""
 
-import argparse
-import dataclasses
-
-from etils import epath
-
-from t2t_flax import jobs
+from t2t_flax import api
 from t2t_flax.cli import arguments
-from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.supervisor import RunSupervisor, run_job
-from t2t_flax.process_setup import prepare_process
+from t2t_flax.errors import OK
 
 
 def run(argv: list[str]) -> int:
@@ -38,41 +31,8 @@ def run(argv: list[str]) -> int:
         "--output", metavar="DIR", help="folder that gets the records, as DIR/eval/..., instead of the workdir"
     )
     args, overrides = arguments.parse(parser, argv)
-
-    from t2t_flax.data.dataset import sets_of
-    from t2t_flax.evaluation.decoder import check_decoder
-    from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.tasks import task_of
-
-    folder = jobs.evaluation_folder(args.workdir, args.output)
     if args.output:
         arguments.check_output("--output", args.output, folder=True)
-    config = stored_config(args.workdir, overrides)
-    sets = sets_of(config, args.split or "test")
-    for name in sets:
-        task_of(config).of_set(name).check_requirements()
-    check_decoder(config)
-    prepare_process(config)
-    return run_job(config, lambda supervisor: _job(args, folder, sets, overrides, supervisor))
-
-
-def _job(
-    args: argparse.Namespace, folder: epath.Path, sets: list[str], overrides: dict[str, str], supervisor: RunSupervisor
-) -> int:
-    from t2t_flax.evaluation.restore import load
-
-    say = supervisor.group.say
-    check_shared(supervisor.group, folder, "--output" if args.output else "--workdir")
-    with supervisor.exit_on_signal("evaluating"):
-        choice = dict(step=args.step, average=args.average, best=args.best)
-        loaded = load(args.workdir, **choice, overrides=overrides, group=supervisor.group)
-        loaded = dataclasses.replace(loaded, workdir=folder)
-        records = []
-        for name in sets:
-            path, record, _ = jobs.evaluate_set(loaded, name, supervisor)
-            records.append(record)
-            say(f"record: {path}")
-        for text in jobs.summaries(records):
-            say(text)
-        supervisor.group.barrier("evaluated")
-    return 0
+    choice = dict(step=args.step, average=args.average, best=args.best)
+    api.evaluate(args.workdir, args.split or "test", **choice, overrides=overrides, output=args.output)
+    return OK

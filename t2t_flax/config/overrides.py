@@ -1,6 +1,5 @@
 """Builds a checked, frozen `Config` from keys and overrides, converts it to and from JSON, and compares two."""
 
-import dataclasses
 import difflib
 import json
 from typing import Any
@@ -108,15 +107,15 @@ def from_json(text: str) -> Config:
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     """Keys whose values differ, by dotted name, with both values."""
-    pairs = {name: tuple(getattr(c.group(g), i) for c in (a, b)) for name in fields() for g, i in [name.split(".")]}
-    return {name: pair for name, pair in pairs.items() if pair[0] != pair[1]}
+    pairs = {name: (a.value(name), b.value(name)) for name in fields()}
+    return {name: (x, y) for name, (x, y) in pairs.items() if x != y}
 
 
 def as_resumed(stored: Config, given: Config) -> Config:
     """`given` for going on with the run of `stored`: train.precision = auto is what it was at the run's first start."""
     if given.train.precision != "auto":
         return given
-    return dataclasses.replace(given, train=dataclasses.replace(given.train, precision=stored.train.precision))
+    return given.with_values({"train.precision": stored.train.precision})
 
 
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
@@ -125,9 +124,7 @@ def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[An
     return {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
 
 
-def format_differences(
-    differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  "
-) -> str:  # fmt: skip
+def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  ") -> str:
     """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`, with `in the workdir` as
     `first` and `now` as `second`.
     """

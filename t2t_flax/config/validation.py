@@ -13,7 +13,6 @@ def check_combinations(c: Config) -> None:
     _check_keys_are_read(c)
     _check_model(c.model)
     _check_data(c)
-    _check_eval(c)
     _check_decode(c)
     _check_mesh(c.mesh)
     for name in GROUPS:
@@ -78,17 +77,6 @@ def _check_data(c: Config) -> None:
         )
 
 
-def _check_eval(c: Config) -> None:
-    e = c.eval
-    decoded = e.metric not in HIGHER_IS_BETTER
-    if not decoded and e.metric != "nll" and not (e.every_steps or e.every_epochs):
-        raise UserError(f"config.eval.metric = '{e.metric}' needs config.eval.every_steps or eval.every_epochs.")
-    if decoded and not e.decode_every_steps and (e.patience or c.checkpoint.keep_best > 1):
-        raise UserError(
-            f"config.eval.metric = '{e.metric}' needs config.eval.decode_every_steps > 0 to be computed during training."
-        )
-
-
 def _check_decode(c: Config) -> None:
     d = c.decode
     if d.strategy == "beam" and d.n_best > d.beam_size:
@@ -122,11 +110,8 @@ def check_trainable(c: Config) -> None:
     missing = "config.data.valid is empty"
     if c.data.valid:
         missing = f"config.eval.{'decode_every_steps' if decoded else 'every_steps and eval.every_epochs'} = 0"
-    for name, value, needed in (
-        ("eval.patience", e.patience, e.patience > 0),
-        ("checkpoint.keep_best", c.checkpoint.keep_best, c.checkpoint.keep_best > 1),
-    ):
+    for name, needed in (("eval.patience", e.patience > 0), ("checkpoint.keep_best", c.checkpoint.keep_best > 1)):
         if needed:
             raise UserError(
-                f"config.{name} = {value} depends on eval.metric = {e.metric}, which is never computed: {missing}."
+                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed: {missing}."
             )

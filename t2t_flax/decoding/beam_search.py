@@ -6,7 +6,6 @@ length, so the penalty never reorders them; it ranks the finished ones and decid
 
 import dataclasses
 import functools
-import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from t2t_flax.decoding.search_loop import (
     run_stages,
 )
 from t2t_flax.decoding.top_k import log_sum_exp, top_k
-from t2t_flax.errors import UserError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,14 +43,6 @@ class BeamOptions:
     n_best: int = 1
     length_penalty: str = "gnmt"
     early_stopping: str = "exact"
-
-    def __post_init__(self):
-        if not 1 <= self.n_best <= self.beam_size:
-            raise UserError(
-                f"n_best = {self.n_best} with beam_size = {self.beam_size}: n_best must be in 1..beam_size."
-            )
-        if not math.isfinite(self.alpha):
-            raise UserError(f"alpha = {self.alpha}: the length penalty needs a finite number (0 = none).")
 
 
 @flax.struct.dataclass

@@ -16,7 +16,6 @@ from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.monitoring import memory
 
 _WHOLE_BATCH = 256
 """`score_pairs` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
@@ -75,64 +74,32 @@ def score_pairs(
     pairs: Sequence[PairIds],
     *,
     batch_size: int,
-    where: Callable[[int], str] = "pair {}".format,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[PairScore]:
     """One PairScore per pair, in order, independent of the rest of the batch. batch_size: pairs per data shard.
     progress(pairs done, total) is called after each batch.
 
     Longer pairs than 256 tokens are scored in smaller batches, so that the memory of attention stays constant until
-    each shard has one row. Raises UserError before scoring anything if memory is too small; a pair that does not fit
-    even alone is named by `where(number)`, from 1.
+    each shard has one row.
     """
     shards, longest = mesh_lib.batch_shards(mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
     put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
     order = sorted(range(len(pairs)), key=longest.__getitem__)
     scores: dict[int, PairScore] = {}
-    groups = []
     for length, group in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
         members = list(group)
         rows = shards * max(1, min(batch_size, batch_size * _WHOLE_BATCH**2 // length**2))
-        program = _program(model, mesh, *_structs(params), rows, length)
-        advice = "Lower config.decode.batch_size."
-        if rows == shards:
-            last = pairs[members[-1]]
-            advice = (
-                f"{where(members[-1] + 1)} has {len(last.source)} source and {len(last.target)} target tokens: shorten or "
-                "remove that pair (config.decode.max_source_length limits its length)."
-            )
-        name = f"scoring {rows} pairs of up to {length} tokens"
-        memory.check_fits_in_memory(name, memory.program_bytes(program), memory.device_memory(), advice)
-        groups.append((program, rows, length, members))
-    done = 0
-    for program, rows, length, members in groups:
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
             arrays = rows_of([pairs[i] for i in chunk], rows, length)
-            log_probs_BxT = np.asarray(program(params, {k: put(x) for k, x in arrays.items()}))
+            with mesh_lib.use(mesh):
+                log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
                 scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
-            done += len(chunk)
             if progress:
-                progress(done, len(pairs))
+                progress(len(scores), len(pairs))
     return [scores[i] for i in range(len(pairs))]
-
-
-def _structs(params: Any) -> tuple[tuple[jax.ShapeDtypeStruct, ...], Any]:
-    """(shapes, dtypes and shardings of the parameters, as a hashable tuple; the tree structure)."""
-    leaves, tree = jax.tree.flatten(params)
-    return tuple(jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding) for x in leaves), tree
-
-
-@functools.lru_cache(maxsize=64)
-def _program(model: Transformer, mesh, leaves, tree, rows: int, length: int) -> jax.stages.Compiled:
-    """`_token_log_probs` compiled for a batch [rows, length]."""
-    ids = jax.ShapeDtypeStruct((rows, length), np.int32, sharding=mesh_lib.named(mesh, mesh_lib.ROWS))
-    names = ("", "_segments", "_positions")
-    batch = {side + name: ids for side in ("source", "target") for name in names}
-    with mesh_lib.use(mesh):
-        return _token_log_probs.lower(model, tree.unflatten(leaves), batch).compile()
 
 
 def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> dict[str, np.ndarray]:

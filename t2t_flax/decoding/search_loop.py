@@ -27,7 +27,8 @@ _TOKENS_READ = 32 * 32 * 4 * 32
 threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams and
 32 tokens.
 """
-LENGTHS = (16, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
+LENGTHS = (32, 64, 128, 256, 512, 1024)
+"""Target tokens for which the cache has room; it grows from one to the next."""
 
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the

@@ -15,16 +15,19 @@ from jax.sharding import PartitionSpec
 from t2t_flax.config import Decode
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.batches import Batch, hypotheses_per_sentence, padded, plan_batches
+from t2t_flax.decoding.batches import (
+    Batch,
+    EncodedLines,
+    encode_lines,
+    hypotheses_per_sentence,
+    padded,
+    plan_batches,
+)
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
-from t2t_flax.decoding.encoded_lines import EncodedLines, encode_lines
 from t2t_flax.decoding.sampling import SampleOptions, sample
-from t2t_flax.decoding.search_loop import SearchResult, next_length
+from t2t_flax.decoding.search_loop import LENGTHS, SearchResult, next_length
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
-
-CACHE_LENGTHS = (32, 64, 128, 256, 512, 1024)
-"""Target tokens for which the cache has room; it grows from one to the next."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +148,7 @@ class Translator:
         params, caps_B = in_compute_type(self._model, params), np.full(rows, most, np.int32)
         length = 0
         while length < most:  # the programs that make the result depend on the length that is reached
-            length = next_length(length, CACHE_LENGTHS)
+            length = next_length(length, LENGTHS)
             self._decode(params, source_BxS, prefix_BxP, caps_B, np.zeros(rows, np.int32), rehearse=length)
 
     def _decode(self, params, source_BxS, prefix_BxP, caps_B, ids_B, rehearse: int = 0) -> SearchResult:
@@ -153,11 +156,9 @@ class Translator:
         c, put = self._config, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
         with mesh_lib.use(self._mesh):
             width = hypotheses_per_sentence(c)
-            length = CACHE_LENGTHS[0 if source_BxS.shape[1] <= 64 else 1]
+            length = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1]
             cache = start_search(self._model, params, put(source_BxS), width, length)
-            inputs: dict[str, Any] = dict(
-                caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), lengths=CACHE_LENGTHS, rehearse=rehearse
-            )
+            inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), rehearse=rehearse)
             if c.strategy == "beam":
                 options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
                 result = beam_search(self._step, params, cache, options, **inputs)

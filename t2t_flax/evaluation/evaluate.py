@@ -1,4 +1,9 @@
-"""Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores."""
+"""Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores.
+
+A record is identified by its checkpoints, its test set (by content) and the settings that affect scores.
+Records of different evaluations have different names, so none overwrites another; repeating an
+evaluation writes to the same name.
+"""
 
 import hashlib
 import importlib.metadata
@@ -15,18 +20,20 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
+from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.bootstrap import confidence_interval
-from t2t_flax.evaluation.records import record_name, task_of_record
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.tasks import lower_is_better, task_of
+from t2t_flax.json_file import parse_json
+from t2t_flax.tasks import Task, lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions
-from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import count_params
+from t2t_flax.training.validation_loss import ValidationLoss
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1
@@ -43,7 +50,7 @@ def evaluate(
 ) -> tuple[dict[str, Any], list]:
     """Decodes and scores a validation or test set (see `dataset.sets_of`), in the direction that the config gives it.
 
-    Writes the record WORKDIR/eval/NAME.json, with NAME from `records.record_name`, and beside it
+    Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
     (`group`) all must call this; each decodes its share, process 0 writes.
 
@@ -145,6 +152,55 @@ def compute_scores(
     return scores
 
 
+def identity(record: dict[str, Any]) -> dict[str, Any]:
+    """What a record is of: test set, checkpoints, and settings that differ from the defaults."""
+    checkpoint, config = record["checkpoint"], record["config"]
+    settings = {}
+    for name in keys_that_change(TRANSLATIONS, SCORES):
+        group, key = name.split(".")
+        default = fields()[name].default
+        value = config.get(group, {}).get(key, default)
+        settings |= {} if value == default else {name: value}
+    return {
+        "split": record["split"],
+        "data": record["data"]["digest"],
+        "steps": list(checkpoint["averaged"]),
+        "best": "best" in checkpoint,
+        "settings": settings,
+    }
+
+
+def record_name(loaded: TrainedModel, split: str, digest: str) -> str:
+    """The name of the record of a loaded run on a test set whose content has this digest.
+
+    `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
+    run's own config. For others, or if the record of another evaluation already has the name, a digest of the
+    identity is appended.
+    """
+    checkpoint = {"averaged": loaded.steps} | ({} if loaded.checkpoint.metric is None else {"best": True})
+    of_set = {"split": split, "data": {"digest": digest}, "checkpoint": checkpoint}
+    current, own = (identity(of_set | {"config": config_lib.as_json(c)}) for c in (loaded.config, loaded.stored))
+    count = len(loaded.steps)
+    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
+    own_text = _spec(loaded.config, split) == _spec(loaded.stored, split)
+    if own_text and current == own and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
+        return base
+    return f"{base}-{hashlib.sha256(json.dumps(current, sort_keys=True).encode()).hexdigest()[:8]}"
+
+
+def _spec(config: Config, split: str) -> str | None:
+    sets = config_lib.parse_valid_sets(config.data.valid) | config_lib.parse_test_sets(config.data.test)
+    return sets.get(split)
+
+
+def _identity_in(path: epath.Path) -> dict[str, Any] | None:
+    """None for a file that does not exist or is not a record."""
+    try:
+        return identity(parse_json(path.read_bytes()))
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+
+
 def path_of(loaded: TrainedModel, record: dict[str, Any]) -> epath.Path:
     """The path of the record of an evaluation."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
@@ -160,7 +216,7 @@ def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
     return entry | ({"why": why} if why else {})
 
 
-def summary(record: dict[str, Any]) -> str:
+def summary(record: dict[str, Any], task: Task) -> str:
     """The scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
@@ -169,7 +225,7 @@ def summary(record: dict[str, Any]) -> str:
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
     corpus = f"{data['corpus']}, " if data.get("corpus") else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
-    lines += task_of_record(record).summary(scores)
+    lines += task.summary(scores)
     if counts["unknown_target_tokens"]:
         lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
     if changed := counts.get("changed_targets"):

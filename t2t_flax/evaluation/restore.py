@@ -24,7 +24,7 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
-from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
@@ -46,10 +46,10 @@ class StoredRun:
     mesh: jax.sharding.Mesh
     model: Transformer
 
-    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
-        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
+    def restore(self, choice: CheckpointChoice, group: ProcessGroup | None = None) -> Iterator[RestoredParams]:
+        """The chosen checkpoints; see `checkpoint_selection.restore_chosen`."""
         abstract = abstract_params(self.config.mesh, self.model, self.mesh)
-        return restore_parts(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
+        return restore_chosen(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TrainedModel(StoredRun):
     (`data.starts`), of a model of several directions the target language, where no other is requested.
     """
 
-    checkpoint: Part
+    checkpoint: RestoredParams
     start: str | None = None
 
     @property
@@ -132,30 +132,21 @@ class TrainedModel(StoredRun):
         for number, ids in enumerate(encoded, 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
-        return self._score(encoded, where)
+        return self._score(encoded)
 
     def score_each(
-        self,
-        pairs: Sequence[tuple[str, str]],
-        *,
-        where: Callable[[int], str] = "pair {}".format,
-        progress: Callable[[int, int], None] | None = None,
+        self, pairs: Sequence[tuple[str, str]], *, progress: Callable[[int, int], None] | None = None
     ) -> "list[PairScore | UserError]":
         """As `score`, with an error in the place of each pair that cannot be scored. progress: see `score_pairs`."""
         encoded = self._encode(pairs, None)
-        numbers = [number for number, ids in enumerate(encoded, 1) if not isinstance(ids, UserError)]
-        valid = [ids for ids in encoded if not isinstance(ids, UserError)]
-        scores = iter(self._score(valid, lambda number: where(numbers[number - 1]), progress))
+        scores = iter(self._score([ids for ids in encoded if not isinstance(ids, UserError)], progress))
         return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
-    def _score(
-        self, ids: "list[PairIds]", where: Callable[[int], str], progress: Callable[[int, int], None] | None = None
-    ) -> "list[PairScore]":
+    def _score(self, ids: "list[PairIds]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
-        size = self.config.decode.batch_size
         parts = self.model, self.params, self.tokenizers, self.mesh
-        return score_pairs(*parts, ids, batch_size=size, where=where, progress=progress)
+        return score_pairs(*parts, ids, batch_size=self.config.decode.batch_size, progress=progress)
 
     def attend(self, source: str, target: str | None = None, *, start: str | None = None) -> "AttentionMaps":
         """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
@@ -297,7 +288,7 @@ def load(
     run = open_run(workdir, overrides, group, local=local)
     if start is not None:
         run.tokenizers.starts.chosen(run.config.data, start)
-    part = mean(run.parts(Choice(step, average, best, at_most), group))
+    part = mean(run.restore(CheckpointChoice(step, average, best, at_most), group))
     return TrainedModel(**vars(run), checkpoint=part, start=start)
 
 

@@ -1,7 +1,7 @@
-"""What a metric is: how it is computed, which direction is better, and what a bootstrap resamples."""
+"""What a metric is: how it is computed, whether higher is better, and what a bootstrap resamples."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,8 @@ from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 class Predictions:
     """The outputs to score, one line per example.
 
-    hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in
-    the same form. sources and outputs (the raw outputs of the model) are empty if two
-    evaluation records are compared. Raises ValueError for sides of different lengths.
+    hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in the same form. sources and
+    outputs (the raw outputs of the model) are empty if records are compared. Raises ValueError for sides of different lengths.
     """
 
     hypotheses: Sequence[str]
@@ -51,25 +50,18 @@ class SentenceStatistics:
 
     def entry(self) -> dict[str, Any]:
         """The score as a record stores it."""
-        signature, method = self.signature(), self.method
-        return (
-            {"score": round(self.corpus_score, 4)}
-            | ({"signature": signature} if signature else {})
-            | self.details
-            | ({"how": method} if method else {})
-        )
+        texts = {"signature": self.signature(), **self.details, "how": self.method}
+        return {"score": round(self.corpus_score, 4)} | {name: value for name, value in texts.items() if value != ""}
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
     """One metric of a task.
 
-    `statistics` makes a metric that can be resampled over sentences, and so compared between two
-    systems; any other is computed by `compute`, which returns its entry in the record,
-    `{"score": ..., ...}`. Both take (Predictions, Config).
-    log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), if different.
-    confidence_interval: whether records give one. applies: whether a config's records have it.
-    unit, note: shown after the score; without a note its signature.
+    `statistics` makes a metric that can be resampled over sentences, and so compared between two systems; any other is computed
+    by `compute`, which returns its entry in the record, `{"score": ..., ...}`. Both take (Predictions, Config).
+    log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), if different. confidence_interval: whether records give
+    one. applies: whether a config's records have it. unit, note: shown after the score; without a note its signature.
     """
 
     name: str
@@ -94,11 +86,8 @@ class Metric:
         if "confidence" in entry:
             value += f" ± {entry['confidence']['half_width']:.2f}"
         note = self.note or entry.get("signature", "")
-        return f"  {self.display_name:14} {value:14} {note}{self.lower_is_better_note}".rstrip()
-
-    @property
-    def lower_is_better_note(self) -> str:
-        return "" if self.higher_is_better else "  (lower is better)"
+        lower = "" if self.higher_is_better else "  (lower is better)"
+        return f"  {self.display_name:14} {value:14} {note}{lower}".rstrip()
 
 
 NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}
@@ -108,11 +97,12 @@ NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}
 def model_metrics() -> list[Metric]:
     """The metrics of every task, computed with the validation loss: without `compute` and `statistics`."""
     return [
-        Metric(
-            NAMES_IN_RECORDS.get(name, name),
-            display_name=name,
-            log_name=name,
-            higher_is_better=HIGHER_IS_BETTER[name],
-        )
-        for name in HIGHER_IS_BETTER
+        Metric(NAMES_IN_RECORDS.get(name, name), name, log_name=name, higher_is_better=higher)
+        for name, higher in HIGHER_IS_BETTER.items()
     ]
+
+
+def find_metric(metrics: Iterable[Metric], name: str) -> Metric | None:
+    """The metric of a name in records or in metrics.jsonl (`valid_NAME`); `SET:NAME` is that of one of several test sets."""
+    name = name.rpartition(":")[2].removeprefix("valid_")
+    return next((metric for metric in metrics if name in (metric.name, metric.training_name)), None)

@@ -75,11 +75,6 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
             {"model.position_offset": "2", "model.position": "learned"},
             "position_offset = 2 is for config.model.position = sinusoid_interleaved or sinusoid_halves; it is learned",
         ),
-        ({"eval.metric": "loss", "eval.every_steps": "0"}, "config.eval.metric = 'loss' needs config.eval.every_steps"),
-        (
-            {"eval.metric": "accuracy", "eval.every_steps": "0"},
-            "config.eval.metric = 'accuracy' needs config.eval.every",
-        ),
         ({"model.position": "learned", "model.max_positions": "100"}, "config.model.max_positions = 100"),
         (
             {"optimizer.peak_lr": "1e-3"},
@@ -93,12 +88,31 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"decode.n_best": "2", "decode.strategy": "greedy"}, "greedy search has one output"),
         ({"mesh.fsdp": "-1"}, "one of them may be -1"),
         ({"mesh.tensor": "0"}, "none may be 0"),
-        ({"eval.metric": "bleu", "eval.patience": "3"}, "needs config.eval.decode_every_steps"),
     ],
 )
 def test_wrong_values_are_refused_by_key(keys, message):
     with pytest.raises(UserError, match=re.escape(message)):
         resolve(override(default_config(), keys))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (
+            {"eval.metric": "bleu", "eval.patience": "3"},
+            "patience = 3 .* never computed: config.eval.decode_every_steps = 0",
+        ),
+        (
+            {"eval.metric": "loss", "eval.every_steps": "0", "checkpoint.keep_best": "2"},
+            "keep_best = 2 .* never computed",
+        ),
+        ({"eval.patience": "3", "data.valid": ""}, "patience = 3 .* never computed: config.data.valid is empty"),
+        ({"eval.decode_every_steps": "5", "data.valid": ""}, "decode_every_steps = 5 needs config.data.valid"),
+    ],
+)
+def test_a_new_run_is_evaluated_as_its_keys_need(keys, message):
+    with pytest.raises(UserError, match=message):
+        load_config("toy", keys)
 
 
 def test_values_from_a_config_file_are_checked():

@@ -114,7 +114,7 @@ ELSEWHERE = {
     "multiprocess/test_faults.py": "distributed.initialization_timeout distributed.heartbeat_timeout resilience.hang_timeout",
     "extensions/resilience/test_stragglers.py": "resilience.straggler_share",
     "training/test_loop.py": "data.valid finetuning.init_from train.non_finite eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps",
-    "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps eval.samples checkpoint.average_last eval.bootstrap_samples",
+    "cli/test_commands.py": "data.test data.tokenizer_model data.empty_lines train.steps checkpoint.average_last eval.bootstrap_samples",
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",

@@ -51,7 +51,7 @@ def encoded(monkeypatch):
 def test_process_0_prepares_and_all_open_the_same_stores(tmp_path, single_process, encoded, monkeypatch, hosts):
     trained = []
     monkeypatch.setattr(
-        "t2t_flax.tasks.translation.task.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
+        "t2t_flax.tasks.translation.train_tokenizers", lambda *args: trained.append(1) or train_tokenizers(*args)
     )
     for corpus in run_processes(hosts, lambda group: prepare_corpus(task_of(config_of()), tmp_path, group=group)):
         assert corpus.tokenizers.digest == single_process.tokenizers.digest

@@ -9,7 +9,6 @@ from helpers.runs import start, tiny_run
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.monitoring import memory
 from t2t_flax.training import loop
 
 ALL = {"mesh.data": "-1"}
@@ -60,32 +59,6 @@ def test_invalid_pairs_are_named(loaded):
         loaded.score([("word " * 3000, "Wort")], where="line {}".format)
     with pytest.raises(UserError, match="the source is empty"):
         loaded.attend("")
-
-
-def memory_needs(monkeypatch, run) -> dict[str, int]:
-    """Bytes needed by each program that `run()` checks against memory."""
-    seen = {}
-    with monkeypatch.context() as patch:
-        patch.setattr(
-            memory, "check_fits_in_memory", lambda name, needed, available, advice: seen.update({name: needed})
-        )
-        run()
-    return seen
-
-
-def test_pair_too_large_for_memory_is_named(loaded, monkeypatch):
-    """Reported before anything is scored; other pairs do not need more memory because of it."""
-    pairs = [PAIRS[0], ("word " * 150, "Wort"), PAIRS[1]]
-    short, long = memory_needs(monkeypatch, lambda: loaded.score(pairs)).values()
-    assert short < long
-    monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
-    message = r"scoring 8 pairs of up to \d+ tokens needs .*line 2 has \d+ source and \d+ target tokens: shorten or remove that pair"
-    with pytest.raises(UserError, match=message):
-        loaded.score(pairs, where="line {}".format)
-    assert len(loaded.score([PAIRS[0], PAIRS[1]])) == 2
-    monkeypatch.setattr(memory, "device_memory", lambda: short - 1)
-    with pytest.raises(UserError, match="Lower config.decode.batch_size"):
-        loaded.score(PAIRS)
 
 
 def test_attention_rows_are_distributions_over_visible_tokens(loaded):

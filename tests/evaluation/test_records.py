@@ -19,7 +19,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
-QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0, samples=0), decode=dict(beam_size=1, max_length_offset=2))
+QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0), decode=dict(beam_size=1, max_length_offset=2))
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +157,7 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
     checkpoint = record["checkpoint"]
     value = min(line["valid_nll"] for line in map(json.loads, (copy / "metrics.jsonl").open()) if "valid_nll" in line)
     assert checkpoint["best"]["metric"] == "nll" and checkpoint["best"]["value"] == pytest.approx(value, abs=1e-6)
-    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record)
+    assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record, task_of(read_config(copy)))
     for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
         words = [*command.split(), f"--workdir={copy}", "--best"]
         for flag in ("--step=2", "--average=2"):

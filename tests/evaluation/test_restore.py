@@ -14,9 +14,10 @@ from helpers.runs import start, tiny_run
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
-from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_step import loss_sums
+from t2t_flax.training.validation_loss import ValidationLoss
 
 ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
 
@@ -123,7 +124,7 @@ def test_record_describes_how_the_score_was_computed(finished):
         assert len(digest) == 64
     hypotheses = (workdir / "eval" / record["hypotheses"]).read_text().split("\n")[:-1]
     assert hypotheses == [output for _, _, output in triples]
-    text = summary(record)
+    text = summary(record, task_of(loaded.config))
     assert "BLEU" in text and "30 sentences" in text
     if record["counts"]["hit_max_length"]:
         assert "reached their maximum length" in text

@@ -18,7 +18,7 @@ KEYS = {
     "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 512, "data.microbatch_tokens": 256,
     "data.train": "toy:train:400", "data.valid": "toy:valid:24", "data.test": "toy:test:12",
     "optimizer.warmup_steps": 10, "train.steps": 30, "checkpoint.every_steps": 5, "checkpoint.keep_last": 2,
-    "checkpoint.average_last": 0, "eval.every_steps": 10, "eval.samples": 0, "eval.bootstrap_samples": 0, "log.every_steps": 1,
+    "checkpoint.average_last": 0, "eval.every_steps": 10, "eval.bootstrap_samples": 0, "log.every_steps": 1,
     "decode.max_length_offset": 3, "decode.batch_size": 4,
     "distributed.initialization_timeout": 120, "distributed.heartbeat_timeout": 10,
 }  # fmt: skip

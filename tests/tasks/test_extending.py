@@ -20,7 +20,7 @@ from t2t_flax.extensions.sweeps.results import check_score
 from t2t_flax.registry import TASKS
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
-from t2t_flax.tasks.translation.metrics import METRICS
+from t2t_flax.tasks.translation import METRICS
 from t2t_flax.training.losses import TOKEN_METRICS
 
 NAMESPACE = dict(

@@ -10,7 +10,7 @@ import sacrebleu
 from helpers.scores import score_translations, translation_config
 from sacremoses import MosesTokenizer
 
-from t2t_flax.tasks.translation.metrics import recipe, split_compounds
+from t2t_flax.tasks.translation import recipe, split_compounds
 
 pytestmark = pytest.mark.real_data
 SOME = 400

@@ -10,7 +10,7 @@ import numpy as np
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
-from t2t_flax.data.starts import start_name
+from t2t_flax.data.starts import start_name, start_symbol
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.errors import UserError
 
@@ -33,7 +33,9 @@ class SentencePieceTokenizer(Tokenizer):
                 special.add(i)
             else:
                 symbols[self._processor.id_to_piece(i)] = i
-        if not any(map(start_name, symbols)):  # of other tools, with a meaning that ours do not have
+        if not any(
+            name == start_symbol(start_name(name) or "") for name in symbols
+        ):  # of other tools, with a meaning that ours do not have
             special, symbols = special | set(symbols.values()), {}
         ordinary = [i for i in range(len(self._processor)) if i not in special]
         self._to_model = [self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id(), *ordinary]

@@ -50,30 +50,25 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple[Scoring, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        scoring = Scoring(loaded, tokens=args.tokens, names=(args.source, args.target))
+        scoring = Scoring(loaded, tokens=args.tokens)
         return scoring, output_settings(loaded, {"--tokens": args.tokens})
 
     return run_lines("score", pairs, start, source=args.source, output=args.output, resume=args.resume)
 
 
 class Scoring(Answering):
-    """Scores pairs. tokens: write each token's log-probability. names: of the two files, for messages."""
+    """Scores pairs. tokens: write each token's log-probability."""
 
     verb = "scored"
 
-    def __init__(self, loaded: "TrainedModel", *, tokens: bool, names: tuple[str, str]):
-        self._loaded, self._tokens, self._names = loaded, tokens, names
+    def __init__(self, loaded: "TrainedModel", *, tokens: bool):
+        self._loaded, self._tokens = loaded, tokens
         self.window = window_size(loaded)
 
     def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         """A line for each pair, also for one that cannot be scored, which is noted."""
-        first = window[0].number
-
-        def where(number: int) -> str:
-            return f"{', '.join(self._names)} line {first + number}"
-
         pairs = [(line.text, line.beside or "") for line in window]
-        results = self._loaded.score_each(pairs, where=where, progress=progress)
+        results = self._loaded.score_each(pairs, progress=progress)
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))
             for line, result in zip(window, results, strict=True)

@@ -15,8 +15,7 @@ from typing import Any
 from t2t_flax.config import Decode, Model
 from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.batches import plan_batches
-from t2t_flax.decoding.encoded_lines import EncodedLines, encode_lines
+from t2t_flax.decoding.batches import EncodedLines, encode_lines, plan_batches
 from t2t_flax.decoding.translator import Hypothesis, Translation, empty_translation
 from t2t_flax.extensions.interop.ctranslate2_export import POSITIONS
 

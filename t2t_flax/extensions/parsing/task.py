@@ -22,7 +22,7 @@ from t2t_flax.extensions.parsing.trees import (
     read_trees,
     unescaped,
 )
-from t2t_flax.tasks.base import Task
+from t2t_flax.tasks import Task
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
 
 

@@ -8,14 +8,17 @@ import os
 import re
 import threading
 import time
+import uuid
 from collections.abc import Callable
 
+import psutil
 from etils import epath
 
 from t2t_flax.errors import FAILURE, first_line
-from t2t_flax.filesystem import atomic_write, create_file, list_names, read_if_exists
+from t2t_flax.filesystem import atomic_write, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.locks import NAME, Holder, in_use, parse_holder, read_holder, this_process
+from t2t_flax.locks import NAME, Holder, in_use, machine_tag, parse_holder
+from t2t_flax.locks import this_process as _this_process
 
 log = logging.getLogger("t2t_flax")
 BEAT = 15.0
@@ -24,17 +27,64 @@ EXPIRY = 120.0
 """Seconds without a renewal after which another process may take a lease over. Its holder ends one `BEAT` earlier."""
 
 
+@dataclasses.dataclass(frozen=True)
+class LeaseHolder(Holder):
+    """Who holds a lease."""
+
+    started: float
+    """When the process started, in seconds since the host did: process numbers are reused."""
+    processes: str
+    """Where `process` is a number: this boot of this machine, and the container."""
+    token: str
+
+    @property
+    def gone(self) -> bool:
+        """Whether the process is known to have ended; unknown, so False, for another host or container."""
+        if self.processes != _process_space():
+            return False
+        try:
+            return abs(_start_time(self.process) - self.started) > 2.0
+        except psutil.Error:
+            return True
+
+
+def this_process(command: str) -> LeaseHolder:
+    """This process as a holder."""
+    started = round(_start_time(os.getpid()), 2)
+    me = vars(_this_process(command))
+    return LeaseHolder(**me, started=started, processes=_process_space(), token=uuid.uuid4().hex)
+
+
+def _start_time(process: int) -> float:
+    """Seconds from the start of the machine to that of a process: a clock that is set does not change them."""
+    return psutil.Process(process).create_time() - psutil.boot_time()
+
+
+def _process_space() -> str:
+    """Two processes for which this is equal see each other under the same numbers. Names of hosts are not enough: many
+    machines are called `localhost`, and containers may share a name.
+    """
+    try:
+        return f"{machine_tag()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return machine_tag()
+
+
+def _holder_in(text: str | None) -> LeaseHolder | None:
+    return parse_holder(text, LeaseHolder)
+
+
 class Lease:
     """The right to write in a folder, on storage without locks: the file `.lock-N` with the largest number there, renewed
     every `BEAT` seconds by its holder.
 
     A lease that was released or has expired is never removed or overwritten by others. Whoever follows creates the next
-    number, at which one of any number of processes succeeds (`filesystem.create_file`), and only then removes the smaller
+    number, at which one of any number of processes succeeds (`create_file`), and only then removes the smaller
     ones. So the largest number never falls, and a holder that finds a larger one has lost its lease: it ends at once. It
     also ends when it could not renew its lease for so long that it may be lost.
     """
 
-    def __init__(self, folder: epath.Path, number: int, me: Holder, renewed: float):
+    def __init__(self, folder: epath.Path, number: int, me: LeaseHolder, renewed: float):
         self._folder, self._number, self._me, self._renewed = folder, number, me, renewed
         self._path, self._beats = _lease_path(folder, number), 0
         self._stop = threading.Event()
@@ -43,10 +93,10 @@ class Lease:
             thread.start()
 
     @classmethod
-    def create(cls, folder: epath.Path, number: int, me: Holder) -> "Lease | None":
+    def create(cls, folder: epath.Path, number: int, me: LeaseHolder) -> "Lease | None":
         """The lease of this number; None if another process has created it or a larger one."""
         renewed, path = _now(), _lease_path(folder, number)
-        if not create_file(path, _record(me)) and read_holder(path) != me:
+        if not create_file(path, _record(me)) and _holder_in(read_if_exists(path)) != me:
             return None
         numbers = _numbers(folder)
         # Where there is a larger one, its holder has removed `number`, which only therefore was free.
@@ -71,7 +121,7 @@ class Lease:
             try:
                 now, largest = _now(), max(_numbers(self._folder), default=0)
                 if largest > self._number:
-                    self._lose(f"was taken over by {read_holder(_lease_path(self._folder, largest))}")
+                    self._lose(f"was taken over by {_holder_in(read_if_exists(_lease_path(self._folder, largest)))}")
                 self._beats += 1
                 atomic_write(self._path, _record(self._me, beat=self._beats))
                 self._renewed = now
@@ -97,14 +147,14 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
     while True:
         number = max(_numbers(folder), default=0)
         text = number and read_if_exists(_lease_path(folder, number)) or ""
-        holder = parse_holder(text)
+        holder = _holder_in(text)
         expired = (number, text) == seen and time.monotonic() - since > EXPIRY
         if not number or _is_released(text) or expired or (holder and holder.gone):
             if lease := Lease.create(folder, number + 1, me):
                 return lease
             winner = read_if_exists(_lease_path(folder, number + 1)) or ""
             if winner and not _is_released(winner):
-                raise in_use(folder, parse_holder(winner))
+                raise in_use(folder, _holder_in(winner))
             continue
         if (number, text) != seen:
             if seen and holder:  # a record that is just being written has no holder yet
@@ -114,6 +164,28 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
                 say(f"--workdir={folder} is locked by {by}; waiting up to {EXPIRY:.0f} s for a sign of life")
             seen, since = (number, text), time.monotonic()
         time.sleep(min(1.0, BEAT / 4))
+
+
+def create_file(path: epath.PathLike, data: bytes) -> bool:
+    """Writes a file if there is none of that name, else returns False. Of any number of processes on any hosts that try at
+    once, one succeeds: O_EXCL on file systems, a conditional request to object stores. Parent folders must exist.
+
+    False may also mean that this process has succeeded and the answer of a store was lost: read the file to know.
+    """
+    try:
+        if is_remote(path):
+            import fsspec
+
+            store, name = fsspec.core.url_to_fs(os.fspath(path))
+            store.pipe_file(name, data, mode="create")
+            return True
+        with open(path, "xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except FileExistsError:
+        return False
+    return True
 
 
 def _numbers(folder: epath.Path) -> list[int]:
@@ -126,12 +198,12 @@ def _lease_path(folder: epath.Path, number: int) -> epath.Path:
     return folder / f"{NAME}-{number}"
 
 
-def _record(me: Holder, beat: int = 0, released: bool = False) -> bytes:
+def _record(me: LeaseHolder, beat: int = 0, released: bool = False) -> bytes:
     return (json.dumps(dataclasses.asdict(me) | {"beat": beat, "released": released}) + "\n").encode()
 
 
 def _is_released(text: str) -> bool:
-    return parse_holder(text) is not None and parse_json(text).get("released") is True
+    return _holder_in(text) is not None and parse_json(text).get("released") is True
 
 
 def _now() -> float:

@@ -109,16 +109,6 @@ def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[Binar
         copy_file(file.name, path)
 
 
-def create_file(path: epath.PathLike, data: bytes) -> bool:
-    """As in `filesystem`, by a conditional request."""
-    store, name = _store_of(path)
-    try:
-        store.pipe_file(name, data, mode="create")
-    except FileExistsError:
-        return False
-    return True
-
-
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
     """Copies a file from local disk to a store or back, in constant memory."""
     if "://" in os.fspath(target):
@@ -164,6 +154,12 @@ def exclusive_writer(folder: epath.PathLike, command: str) -> contextlib.Abstrac
 def is_finished(checkpoint: epath.PathLike) -> bool:
     """Whether a checkpoint is whole: Orbax writes a last file into it."""
     return (epath.Path(checkpoint) / "commit_success.txt").exists()
+
+
+def delete_checkpoint(checkpoint: epath.PathLike) -> None:
+    """Its last file first: without it the others are unfinished."""
+    (epath.Path(checkpoint) / "commit_success.txt").unlink(missing_ok=True)
+    epath.Path(checkpoint).rmtree(missing_ok=True)
 
 
 def _store_of(path: epath.PathLike):

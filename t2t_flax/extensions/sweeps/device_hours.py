@@ -8,8 +8,12 @@ from typing import Any
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import Folder, Status
-from t2t_flax.monitoring.devices import CPU, NAME, read_devices
+from t2t_flax.filesystem import read_if_exists
+from t2t_flax.json_file import parse_json
+from t2t_flax.training.workdir import DEVICES
 
+CPU = "cpu"
+"""Kind of the CPU's devices, which are not chips."""
 UNKNOWN = ""
 """Kind of the devices of attempts that ended before they had any; their time is that of one device."""
 
@@ -17,7 +21,7 @@ UNKNOWN = ""
 def begin_attempt(folder: Folder, name: str, status: Status, stacked: int) -> dict[str, Any]:
     """Changes to a trial's status when an attempt begins. stacked: trials that share its devices."""
     counted = end_unseen_attempt(folder, name, status)
-    (folder.workdir(name) / NAME).unlink(missing_ok=True)  # of the earlier attempt
+    (folder.workdir(name) / DEVICES).unlink(missing_ok=True)  # of the earlier attempt
     return counted | {"began": time.time(), "stacked": stacked}
 
 
@@ -46,10 +50,18 @@ def _device_seconds(folder: Folder, name: str, status: Status, end: float) -> di
     """Those of earlier attempts, and of one that began and ends at `end`."""
     if not status.began:
         return dict(status.device_seconds)
-    devices = read_devices(folder.workdir(name))
-    kind, count = (devices.kind, devices.count) if devices else (UNKNOWN, 1)
+    kind, count = _devices(folder, name)
     seconds = max(0.0, end - status.began) * count / status.stacked
     return dict(status.device_seconds) | {kind: round(status.device_seconds.get(kind, 0.0) + seconds, 1)}
+
+
+def _devices(folder: Folder, name: str) -> tuple[str, int]:
+    """Kind and number of the devices that trained a trial last; one of an unknown kind if that is not recorded."""
+    try:
+        stored = parse_json(read_if_exists(folder.workdir(name) / DEVICES) or "")
+        return str(stored["kind"]), int(stored["count"])
+    except (ValueError, KeyError, TypeError):
+        return UNKNOWN, 1
 
 
 def _last_output(folder: Folder, name: str) -> float:

@@ -21,7 +21,7 @@ class SlurmWorker:
         self._process: subprocess.Popen | None = None
 
     def __call__(self) -> int:
-        # Not run_in_child: submitit owns this process's signal handlers. It calls `checkpoint` from one, on top of this
+        # Without `on_stop_signal`: submitit owns this process's signal handlers. It calls `checkpoint` from one, on top of this
         # call, so wait() would block there: both would need the same lock.
         environment = child_environment()
         self._process = subprocess.Popen(self.command, env=environment, preexec_fn=_ignore_slurm_signals)

@@ -302,7 +302,7 @@ def start_process(
     path = folder.log(names[0], process)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab") as log:
-        # Not run_in_child: several threads wait for one child each, which inherits its trials' locks, and may prune it.
+        # Without `on_stop_signal`: several threads wait for one child each, which inherits its trials' locks, and may prune it.
         return subprocess.Popen(
             training_command(folder, names, resources),
             stdin=subprocess.DEVNULL,

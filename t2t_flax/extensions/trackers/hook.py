@@ -11,7 +11,7 @@ from t2t_flax.errors import first_line, require
 from t2t_flax.extensions.trackers.keys import Trackers
 from t2t_flax.extensions.trackers.threads import TRACKERS, TrackerThread, close_trackers, open_trackers
 from t2t_flax.extensions.trackers.tracker import TrackedRun
-from t2t_flax.monitoring.growing_files import GrowingFiles, open_growing_files
+from t2t_flax.monitoring.metrics_writer import GrowingFiles, open_growing_files
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup

@@ -1,6 +1,7 @@
 """Exported models as workdirs, and the one that ships with the package: `pretrained:toy`."""
 
 import io
+import json
 import os
 import shutil
 import sys
@@ -16,11 +17,12 @@ from t2t_flax.config import to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
-from t2t_flax.evaluation.records import read_record, task_of_record, texts
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
 from t2t_flax.model_forms import run_folder
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop, resume
+from t2t_flax.training.checkpoints import Checkpoints
 
 LINES = ["It is late.", "The house is red."]
 SHORT = {"decode.max_length_offset": "4"}
@@ -109,7 +111,7 @@ def test_files_that_do_not_fit_are_refused(exported, tmp_path):
 
 def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cache):
     run = start(tiny_run(tmp_path, steps=4, finetuning=dict(init_from=str(exported))), tmp_path / "tuned", cache)
-    state, progress = resume.restore_or_init(run, resume.open_checkpoints(run), print)
+    state, progress = resume.restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
     assert_equal(state.params, load(workdir).params)
     assert progress.step == 0
     other = tiny_run(tmp_path, finetuning=dict(init_from="pretrained:toy"))
@@ -119,7 +121,7 @@ def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cac
         == read_metadata(run_folder("pretrained:toy") / "model.safetensors")[1]["tokenizer"]
     )
     with pytest.raises(UserError, match="is of another model:\n  model.num_encoder_layers: 2 there"):
-        resume.restore_or_init(run, resume.open_checkpoints(run), print)
+        resume.restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
 
 
 def test_the_folder_of_an_exported_model_is_not_trained_in(exported, capsys):
@@ -139,19 +141,24 @@ def test_unknown_names_list_the_known(capsys):
 def test_record_of_the_pretrained_model_is_of_its_files(toy_model):
     folder = run_folder("pretrained:toy")
     (path,) = (folder / "eval").glob("*.json")
-    record = read_record(path)
+    record = json.loads(path.read_text())
     assert record["checkpoint"]["weights"] == "rounded to float16"
     assert record["digests"]["tokenizer"] == toy_model.tokenizers.digest
-    assert record["data"]["sentences"] == len(texts(record, path)[0]) == 500
+    assert record["data"]["sentences"] == len(lines(path, "hyp")) == 500
+
+
+def lines(record, kind) -> list[str]:
+    """The texts beside a record: "hyp" or "ref"."""
+    return record.with_suffix(f".{kind}.txt").read_text().split("\n")[:-1]
 
 
 def test_scores_of_the_record_are_those_of_its_texts():
     (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
-    record = read_record(path)
-    hypotheses, (references,) = texts(record, path)
+    record = json.loads(path.read_text())
+    hypotheses, references = lines(path, "hyp"), lines(path, "ref")
     pairs = list(toy.pairs("test", 500))
     assert references == [target for _, target in pairs]
-    task = task_of_record(record)
+    task = task_of(stored_config("pretrained:toy"))
     predictions = task.predictions([source for source, _ in pairs], hypotheses, [references])
     metrics = [metric for metric in task.metrics if metric.name in ("sacrebleu", "exact_match")]
     scores = compute_scores(stored_config("pretrained:toy"), metrics, predictions)
@@ -163,7 +170,7 @@ def test_scores_of_the_record_are_those_of_its_texts():
 
 def test_translations_equal_the_recorded_ones(toy_model):
     (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
-    hypotheses, _ = texts(read_record(path), path)
+    hypotheses = lines(path, "hyp")
     chosen = range(3, 500, 31)
     pairs = list(toy.pairs("test", 500))
     ours = toy_model.translate([pairs[i][0] for i in chosen])
@@ -197,7 +204,7 @@ def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path, capsys):
     words = [HERE, "--config.data.test=toy:test:8", f"--output={tmp_path / 'out'}"]
     assert main(["evaluate", "--workdir=pretrained:toy", *words]) == 0
     (path,) = (tmp_path / "out" / "eval").glob("*.json")
-    assert read_record(path)["scores"]["sacrebleu"]["score"] > 60
+    assert json.loads(path.read_text())["scores"]["sacrebleu"]["score"] > 60
     assert sorted(os.walk(folder)) == before
 
 

@@ -149,3 +149,21 @@ def test_tokenizer_folder_is_complete_with_its_last_file(gcs, tmp_path, joint):
     )
     epath.Path(f"gs://bucket/{names[0]}").unlink()
     assert not TokenizerPair.is_complete(folder)
+
+
+class HttpError(Exception):
+    """Like the one of gcsfs."""
+
+    def __init__(self, code: int):
+        super().__init__(f"an answer with status {code}")
+        self.code = code
+
+
+@pytest.mark.parametrize("code", [401, 403, 408, 429, 500, 502, 503, 504])
+def test_http_errors_of_a_store_are_transient(code):
+    assert files.is_transient(HttpError(code))
+
+
+@pytest.mark.parametrize("code", [404, 412])
+def test_errors_of_the_object_itself_are_not_transient(code):
+    assert not files.is_transient(HttpError(code)) and not files.is_write_refused(HttpError(code))

@@ -16,7 +16,7 @@ from helpers.writer_processes import remove_locks
 from t2t_flax import locks
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import leases
-from t2t_flax.locks import this_process
+from t2t_flax.extensions.storage.leases import this_process
 
 
 @pytest.fixture
@@ -121,3 +121,16 @@ def test_folder_whose_locks_do_not_reach_other_hosts_gets_a_lease(tmp_path, monk
     lock = locks.lock_folder(tmp_path / "run", "train")
     assert isinstance(lock, leases.Lease) == expected
     lock.release()
+
+
+def test_clock_that_is_set_does_not_make_a_living_holder_look_dead(monkeypatch):
+    me = this_process("train")
+    boot = psutil.boot_time()
+    monkeypatch.setattr(psutil._psplatform, "boot_time", lambda: boot + 3600)
+    assert not me.gone
+
+
+def test_process_of_another_container_or_host_of_the_same_name_is_not_known_to_be_gone():
+    me = dataclasses.replace(this_process("train"), process=2**22 - 3)
+    assert me.gone
+    assert not dataclasses.replace(me, processes="another boot or container").gone

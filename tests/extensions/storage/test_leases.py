@@ -11,7 +11,7 @@ from t2t_flax import filesystem as files
 from t2t_flax import locks
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import leases
-from t2t_flax.locks import this_process
+from t2t_flax.extensions.storage.leases import this_process
 
 STARTS = 50
 STORAGE = ["local disk", "no locks", "gs", "s3"]

@@ -14,7 +14,7 @@ from sacrebleu.significance import PairedTest
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.compare import compare
-from t2t_flax.tasks.translation.metrics import METRICS, recipe
+from t2t_flax.tasks.translation import METRICS, recipe
 
 REFERENCES = [
     f"Der {a} Mann sieht {n} Hunde und die Frau sieht ihn." for a in ("alte", "junge", "große") for n in range(2, 42)

@@ -19,13 +19,13 @@ from t2t_flax.extensions.sweeps.stacked_runs import split_time, train_stacked
 from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
-from t2t_flax.monitoring.timers import Clock
+from t2t_flax.monitoring.progress import Clock
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.run import validation_loss
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [

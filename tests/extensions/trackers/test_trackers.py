@@ -23,8 +23,7 @@ from t2t_flax.extensions.storage.mirror import Mirror
 from t2t_flax.extensions.trackers import hook, tensorboard, threads
 from t2t_flax.extensions.trackers.keys import NAMES, Trackers
 from t2t_flax.extensions.trackers.mlflow import without_credentials
-from t2t_flax.monitoring.growing_files import GrowingFiles
-from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
+from t2t_flax.monitoring.metrics_writer import GrowingFiles, MetricsWriter, read_metrics
 from t2t_flax.process_setup import RUNS_FOLDER
 from t2t_flax.training import loop
 

@@ -1,4 +1,4 @@
-"""Corpus metrics of translations; both sides of a comparison go through the same steps.
+"""Translation: sentence pairs, SentencePiece or BPE on both sides, and corpus metrics, whose two sides go through the same steps.
 
 Three BLEUs are often mistaken for one another. `sacrebleu`: detokenized text, reproducible by anyone
 from its signature. `tokenized_bleu`: Moses tokens and the arithmetic of multi-bleu. `paper_bleu`: as
@@ -14,15 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, parse_valid_sets
+from t2t_flax.data.hooks import symbols_of
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.errors import UserError
+from t2t_flax.tasks import Task
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
-from t2t_flax.tasks.translation.target_language import (
-    has_moses_rules,
-    has_word_boundaries,
-    ter_settings,
-    tokenizer_of,
-)
 
+_ISO_639_3 = {
+    "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my",
+}  # fmt: skip
+_NO_WORD_BOUNDARIES = ("th", "lo", "km", "my")
+"""Languages whose text sacreBLEU cannot divide into words: its Flores-200 SentencePiece model is used, and TER makes no sense."""
+_TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
+"""sacreBLEU's tokenizers of languages that Moses cannot divide into words."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
@@ -44,6 +50,17 @@ class Recipe:
         return getattr(sacrebleu.metrics, self.kind)(**self.settings)
 
 
+def language_of(code: str) -> str:
+    """The two-letter language of `zh`, `zh-CN`, `zh_Hans` or `zho_Hans`; other codes without region and script."""
+    code = re.split(r"[-_]", code.lower())[0]
+    return _ISO_639_3.get(code, code)
+
+
+def tokenizer_of(setting: str, target_language: str) -> str:
+    """sacreBLEU's name of the tokenizer for eval.sacrebleu_tokenizer = `setting` and a target language."""
+    return _TOKENIZERS.get(language_of(target_language), "13a") if setting == "auto" else setting
+
+
 def recipe(name: str, config: Config) -> Recipe:
     """How the metric `name` of `METRICS` is computed.
 
@@ -63,7 +80,8 @@ def recipe(name: str, config: Config) -> Recipe:
             return Recipe(prepare, dict(tokenize=tokenizer), method)
         if name == "ter":
             method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
-            return Recipe(prepare, ter_settings(language), method, "TER")
+            asian = dict(normalized=True, asian_support=True) if language_of(language) in ("zh", "ja") else {}
+            return Recipe(prepare, asian, method, "TER")
         settings = dict(word_order=2) if name == "chrf++" else {}
         method = f"{'chrF++' if settings else 'chrF'} of sacreBLEU {ours} on {text}"
         return Recipe(prepare, settings, method, "CHRF")
@@ -73,8 +91,6 @@ def recipe(name: str, config: Config) -> Recipe:
     settings = dict(tokenize="none", smooth_method="none", force=True)
     if name == "tokenized_bleu":
         return Recipe(tokenize, settings, f"{tokens} on both sides, then {arithmetic}.")
-    if name != "paper_bleu":
-        raise ValueError(f"{name!r} is none of {', '.join(metric.name for metric in METRICS)}")
     method = (
         f"The steps of tensor2tensor's get_ende_bleu.sh on both sides: Unicode punctuation replaced (sacremoses {moses}), "
         f"{tokens}, each hyphen between two non-spaces made a token; then {arithmetic}."
@@ -125,6 +141,10 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
     return {"score": round(100.0 * count / len(hypotheses), 4), "sentences": count}
 
 
+def _has_moses_rules(config: Config) -> bool:
+    return language_of(config.data.target_language) not in _TOKENIZERS
+
+
 METRICS = [
     Metric(
         "sacrebleu",
@@ -137,14 +157,14 @@ METRICS = [
         "tokenized_bleu",
         "tokenized BLEU",
         statistics=_statistics("tokenized_bleu"),
-        applies=lambda config: has_moses_rules(config.data.target_language),
+        applies=_has_moses_rules,
         note="Moses tokens, multi-bleu",
     ),
     Metric(
         "paper_bleu",
         "paper BLEU",
         statistics=_statistics("paper_bleu"),
-        applies=lambda config: has_moses_rules(config.data.target_language),
+        applies=_has_moses_rules,
         note="Moses tokens, hyphens split, multi-bleu",
     ),
     Metric("chrf", "chrF", statistics=_statistics("chrf"), confidence_interval=True),
@@ -155,7 +175,7 @@ METRICS = [
         statistics=_statistics("ter"),
         higher_is_better=False,
         confidence_interval=True,
-        applies=lambda config: has_word_boundaries(config.data.target_language),
+        applies=lambda config: language_of(config.data.target_language) not in _NO_WORD_BOUNDARIES,
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
 ]
@@ -187,3 +207,46 @@ def _detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
 
     moses = MosesDetokenizer(language)
     return lambda lines: [moses.detokenize(line.split()) for line in lines]
+
+
+class Translation(Task):
+    """The metrics are those that make sense for the target language."""
+
+    metrics = METRICS
+
+    def open_source(self, spec, *, key):
+        data = self.config.data
+        languages = dict(source_language=data.source_language, target_language=data.target_language)
+        return open_source(spec, root=data.root, key=key, **languages)
+
+    def train_tokenizers(self, source):
+        return train_tokenizers(source, self.config.data, *symbols_of(self.config))
+
+    def validate_config(self):
+        super().validate_config()
+        for name in parse_valid_sets(self.config.data.valid):  # not all metrics make sense for all languages
+            Task.validate_config(self.of_set(name))
+
+    def check_requirements(self):
+        """Raises UserError if sacreBLEU's tokenizer lacks a package, or a model that cannot be downloaded."""
+        import sacrebleu.utils
+
+        setting, language = self.config.eval.sacrebleu_tokenizer, self.config.data.target_language
+        name = tokenizer_of(setting, language)
+        try:
+            sacrebleu.BLEU(tokenize=name)
+        except (Exception, SystemExit) as error:  # sacreBLEU exits when TLS fails during a download
+            advice = (
+                f"with network access, run python -c \"from sacrebleu.metrics import BLEU; BLEU(tokenize='{name}')\", then "
+                f"copy ~/.sacrebleu/models to {sacrebleu.utils.SACREBLEU_DIR}/models here"
+            )
+            if name.endswith("-mecab"):
+                advice = f"pip install 'sacrebleu[{name.partition('-')[0]}]'"
+            why = f" and config.data.target_language = {language}" if setting == "auto" else ""
+            raise UserError(
+                f"config.eval.sacrebleu_tokenizer = {setting}{why} need sacreBLEU's tokenizer {name}, which is missing "
+                f"({' '.join(str(error).split())}): {advice}, or score characters: --config.eval.sacrebleu_tokenizer=char."
+            ) from None
+
+
+TASK = Translation

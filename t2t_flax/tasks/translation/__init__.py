@@ -1,1 +1,0 @@
-"""Translation: pairs of sentences, scored by BLEU, chrF and TER."""
