@@ -210,7 +210,12 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, dict(position="learned", num_kv_heads=2), dict(mixer="lstm", tie_embeddings="none")]
+    "keys",
+    [
+        {},
+        pytest.param(dict(position="learned", num_kv_heads=2), marks=pytest.mark.slow),
+        pytest.param(dict(mixer="lstm", tie_embeddings="none"), marks=pytest.mark.slow),
+    ],
 )
 def test_matrices_in_bfloat16_give_the_same_logits(keys):
     """Bit for bit: the model rounds them to its compute type wherever it reads them."""
