@@ -123,7 +123,7 @@ class ServedModel:
         self._threads: list[threading.Thread] = []
         self._runs = threading.local()
         limits = [health_limit, *[_PATIENCE * health_limit] * len(USUAL_LENGTHS)]
-        self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit) for i, limit in enumerate(limits)]
+        self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit, i > 0) for i, limit in enumerate(limits)]
         # Programs that span several devices may wait for each other where two threads start them at once.
         self._turn: contextlib.AbstractContextManager = contextlib.nullcontext()
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
