@@ -130,7 +130,8 @@ def _regular_first(
     there = [s for s in wanted if s in steps]
     why = (
         f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps = "
-        f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last}); those of a stop or an evaluation do not count"
+        f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last}); those of a stop or an evaluation do not "
+        "count"
     )
     if len(there) < choice.average and not choice.at_most:
         raise UserError(
