@@ -30,7 +30,7 @@ BODIES = (
 )  # fmt: skip
 FLAGS = (
     "--config", "--workdir", "--output", "--step", "--average", "--split", "--n_best", "--input", "--source", "--target", "--tokens",
-    "--table", "--last", "--steps", "--seeds", "--set", "--jobs", "--topology", "--diff", "--keys", "--help",
+    "--table", "--last", "--steps", "--seeds", "--set", "--parallel", "--topology", "--diff", "--keys", "--help",
     "--scores", "--prefix", "--presets", "--baseline", "--score", "--retries", "--stack", "--extend", "--report", "--best", "-h", "-x",
 )  # fmt: skip
 _PRESETS = ("aiayn_base", "wu2021_tiny", "mlperf_big", "t2t_v3")

@@ -5,87 +5,53 @@
 """
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
 
 from benchmarks.record import machine, publish
-from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 from t2t_flax.extensions.sweeps.records import read_record
-from t2t_flax.extensions.sweeps.results import Result, learning_curve
+from t2t_flax.extensions.sweeps.results import learning_curve
 from t2t_flax.extensions.sweeps.rows import Row, rows
 
 
-def sweep_record(
-    sweep: Path, *, what: str, command: str, score: str = "sacrebleu", baseline: str = "", note: str = ""
-) -> dict[str, Any]:
-    """One entry per row, in the order of the sweep. command: as a reader would give it, without local paths. note: what else a
-    reader must know, such as interruptions. score: of the records. Raises UserError if no trial has finished.
-    """
-    folder, stored = Folder(sweep.absolute()), read_sweep(sweep)
-    table, reference = rows(folder, stored, score, baseline)
-    order = list(dict.fromkeys(trial["row"] for trial in stored["trials"].values()))
-    records = [read_record(result.record) for row in table for result in _usable(row)]
-    if not records:
-        raise UserError(f"{sweep}: no trial has finished with the score {score}.")
-    first = records[0]
+def sweep_record(path: Path, score: str, baseline: str) -> dict[str, Any]:
+    """One entry per row, the best first. score: of the records. Raises UserError if no trial has finished."""
+    folder, sweep = Folder(path.absolute()), read_sweep(path)
+    table, reference = rows(folder, sweep, score, baseline)
+    record = next((read_record(r.record) for row in table for r in row.results if r.score is not None), None)
+    if not record:
+        raise UserError(f"{path}: no trial has finished with the score {score}.")
     return {
-        "what": what,
-        "command": command,
-        **({"note": note} if note else {}),
         "score": score,
-        "signature": first["scores"][score].get("signature"),
-        "data": {key: first["data"][key] for key in ("corpus", "sentences", "digest")},
-        **{key: first[key] for key in ("parameters", "versions") if key in first},
-        "code": stored["code"],
+        "signature": record["scores"][score].get("signature"),
+        "data": {key: record["data"][key] for key in ("corpus", "sentences", "digest")},
+        **{key: record[key] for key in ("parameters", "versions") if key in record},
+        "code": sweep["code"],
         "machine": machine(),
         "baseline": reference,
-        "trials": {
-            name: {"state": folder.state(name), "attempts": folder.status(name).attempts} for name in stored["trials"]
-        },
-        "rows": [_row_entry(folder, row, score) for row in sorted(table, key=lambda row: order.index(row.name))],
+        "trials": {name: folder.displayed_state(name) for name in sweep["trials"]},
+        "rows": [_row_entry(folder, row) for row in table],
     }
 
 
-def _usable(row: Row) -> list[Result]:
-    return [result for result in row.results if result.score is not None]
-
-
-def _row_entry(folder: Folder, row: Row, score: str) -> dict[str, Any]:
-    results = _usable(row)
-    records = [read_record(result.record) for result in results]
-    curves = [[nll for _, nll in learning_curve(folder, result.name)] for result in results]
-    configs = [load_config(str(folder.config(result.name))) for result in results]
+def _row_entry(folder: Folder, row: Row) -> dict[str, Any]:
+    results = [result for result in row.results if result.score is not None]
     return {
         "row": row.name,
         "overrides": row.overrides,
-        "seeds": [config.seed.init for config in configs],
+        "seeds": [folder.read_config(result.name).seed.init for result in results],
         "updates": [result.steps for result in results],
-        "bleu": [_rounded(result.score) for result in results],
-        "confidence": [record["scores"][score].get("confidence") for record in records],
+        "bleu": [result.score for result in results],
         "mean": row.mean,
         "spread": row.spread,
-        "perplexity": [_rounded(record["scores"].get("perplexity")) for record in records],
-        "valid_nll_last": [_rounded(points[-1] if points else None) for points in curves],
-        "valid_nll_best": [_rounded(min(points, default=None)) for points in curves],
+        "valid_nll_best": [min((nll for _, nll in learning_curve(folder, r.name)), default=None) for r in results],
         "seconds": [result.seconds for result in results],
-        "seconds_of": [_phases(folder, result.name) for result in results],
         "against_base": row.comparison,
         **({"problem": row.problem} if row.problem else {}),
     }
-
-
-def _phases(folder: Folder, name: str) -> dict[str, float]:
-    """Seconds of a trial by phase: preparing data, compiling, updates, evaluations, checkpoints."""
-    marker = json.loads((folder.workdir(name) / "complete.json").read_text())
-    return {phase: round(seconds, 1) for phase, seconds in marker.get("seconds", {}).items()}
-
-
-def _rounded(value: float | None) -> float | None:
-    return None if value is None else round(value, 4)
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -101,9 +67,9 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--baseline", default="", metavar="ROW", help="row to compare with (default: the best)")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args = parser.parse_args(argv)
-    keys = dict(what=args.what, command=args.command, score=args.score, baseline=args.baseline, note=args.note)
+    given = {"what": args.what, "command": args.command} | ({"note": args.note} if args.note else {})
     try:
-        publish(sweep_record(Path(args.sweep), **keys), args.out)
+        publish(given | sweep_record(Path(args.sweep), args.score, args.baseline), args.out)
     except UserError as error:
         sys.exit(str(error))
 

@@ -9,10 +9,10 @@ device: call these functions before other JAX code. `load` and `explain` take th
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from t2t_flax.errors import OK, UserError
+from t2t_flax.errors import UserError
 
 if TYPE_CHECKING:  # nothing heavy is imported before it is needed
     import ml_collections
@@ -36,12 +36,13 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
     from etils import epath
 
     from t2t_flax import jobs
+    from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.filesystem import check_workdir
 
     resolved, path = resolve(config, overrides), epath.Path(workdir)
     check_workdir(path)
     notes = _prepare_process(resolved)
-    return _as_job(resolved, lambda supervisor: jobs.train(resolved, path, supervisor, notes), stacks=path / "stacks")
+    return run_job(resolved, lambda supervisor: jobs.train(resolved, path, supervisor, notes), stacks=path / "stacks")
 
 
 def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -79,6 +80,7 @@ def evaluate(
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.distributed.coordination import check_shared
+    from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
@@ -106,7 +108,7 @@ def evaluate(
             group.barrier("evaluated")
         return records
 
-    return _as_job(config, body)
+    return run_job(config, body)
 
 
 def load(
@@ -177,20 +179,6 @@ def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
             f"config.mesh.cpu_devices = {config.mesh.cpu_devices} must be set before JAX touches a device: make this the first "
             "JAX call of the process, or set mesh.cpu_devices = 1."
         ) from None
-
-
-def _as_job(config: Config, body: Callable[[RunSupervisor], Any], stacks: epath.Path | None = None) -> Any:
-    """`body(supervisor)` in this process, or in this one of several; returns its result."""
-    from t2t_flax.distributed.supervisor import run_job
-
-    results: list[Any] = []
-
-    def job(supervisor: RunSupervisor) -> int:
-        results.append(body(supervisor))
-        return OK
-
-    run_job(config, job, stacks=stacks)
-    return results[0]
 
 
 __all__: Sequence[str] = ("evaluate", "explain", "load", "prepare", "resolve", "train")

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from t2t_flax.config import Config, as_resumed, parse_test_sets, parse_valid_sets
-from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -31,7 +30,8 @@ from t2t_flax.training.workdir import (
 )
 
 if TYPE_CHECKING:
-    from t2t_flax.tasks import Task
+    from t2t_flax.training.run import TrainingEnd
+    from t2t_flax.training.setup import TrainingSetup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,13 +66,13 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     if group.is_lead:
         check_run_folder(workdir)
     check_shared(group, workdir, "--workdir")
-    if _completed(workdir, config, group):
-        return _stored_result(workdir)
+    if result := _completed(workdir, config, group):
+        return result
     with contextlib.ExitStack() as stack:
         with supervisor.exit_on_signal("waiting for the lock of the workdir"):
             stack.enter_context(writing(workdir, "train", group))
-        if _completed(workdir, config, group):  # by the process that held the lock until now
-            return _stored_result(workdir)
+        if result := _completed(workdir, config, group):  # by the process that held the lock until now
+            return result
         check_metrics_available(config)
         config = with_precision(config, workdir, group)
         mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
@@ -121,26 +121,6 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
             return prepare_corpus(task, workdir, progress)
 
 
-def list_dropped(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair of data.train that is dropped, in each of its segmentations."""
-    from t2t_flax.data.dataset import segmentations, split_source, training_policies
-    from t2t_flax.data.preprocess import list_dropped
-    from t2t_flax.tasks import task_of
-
-    source = split_source(task_of(config), "train")
-    for segmentation in segmentations(config):
-        note = f" ({segmentation})" if segmentation else ""
-        dropped = list_dropped(
-            source,
-            tokenizers,
-            training_policies(config),
-            num_workers=config.data.num_workers,
-            segmentation=segmentation,
-        )
-        for where, reason in dropped:
-            yield where, reason + note
-
-
 def check_metrics_available(config: Config) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
     from t2t_flax.evaluation.decoder import check_decoder
@@ -155,89 +135,74 @@ def check_metrics_available(config: Config) -> None:
         check_decoder(config)
 
 
-def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> bool:
-    """Whether the run is complete, as process 0 sees it; prints its summary."""
+def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> TrainResult | None:
+    """How the run ended if it is complete, as process 0 sees it; prints its summary."""
     message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
-    if message:
-        group.say(message)
-    return bool(message)
-
-
-def _stored_result(workdir: epath.Path) -> TrainResult:
+    if not message:
+        return None
+    group.say(message)
     marker = parse_json((workdir / "complete.json").read_text())
     paths = {name: workdir / "eval" / file for name, file in marker["records"].items()}
     return TrainResult(workdir, marker["step"], marker["reason"], paths)
 
 
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
-    import jax
-
+    """Prepares the data, trains and evaluates a run that is adopted and locked."""
     from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.evaluation.validation import validation_score
     from t2t_flax.tasks import task_of
     from t2t_flax.training.divergence import NonFiniteUpdate, mark
     from t2t_flax.training.loop import train as train_loop
-    from t2t_flax.training.parameters import parameters_of
-    from t2t_flax.training.setup import describe_shapes, set_up_training
-    from t2t_flax.training.train_state import count_params
+    from t2t_flax.training.setup import set_up_training
 
-    task, group, say = task_of(config), supervisor.group, supervisor.group.say
+    group, say = supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
-        corpus = prepare_corpus(task, workdir, progress if group.is_lead else None, group)
-    run = set_up_training(config, workdir, corpus)
-    sizes = corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size
-    device = jax.devices()[0]
-    trained, frozen = (count_params(part, config, *sizes) for part in parameters_of(config).split(run.abstract.params))
-    counted = {"real_tokens": "real", "padded_tokens": "padded"}[config.data.batch_size_counts]
-    say(
-        f"{config.data.train}: {corpus.describe_train(config)}\n"
-        f"{_describe_changes(task, corpus.tokenizers) if group.is_lead else ''}"
-        f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
-        f"{sizes[0]:,}{'' if config.data.joint_vocabulary else f' and {sizes[1]:,}'}, {run.model.dtype.name} products\n"
-        f"batches: at most {config.data.batch_tokens:,} {counted} tokens a side, {run.batches.updates_per_epoch} updates an "
-        f"epoch, shapes {describe_shapes(run.batches.shapes)}\n"
-        f"devices: {jax.device_count()} x {device.device_kind}{_processes(group)}, mesh {dict(run.mesh.shape)}, Python "
-        f"{platform.python_version()}, jax {jax.__version__}" + "".join(f"\n{line}" for line in notes)
-    )
+        corpus = prepare_corpus(task_of(config), workdir, progress if group.is_lead else None, group)
+    setup = set_up_training(config, workdir, corpus)
+    say("\n".join([*_describe(setup, group), *notes]))
     try:
-        outcome = train_loop(run, validation_score(run), say, supervisor)
+        end = train_loop(setup, validation_score(setup), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers
         if group.is_lead:
             mark(workdir, error)
         raise
-    say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in outcome.seconds.items()))
-    outcome = dataclasses.replace(outcome, state=None)  # frees the devices' memory for the final evaluation
-    if not outcome.finished:
-        say(f"stopped by {outcome.reason} after update {outcome.step}, saved; give the same command again to go on")
-        return TrainResult(workdir, outcome.step, outcome.reason, {})
+    say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in end.seconds.items()))
+    end = dataclasses.replace(end, state=None)  # frees the devices' memory for the final evaluation
+    if not end.finished:
+        say(f"stopped by {end.reason} after update {end.step}, saved; give the same command again to go on")
+        return TrainResult(workdir, end.step, end.reason, {})
     with supervisor.exit_on_signal("evaluating at the end"):
-        records = finish(config, workdir, outcome, supervisor)
+        records = finish(config, workdir, end, supervisor)
         group.barrier("finished")
-    return TrainResult(workdir, outcome.step, outcome.reason, records)
+    return TrainResult(workdir, end.step, end.reason, records)
 
 
-def _describe_changes(task: "Task", tokenizers: TokenizerPair) -> str:
-    """A line on each validation set with targets that the tokenizer changes; "" if there is none."""
-    from t2t_flax.data.dataset import split_source
+def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
+    """Lines on the data, the model, the batches and the devices of a run."""
+    import jax
 
-    lines, d = [], task.config.data
-    for name in parse_valid_sets(d.valid):
-        targets = [target for _, target in split_source(task, name).pairs()]
-        changed = [target for target in targets if tokenizers.target.changes(target)]
-        if changed:
-            written = tokenizers.target.decode(tokenizers.target.encode(changed[0]))
-            lines.append(
-                f"{name}: the tokenizer cannot write {len(changed):,} of {len(targets):,} targets "
-                f"(data.normalization = {d.normalization}), for instance {changed[0]!r}, which becomes {written!r}\n"
-            )
-    return "".join(lines)
+    from t2t_flax.training.parameters import parameters_of
+    from t2t_flax.training.train_state import count_params
+
+    config, corpus, batches = setup.config, setup.corpus, setup.batches
+    data, sizes = config.data, corpus.tokenizers.vocab_sizes
+    trained, frozen = (
+        count_params(part, config, *sizes) for part in parameters_of(config).split(setup.abstract.params)
+    )
+    counted = {"real_tokens": "real", "padded_tokens": "padded"}[data.batch_size_counts]
+    processes = f" of {group.count} processes" if group.count > 1 else ""
+    return [
+        f"{data.train}: {corpus.describe_train(config)}",
+        f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
+        f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
+        f"batches: at most {data.batch_tokens:,} {counted} tokens a side, {batches.updates_per_epoch} updates an epoch, "
+        f"shapes {', '.join(map(str, batches.shapes))}",
+        f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh {dict(setup.mesh.shape)}, Python "
+        f"{platform.python_version()}, jax {jax.__version__}",
+    ]
 
 
-def _processes(group: ProcessGroup) -> str:
-    return f" of {group.count} processes" if group.count > 1 else ""
-
-
-def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSupervisor) -> dict[str, epath.Path]:
+def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: RunSupervisor) -> dict[str, epath.Path]:
     """The final evaluation: a record for each test set, then complete.json. Returns the records' paths.
 
     It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that stopped
@@ -250,7 +215,7 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
     scores: dict[str, float] = {}
     if config.data.test:
         average = config.checkpoint.average_last
-        best = outcome.reason == "patience" and not average
+        best = end.reason == "patience" and not average
         data = config.data  # places on this machine are taken from the command line, never from the stored config
         places = {"data.cache": data.cache, "data.root": data.root}
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
@@ -269,16 +234,16 @@ def finish(config: Config, workdir: epath.Path, outcome: Any, supervisor: RunSup
             texts.append(text)
             group.say(text)
     marker = {
-        "step": outcome.step,
-        "reason": outcome.reason,
+        "step": end.step,
+        "reason": end.reason,
         "records": {name: path.name for name, path in records.items()},
         "summary": "\n".join(texts),
-        "seconds": outcome.seconds,
+        "seconds": end.seconds,
     }
     if group.is_lead:
         atomic_write(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
-    for hook in outcome.hooks:
-        hook.on_end(outcome.step, scores)
+    for hook in end.hooks:
+        hook.on_end(end.step, scores)
     return records
 
 

@@ -89,7 +89,7 @@ def test_install_hints_name_an_extra():
     assert install_hint("s3").startswith("pip install -e '.[s3]' in the checkout")
 
 
-OPTIONAL = "array_record matplotlib optuna pyarrow submitit tensorflow_datasets".split()
+OPTIONAL = "array_record matplotlib optuna pyarrow tensorflow_datasets".split()
 WITHOUT = """\
 import sys
 sys.modules.update(dict.fromkeys(sys.argv[1].split(",")))  # importing one of them fails

@@ -5,7 +5,7 @@
     python -m t2t_flax sweep --sweep=configs/sweeps/table3.py:multi30k --workdir=sweeps/table3_multi30k \\
         --config.data.root=DATA/multi30k/raw                                           widths / 8, depths / 2
 
-`:two_cores` trains eight rows of `:multi30k` with two seeds: two hours on two cores with `--jobs=2`. data.root contains
+`:two_cores` trains eight rows of `:multi30k` with two seeds: two hours on two cores with `--parallel=2`. data.root contains
 Multi30k's cased text, `SET.LANG.gz`.
 """
 

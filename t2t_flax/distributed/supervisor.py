@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from etils import epath
 
@@ -27,6 +27,8 @@ from t2t_flax.distributed.coordination import (
 from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
 from t2t_flax.registry import WATCHERS
+
+_Result = TypeVar("_Result")
 
 INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
@@ -245,12 +247,12 @@ class RunSupervisor:
 
 def run_job(
     config: Config,
-    body: Callable[[RunSupervisor], int],
+    body: Callable[[RunSupervisor], _Result],
     *,
     stacks: epath.Path | None = None,
     use_devices: bool = True,
-) -> int:
-    """`body(supervisor)` in this process, alone or as one of several; returns its exit code.
+) -> _Result:
+    """`body(supervisor)` in this process, alone or as one of several; returns its result.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
     device. `stacks`: see `RunSupervisor`. `use_devices`: see `initialize`.
@@ -261,7 +263,7 @@ def run_job(
         end(FAILURE, f"t2t_flax: {error}")
     with RunSupervisor(group, config, stacks=stacks) as supervisor:
         try:
-            code = body(supervisor)
+            result = body(supervisor)
         except BaseException as error:
             if group.count == 1:
                 raise
@@ -271,7 +273,7 @@ def run_job(
 
         with contextlib.suppress(Exception):
             jax.distributed.shutdown()
-    return code
+    return result
 
 
 def _fail(supervisor: RunSupervisor, error: BaseException) -> None:

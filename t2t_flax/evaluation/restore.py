@@ -24,7 +24,7 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
-from t2t_flax.training.checkpoint_selection import Choice, Part, mean, restore_parts
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
@@ -46,10 +46,10 @@ class StoredRun:
     mesh: jax.sharding.Mesh
     model: Transformer
 
-    def parts(self, choice: Choice, group: ProcessGroup | None = None) -> Iterator[Part]:
-        """The chosen checkpoints; see `checkpoint_selection.restore_parts`."""
+    def restore(self, choice: CheckpointChoice, group: ProcessGroup | None = None) -> Iterator[RestoredParams]:
+        """The chosen checkpoints; see `checkpoint_selection.restore_chosen`."""
         abstract = abstract_params(self.config.mesh, self.model, self.mesh)
-        return restore_parts(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
+        return restore_chosen(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -58,7 +58,7 @@ class TrainedModel(StoredRun):
     (`data.starts`), of a model of several directions the target language, where no other is requested.
     """
 
-    checkpoint: Part
+    checkpoint: RestoredParams
     start: str | None = None
 
     @property
@@ -288,7 +288,7 @@ def load(
     run = open_run(workdir, overrides, group, local=local)
     if start is not None:
         run.tokenizers.starts.chosen(run.config.data, start)
-    part = mean(run.parts(Choice(step, average, best, at_most), group))
+    part = mean(run.restore(CheckpointChoice(step, average, best, at_most), group))
     return TrainedModel(**vars(run), checkpoint=part, start=start)
 
 

@@ -10,8 +10,8 @@ from t2t_flax.data.dataset import split_source
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.tasks import task_of
-from t2t_flax.training.run import with_means
 from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.validation_loss import with_means
 
 
 def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:

@@ -1,4 +1,4 @@
-"""The metadata of a checkpoint, CHECKPOINTS/STEP/meta/metadata: JSON, with a digest of itself. Moves damaged ones aside."""
+"""Files of checkpoints: CHECKPOINTS/STEP/meta/metadata, JSON with a digest of itself; listing, deleting, setting aside."""
 
 import contextlib
 import errno
@@ -13,35 +13,7 @@ from etils import epath
 from t2t_flax.filesystem import atomic_write, by_storage, list_names, list_numbers, move_folder
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.checkpoint_schedule import was_scheduled
-from t2t_flax.training.damage import DamagedCheckpoint, check_digest, with_digest
-
-
-def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
-    """The metadata. Raises DamagedCheckpoint where it was changed, OSError or ValueError where it cannot be read."""
-    return check_digest(parse_json((checkpoint / "meta" / "metadata").read_text()))
-
-
-def read_scheduled(checkpoint: epath.Path) -> bool | None:
-    """Whether the checkpoint was saved on schedule; None where its metadata cannot be read."""
-    try:
-        return was_scheduled(read_meta(checkpoint))
-    except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
-        return None
-
-
-def read_metric(checkpoint: epath.Path) -> float | None:
-    """The metric of the evaluation after this step; None where it is missing, unreadable or not finite."""
-    with contextlib.suppress(OSError, ValueError, TypeError, KeyError, DamagedCheckpoint):
-        value = float(read_meta(checkpoint)["metric"])
-        return value if math.isfinite(value) else None
-    return None
-
-
-def write_evaluation(checkpoint: epath.Path, progress: dict[str, Any], metric: float | None) -> None:
-    """Adds an evaluation to the metadata; Orbax cannot change a checkpoint once it is written."""
-    meta = read_meta(checkpoint)
-    meta |= {"progress": meta["progress"] | progress} | ({} if metric is None else {"metric": metric})
-    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
+from t2t_flax.training.damage import check_digest, with_digest
 
 
 def finished_steps(folder: epath.PathLike) -> list[int]:
@@ -53,6 +25,45 @@ def finished_steps(folder: epath.PathLike) -> list[int]:
 def is_finished(checkpoint: epath.Path) -> bool:
     """True: the folder of a checkpoint is renamed to its step when it is finished."""
     return True
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """The metadata. Raises DamagedCheckpoint where it was changed, OSError or ValueError where it cannot be read."""
+    return check_digest(parse_json((checkpoint / "meta" / "metadata").read_text()))
+
+
+def scheduled_and_metric(checkpoint: epath.Path) -> tuple[bool | None, float | None]:
+    """Whether the checkpoint was saved on schedule, and the metric of the evaluation after it. The first is None where the
+    metadata cannot be read, the second also where there is none, or one that is not finite.
+    """
+    try:
+        meta = read_meta(checkpoint)
+        scheduled = was_scheduled(meta)
+    except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
+        return None, None
+    metric = None
+    with contextlib.suppress(ValueError, TypeError, KeyError):
+        metric = float(meta["metric"])
+    return scheduled, metric if metric is not None and math.isfinite(metric) else None
+
+
+def metrics(folder: epath.Path) -> dict[int, float]:
+    """The metrics of the checkpoints that have one, by step."""
+    known = {step: scheduled_and_metric(folder / str(step))[1] for step in finished_steps(folder)}
+    return {step: metric for step, metric in known.items() if metric is not None}
+
+
+def write_evaluation(checkpoint: epath.Path, progress: dict[str, Any], metric: float | None) -> None:
+    """Adds an evaluation to the metadata; Orbax cannot change a checkpoint once it is written."""
+    meta = read_meta(checkpoint)
+    meta |= {"progress": meta["progress"] | progress} | ({} if metric is None else {"metric": metric})
+    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
+
+
+@by_storage
+def delete_checkpoint(checkpoint: epath.Path) -> None:
+    """Deletes a checkpoint. A kill in between leaves no half of it under its number."""
+    remove_unfinished(checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.orbax-checkpoint-tmp-deleted")))
 
 
 def set_aside(folder: epath.Path, workdir: epath.Path, steps: Iterable[int]) -> None:

@@ -1,9 +1,9 @@
-"""Which checkpoints are regular: a function of the config and the step, stored nowhere.
+"""Which checkpoints are regular, and which are kept: functions of the config, the step and the metadata.
 
 Others are written because of a stop, an evaluation or the end of a run; averages skip them, and the next save deletes them.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from t2t_flax.config import Config
@@ -33,3 +33,17 @@ def was_scheduled(meta: dict[str, Any]) -> bool:
     interval in a resumed run deletes none of the older checkpoints at once.
     """
     return not meta.get("params_only") and is_scheduled(stored_config(meta), meta["updates_per_epoch"], meta["step"])
+
+
+def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int) -> set[int]:
+    """Which checkpoints to keep: the newest, the `last` scheduled ones, the `best` by metric (the earlier of two equal ones),
+    and those whose metadata cannot be read, which are not counted. It does not depend on what was deleted before, so it may
+    be applied at any time.
+
+    facts: {step: (whether it was scheduled, None = unknown; metric, higher is better, None = none)}.
+    """
+    steps = sorted(facts)
+    scheduled = [step for step in steps if facts[step][0]]
+    unknown = [step for step in steps if facts[step][0] is None]
+    measured = sorted((-metric, step) for step in steps if (metric := facts[step][1]) is not None)
+    return {*scheduled[-last:], *unknown, *(step for _, step in measured[:best]), *steps[-1:]}

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from etils import epath
 
 from t2t_flax.config import Config
@@ -20,16 +21,15 @@ from t2t_flax.training.checkpoint_schedule import regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.config_changes import recorded_changes
 from t2t_flax.training.damage import DamagedCheckpoint
-from t2t_flax.training.finite import not_finite
 
 log = logging.getLogger("t2t_flax")
 
 
 @dataclasses.dataclass(frozen=True)
-class Choice:
-    """A selection of checkpoints: the newest; checkpoint `step`; the mean of the last `average` regular ones up to it
-    (`checkpoint_schedule`), of which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there
-    are fewer or some are damaged.
+class CheckpointChoice:
+    """Which checkpoints: the newest; checkpoint `step`; the last `average` regular ones up to it (`checkpoint_schedule`), of
+    which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there are fewer or some are
+    damaged.
     """
 
     step: int | None = None
@@ -43,7 +43,7 @@ class Choice:
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class RestoredParams:
     """Parameters, and the steps that they are the mean of. metric: value by which a best checkpoint was chosen, higher is
     better. config_changes: changes of optimization keys during the run (`training.config_changes`). dtype: to which the
     parameters were rounded when they were stored.
@@ -56,9 +56,14 @@ class Part:
     dtype: str = "float32"
 
 
-def restore_parts(
-    workdir: epath.Path, config: Config, choice: Choice, abstract: Any, tokenizer: str, group: ProcessGroup | None
-) -> Iterator[Part]:
+def restore_chosen(
+    workdir: epath.Path,
+    config: Config,
+    choice: CheckpointChoice,
+    abstract: Any,
+    tokenizer: str,
+    group: ProcessGroup | None,
+) -> Iterator[RestoredParams]:
     """Yields the chosen checkpoints of a run, newest first, each restored on demand.
 
     config: the run's own. abstract: shapes and shardings of the parameters. tokenizer: digest of the run's tokenizer.
@@ -68,51 +73,48 @@ def restore_parts(
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
         return
-    folder, item = workdir / "checkpoints", "ema" if config.optimizer.ema_decay else "params"
-    if not folder.exists():
+    if not (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
-    checkpoints = Checkpoints(folder, group=group)
-    try:
-        steps, step = checkpoints.steps(), choice.step
+    with contextlib.closing(Checkpoints(workdir / "checkpoints", group=group)) as checkpoints:
+        steps, step, metrics = checkpoints.steps(), choice.step, dict[int, float]()
         if not steps or (step is not None and step not in steps):
             raise UserError(
                 f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
             )
-        metrics = checkpoints.metrics() if choice.best else {}
         candidates, count = [s for s in reversed(steps) if step is None or s <= step], 1
         if choice.best:
+            metrics = checkpoints.metrics()
             candidates = _best_first(workdir, config, checkpoints, metrics, choice.at_most)
-        elif choice.average:
-            regular = _regular_first(workdir, config, checkpoints, choice)
-            candidates, count = (regular, choice.average) if regular else (candidates, 1)
-        restored: list[int] = []
+        elif choice.average and (regular := _regular_first(workdir, config, checkpoints, choice)):
+            candidates, count = regular, choice.average
+        item, restored = "ema" if config.optimizer.ema_decay else "params", 0
         for s in candidates:
             try:
                 meta = checkpoints.meta(s)
                 _check_tokenizer(workdir, s, meta["digests"]["tokenizer"], tokenizer)
                 params = checkpoints.restore_params(s, abstract, item)
-                if name := not_finite(params):
+                if name := _not_finite(params):
                     raise DamagedCheckpoint(f"{name} holds numbers that are not finite")
             except DamagedCheckpoint as damage:
                 if (step is not None or choice.average or choice.best) and not choice.at_most:
                     raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
                 log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
                 continue
-            restored.append(s)
-            means = tuple(part for _, part in meta.get("averaged", []))
-            part = Part(params, means or (s,), metrics.get(s), tuple(recorded_changes(meta)))
+            steps_of_mean = tuple(step for _, step in meta.get("averaged", []))
+            one = RestoredParams(params, steps_of_mean or (s,), metrics.get(s), tuple(recorded_changes(meta)))
             del params
-            yield part
-            del part  # frees it before the next one is restored
-            if len(restored) == count:
+            yield one
+            del one  # frees it before the next one is restored
+            restored += 1
+            if restored == count:
                 return
-    finally:
-        checkpoints.close()
     if not restored:
         raise UserError(f"all checkpoints in {workdir} are damaged.")
 
 
-def _regular_first(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: Choice) -> list[int]:
+def _regular_first(
+    workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice
+) -> list[int]:
     """The regular steps without a gap, newest first: those to average, and older ones in case some of these are damaged.
 
     Where some of those to average are missing or not yet written, raises UserError; with `at_most` warns of missing ones.
@@ -153,7 +155,9 @@ def _newest_meta(workdir: epath.Path, checkpoints: Checkpoints) -> dict[str, Any
     raise UserError(f"all checkpoints in {workdir} are damaged.")
 
 
-def _only_part(workdir: epath.Path, model: StoredModel, choice: Choice, abstract: Any, tokenizer: str) -> Part:
+def _only_part(
+    workdir: epath.Path, model: StoredModel, choice: CheckpointChoice, abstract: Any, tokenizer: str
+) -> RestoredParams:
     """The parameters of a model without its run, if they satisfy the choice. Raises UserError."""
     if choice.step not in (None, *model.steps[:1]) or not choice.at_most and (choice.best or choice.average > 1):
         raise UserError(
@@ -165,7 +169,7 @@ def _only_part(workdir: epath.Path, model: StoredModel, choice: Choice, abstract
             f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
             f"{model.tokenizer[:12]}): export the model again."
         )
-    return Part(model.params(abstract), model.steps, dtype=model.dtype)
+    return RestoredParams(model.params(abstract), model.steps, dtype=model.dtype)
 
 
 def _best_first(
@@ -204,31 +208,30 @@ def _check_tokenizer(workdir: epath.Path, step: int, digest: str, expected: str)
         )
 
 
-def mean(parts: Iterable[Part]) -> Part:
-    """The arithmetic mean of parameters in float32 (6.1), each part weighted by its number of checkpoints; a single part
-    is returned unchanged.
+def mean(several: Iterable[RestoredParams]) -> RestoredParams:
+    """The arithmetic mean of parameters in float32 (6.1), each weighted by its number of checkpoints; of one alone it is that,
+    unchanged.
 
-    Consumes the parts one by one, donating their arrays: at most two trees are in memory at once.
+    Consumes them one by one, donating their arrays: at most two trees are in memory at once.
     """
-    parts = iter(parts)
-    first = next(parts)
-    steps, metric, count, changes, dtype = first.steps, first.metric, 1, first.config_changes, first.dtype
-    total, structure = jax.tree.flatten(first.params)
-    del first
-    for part in parts:
-        if count == 1:
-            total = [_scale(x, len(steps)) for x in total] if len(steps) > 1 else total
-        leaves, weight = jax.tree.leaves(part.params), len(part.steps)
-        steps, count = steps + part.steps, count + 1
-        changes += tuple(change for change in part.config_changes if change not in changes)
-        del part
-        for i, x in enumerate(total):
-            total[i], leaves[i] = _add_weighted(x, leaves[i], weight), None
-        del leaves
-    if count > 1:
-        total = [_divide(x, len(steps)) for x in total]
-    params = jax.tree.unflatten(structure, total)
-    return Part(params, steps, metric, changes, dtype) if count == 1 else Part(params, steps, None, changes)
+    several = iter(several)
+    first, other = next(several), next(several, None)
+    if other is None:
+        return first
+    steps, changes = first.steps, first.config_changes
+    total = jax.tree.map(functools.partial(_scaled, by=len(steps)), first.params)
+    while other is not None:
+        total = jax.tree.map(functools.partial(_add_weighted, weight=len(other.steps)), total, other.params)
+        steps += other.steps
+        changes += tuple(change for change in other.config_changes if change not in changes)
+        other = None  # frees it before the next one is restored
+        other = next(several, None)
+    return RestoredParams(jax.tree.map(functools.partial(_divided, by=len(steps)), total), steps, None, changes)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _scaled(x: jax.Array, by: float) -> jax.Array:
+    return by * x.astype(jnp.float32)
 
 
 @functools.partial(jax.jit, donate_argnums=0)
@@ -237,10 +240,19 @@ def _add_weighted(total: jax.Array, x: jax.Array, weight: float) -> jax.Array:
 
 
 @functools.partial(jax.jit, donate_argnums=0)
-def _divide(total: jax.Array, by: float) -> jax.Array:
+def _divided(total: jax.Array, by: float) -> jax.Array:
     return total / by
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _scale(x: jax.Array, by: float) -> jax.Array:
-    return by * x.astype(jnp.float32)
+def _not_finite(params: Any) -> str | None:
+    """The path of the first parameter with a number that is not finite, such as "encoder_0/feed_forward/Einsum_0/kernel"; None
+    if all are finite. The same answer on all processes that hold shards of them.
+    """
+    paths, leaves = zip(*jax.tree.leaves_with_path(params), strict=True)
+    finite = np.asarray(_all_finite(leaves))
+    return None if finite.all() else "/".join(str(entry.key) for entry in paths[int(np.argmin(finite))])
+
+
+@jax.jit
+def _all_finite(leaves: tuple[jax.Array, ...]) -> jax.Array:
+    return jnp.stack([jnp.isfinite(x).all() for x in leaves])

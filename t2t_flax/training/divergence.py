@@ -20,12 +20,6 @@ class NonFiniteUpdate(Exception):
         self.step = step
 
 
-def describe(step: int, loss: float, grad_norm: float, *, scalars_finite: bool) -> str:
-    """Describes which values were not finite. `scalars_finite`: loss and gradient norm were."""
-    text = f"update {step}: loss {loss}, gradient norm {grad_norm}"
-    return f"{text}, and parameters that are not finite" if scalars_finite else text
-
-
 def advice(config: Config, workdir: epath.Path) -> str:
     """Suggested flags, and the checkpoint from which the run resumes."""
     o, steps = config.optimizer, list_numbers(workdir / "checkpoints")

@@ -14,15 +14,6 @@ from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
 
-# Millions of parameters in Table 3, by (layers per stack, d_model, d_ff, heads, d_k). The paper gives none for rows (A).
-_PAPER = {
-    (6, 512, 2048, 8, 64): ("base", 65), (6, 1024, 4096, 16, 64): ("big", 213),
-    (6, 512, 2048, 8, 16): ("row (B), d_k 16,", 58), (6, 512, 2048, 8, 32): ("row (B), d_k 32,", 60),
-    (2, 512, 2048, 8, 64): ("row (C), 2 layers,", 36), (4, 512, 2048, 8, 64): ("row (C), 4 layers,", 50),
-    (8, 512, 2048, 8, 64): ("row (C), 8 layers,", 80), (6, 256, 2048, 8, 32): ("row (C), d_model 256,", 28),
-    (6, 1024, 2048, 8, 128): ("row (C), d_model 1024,", 168), (6, 512, 1024, 8, 64): ("row (C), d_ff 1024,", 53),
-    (6, 512, 4096, 8, 64): ("row (C), d_ff 4096,", 90),
-}  # fmt: skip
 _FILL = 0.97
 
 
@@ -56,13 +47,6 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
     lines.append(f"  {'all':32} {total:>14,}")
     trained, frozen = (count_params(part, config, *sizes) for part in parameters_of(config).split(params))
     lines += [f"  {'trained':32} {trained:>14,}", f"  {'frozen':32} {frozen:>14,}"] if frozen else []
-    m = config.model
-    known = _PAPER.get((m.num_encoder_layers, m.d_model, m.d_ff, m.num_heads, m.head_widths[0]))
-    if known and m.num_encoder_layers == m.num_decoder_layers:
-        lines.append(
-            f"  the paper states {known[1]} M for {known[0]} (Table 3); no single vocabulary gives both 65 M and 213 M: with "
-            "37,000 pieces they are 63.05 M and 214.17 M"
-        )
     return lines
 
 

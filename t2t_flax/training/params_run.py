@@ -1,20 +1,19 @@
 """A workdir whose one checkpoint holds parameters alone: for translation, evaluation, export and `finetuning.init_from`."""
 
 import contextlib
+import dataclasses
 from typing import Any
 
+import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write, refuse_existing
 from t2t_flax.locks import exclusive_writer, machine_tag
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.damage import array_shapes, shape_differences
-from t2t_flax.training.resume import report_full_disk
-from t2t_flax.training.train_state import make_model, parameter_shapes
+from t2t_flax.training.train_state import TrainState
 
 
 def write_params_run(
@@ -36,6 +35,7 @@ def write_params_run(
     folder = epath.Path(folder)
     meta = {
         **origin,
+        "params_only": True,
         "config": config_lib.as_json(config),
         "digests": {"tokenizer": tokenizers.digest},
     }
@@ -48,16 +48,7 @@ def write_params_run(
         tokenizers.save(partial / "tokenizer")
         atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")
-        report_full_disk(checkpoints, lambda: checkpoints.save_params(params, meta, item))
-        report_full_disk(checkpoints, checkpoints.wait)
+        state = dataclasses.replace(TrainState(jax.numpy.int32(0), None, None), **{item: params})
+        checkpoints.save(state, meta)
+        checkpoints.wait()
         checkpoints.close()
-
-
-def check_parameters(config: Config, tokenizers: TokenizerPair, params: Any, where: str) -> None:
-    """Raises UserError for parameters that are not those of a model of this config, naming what is missing, unexpected or of
-    another shape. where: the file that they come from.
-    """
-    model = make_model(config, *tokenizers.vocab_sizes)
-    differ = shape_differences(array_shapes(params), array_shapes(parameter_shapes(model)))
-    if differ:
-        raise UserError(f"{where} does not hold the parameters of its config and tokenizer: {differ}.")

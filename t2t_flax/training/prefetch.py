@@ -1,7 +1,7 @@
 """Prefetches batches in a thread."""
 
-import queue
-import threading
+import concurrent.futures
+from collections import deque
 from typing import NamedTuple
 
 import jax
@@ -9,7 +9,7 @@ import jax
 from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.distributed import mesh as mesh_lib
 
-_QUEUED = 2
+_AHEAD = 3
 
 
 class DeviceBatch(NamedTuple):
@@ -25,46 +25,31 @@ class Prefetcher:
     """
 
     def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int):
-        self._batches, self._mesh = batches, mesh
-        self._queue: queue.Queue = queue.Queue(_QUEUED)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._work, args=(first, last), daemon=True, name="batches")
+        self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
+        self._prefetched: deque[concurrent.futures.Future[DeviceBatch]] = deque()
 
     def __enter__(self):
-        self._thread.start()
+        for _ in range(_AHEAD):
+            self._start_next()
         return self
 
     def __exit__(self, *error):
-        self._stop.set()
-        while self._thread.is_alive():
-            try:
-                self._queue.get_nowait()
-            except queue.Empty:
-                self._thread.join(0.05)
+        self._thread.shutdown(cancel_futures=True)
 
     def next(self) -> DeviceBatch:
         """The next batch. Raises any error of the thread."""
-        item = self._queue.get()
-        if isinstance(item, BaseException):
-            raise item
-        return item
+        batch = self._prefetched.popleft().result()
+        self._start_next()
+        return batch
 
-    def _work(self, first: int, last: int) -> None:
-        try:
-            for k in range(first, last):
-                if not self._put(put_batch(self._batches.batch(k), self._mesh)):
-                    return
-        except BaseException as error:  # noqa: BLE001 - raised by `next`
-            self._put(error)
+    def _start_next(self) -> None:
+        k = next(self._numbers, None)
+        if k is not None:
+            self._prefetched.append(self._thread.submit(self._make, k))
 
-    def _put(self, item) -> bool:
-        while not self._stop.is_set():
-            try:
-                self._queue.put(item, timeout=0.1)
-                return True
-            except queue.Full:
-                pass
-        return False
+    def _make(self, k: int) -> DeviceBatch:
+        return put_batch(self._batches.batch(k), self._mesh)
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:

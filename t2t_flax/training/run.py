@@ -4,34 +4,26 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
-import numpy as np
 
-from t2t_flax.config.named_sources import VALID_PREFIX
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock
+from t2t_flax.monitoring.progress import Clock, Progress
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_schedule import is_scheduled
-from t2t_flax.training.checksums import compile_checksums
+from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.damage import checksums
 from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
-from t2t_flax.training.resume import (
-    TrainProgress,
-    checkpoint_meta,
-    finish_saves_on_error,
-    open_checkpoints,
-    report_full_disk,
-    restore_or_init,
-)
-from t2t_flax.training.setup import TrainingSetup, ValidationLoss, compile_train_steps
+from t2t_flax.training.resume import TrainProgress, checkpoint_meta, restore_or_init
+from t2t_flax.training.setup import TrainingSetup, compile_train_steps
 from t2t_flax.training.train_logger import DelayedMetrics, TrainLogger
 from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import begin
 
 
@@ -81,17 +73,10 @@ class TrainingEnd:
         return self.reason in ("steps", "patience")
 
 
-class ValidationScore(Protocol):
-    """Decodes the validation set and returns its metrics as `valid_NAME`."""
-
-    def __call__(
-        self,
-        params,
-        after_batch: Callable[[], None],
-        compiling: Callable[[], contextlib.AbstractContextManager],
-    ) -> dict[str, float]:
-        """Calls `after_batch` after each batch, and compiles within `compiling()`."""
-        ...
+ValidationScore = Callable[..., dict[str, float]]
+"""(params, after_batch, compiling) -> metrics of the decoded validation set as `valid_NAME`. It calls `after_batch()` after each
+batch, and compiles within the context `compiling()`.
+"""
 
 
 class Run:
@@ -99,7 +84,11 @@ class Run:
 
     def __init__(self, setup: TrainingSetup, score: ValidationScore | None, supervisor: RunSupervisor):
         self.setup, self._score, self._supervisor = setup, score, supervisor
-        self.checkpoints = open_checkpoints(setup, supervisor.group)
+        c = setup.config.checkpoint
+        last = max(c.keep_last, c.average_last)
+        self.checkpoints = Checkpoints(
+            setup.workdir / "checkpoints", keep_last=last, keep_best=c.keep_best, group=supervisor.group
+        )
         self.hooks = make_hooks(setup.config, setup.workdir, supervisor.group)
         self.metric: float | None = None
         """Of the evaluation after the current update; higher is better."""
@@ -121,8 +110,9 @@ class Run:
 
     def restore(self, say: Callable[[str], None]) -> int:
         """Takes the state of the newest checkpoint, or a new one. Returns the number of its last update."""
+        self.checkpoints.clean_up()
         self.state, self.progress = restore_or_init(self.setup, self.checkpoints, say)
-        self.checkpoints.prepare_to_save()
+        self.checkpoints.delete_old()
         self.clock = Clock(self.progress.seconds)
         return self.progress.step
 
@@ -135,7 +125,8 @@ class Run:
     def compile_besides_updates(self) -> None:
         """Compiles the programs for evaluating and saving."""
         self._valid_loss = validation_loss(self.setup)
-        compile_checksums(self.state)
+        for tree in (self.state.params, self.state.opt_state, self.state.ema):
+            checksums(tree)
 
     def open_logs(self, *, quiet: bool = False) -> None:
         """Marks the workdir as training, opens metrics.jsonl and the progress bar (in process 0), and starts the hooks."""
@@ -148,9 +139,16 @@ class Run:
 
     @contextlib.contextmanager
     def finish_saves_on_error(self):
-        """Shows the progress bar. If the block raises, lets a save in progress finish."""
-        with finish_saves_on_error(self.checkpoints), self.bar:
-            yield
+        """Shows the progress bar. If the block raises, lets a save in progress finish, so that the run can resume from it: with
+        several processes within 5 s, because another one may be dead, unless the run has diverged, which all of them see.
+        """
+        with self.bar:
+            try:
+                yield
+            except Exception as error:
+                all_alive = jax.process_count() == 1 or isinstance(error, NonFiniteUpdate)
+                self.checkpoints.finish_save(None if all_alive else 5.0)
+                raise
 
     def end_if_complete(self) -> None:
         """Ends a restored run that has nothing left to train."""
@@ -227,21 +225,18 @@ class Run:
         with self.clock.measure("save"), self._supervisor.expect_progress(False):
             self.progress.step, self.progress.seconds = step, self.clock.seconds
             if step in self.checkpoints.steps():
-                evaluation = self.progress.of_evaluation()
-                action = lambda: self.checkpoints.add_evaluation(step, evaluation, self.metric)  # noqa: E731
+                self.checkpoints.add_evaluation(step, self.progress.of_evaluation(), self.metric)
             else:
-                meta = checkpoint_meta(self.setup, self.progress)
-                action = lambda: self.checkpoints.save(self.state, meta, self.metric)  # noqa: E731
-            report_full_disk(self.checkpoints, action)
+                self.checkpoints.save(self.state, checkpoint_meta(self.setup, self.progress), self.metric)
 
     def check_saves(self) -> None:
         """Raises errors of background saves, a full disk as UserError."""
-        report_full_disk(self.checkpoints, self.checkpoints.check_for_errors)
+        self.checkpoints.check_for_errors()
 
     def wait_for_saves(self) -> None:
         """Returns when all checkpoints are on disk. Raises as `check_saves`."""
         with self.clock.measure("save"), self._supervisor.expect_progress(False):
-            report_full_disk(self.checkpoints, self.checkpoints.wait)
+            self.checkpoints.wait()
 
     def reason_to_end(self, step: int, signal: str) -> str:
         """Why the run ends after `step`: "patience", `signal` or "steps"; empty if it continues."""
@@ -264,37 +259,10 @@ class Run:
 
     def close(self) -> None:
         """Waits for the checkpoints, and closes all files."""
-        report_full_disk(self.checkpoints, self.checkpoints.wait)
+        self.checkpoints.wait()
         self.checkpoints.close()
         self.logger.close()
         del self._metrics  # it refers to the run, whose memory is needed for the final evaluation
-
-
-def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:
-    """The function that computes the validation losses, see `ValidationLoss` and `with_means`; None if the config does not need
-    it.
-    """
-    if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
-        return None
-    besides = run.abstract.opt_state, run.abstract.ema
-    params = parameters_of(run.config).of_model(run.abstract.params)
-    programs: dict[Any, Any] = {}
-    losses = {
-        name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)
-        for name, store in run.corpus.valid.items()
-    }
-    return lambda params, after_batch: with_means({name: loss(params, after_batch) for name, loss in losses.items()})
-
-
-def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """{metric: its mean over the validation sets, "metric/SET": that of each set with a name} from {set: {metric: value}}.
-
-    The mean does not weigh the sets by their size: every direction of a model counts as much as any other.
-    """
-    first, *_ = values.values()
-    means = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}
-    named = [(name.removeprefix(VALID_PREFIX), of_set) for name, of_set in values.items() if name != "valid"]
-    return means | {f"{metric}/{name}": value for name, of_set in named for metric, value in of_set.items()}
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:

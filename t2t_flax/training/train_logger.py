@@ -7,9 +7,8 @@ from typing import Any
 import jax
 
 from t2t_flax.monitoring.metrics_writer import MetricsWriter
-from t2t_flax.monitoring.progress import Progress
-from t2t_flax.monitoring.timers import Clock
-from t2t_flax.training.divergence import NonFiniteUpdate, describe
+from t2t_flax.monitoring.progress import Clock, Progress
+from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.prefetch import DeviceBatch
 from t2t_flax.training.resume import TrainProgress
@@ -99,8 +98,10 @@ class TrainLogger:
     def _skip(self, step: int, values: dict[str, float], bar: Progress) -> None:
         """Logs an update that was not applied. Raises NonFiniteUpdate where the run is to stop."""
         self._progress.skipped_in_a_row += 1
-        scalars_finite = math.isfinite(values["loss"]) and math.isfinite(values["grad_norm"])
-        why = describe(step, values["loss"], values["grad_norm"], scalars_finite=scalars_finite)
+        loss, norm = values["loss"], values["grad_norm"]
+        why = f"update {step}: loss {loss}, gradient norm {norm}"
+        if math.isfinite(loss) and math.isfinite(norm):
+            why += ", and parameters that are not finite"
         if self._run.config.train.non_finite == "stop":
             raise NonFiniteUpdate(step, f"{why}.")
         if self._progress.skipped_in_a_row > MOST_SKIPPED:

@@ -171,8 +171,8 @@ def parameter_shardings(config: Mesh, model: Transformer, mesh: jax.sharding.Mes
 
 
 def optimizer_shardings(opt_state: Any, params: Any, shardings: Any, mesh: jax.sharding.Mesh) -> Any:
-    """The sharding of each leaf of the optimizer state. A leaf that has the path and the shape of a parameter, such as
-    Adam's moments, lies as `shardings` says of it; counters and the vectors of factored moments are replicated.
+    """The sharding of each leaf of the optimizer state: that of the parameter, in `shardings`, whose path and shape it has, such
+    as Adam's moments; other leaves are replicated.
     """
     by_path = {
         path_names(path): (leaf.shape, sharding)

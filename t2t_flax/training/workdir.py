@@ -11,6 +11,7 @@ complete.json     written at the end, with the final scores
 
 import contextlib
 import fnmatch
+import json
 import logging
 import math
 import os
@@ -29,13 +30,13 @@ from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
 from t2t_flax.model_forms import check_writable, open_model
-from t2t_flax.monitoring.devices import record_devices
 from t2t_flax.training.checkpoint_files import finished_steps
 from t2t_flax.training.divergence import unmark
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
+DEVICES = "devices.json"
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model", "starts.json")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
@@ -152,8 +153,17 @@ def begin(workdir: epath.Path, config: Config) -> None:
     """
     (workdir / "complete.json").unlink(missing_ok=True)
     unmark(workdir)
-    record_devices(workdir)
+    _record_devices(workdir)
     atomic_write(workdir / "config.json", config_lib.to_json(config))
+
+
+def _record_devices(workdir: epath.Path) -> None:
+    """Stores JAX's kind of device and the number of chips of all hosts, on CPU of devices."""
+    import jax
+
+    devices = jax.devices()
+    chips = sum(getattr(device, "core_on_chip", 0) == 0 for device in devices)  # a TPU v3 chip has two cores
+    atomic_write(workdir / DEVICES, json.dumps({"kind": devices[0].device_kind, "count": chips}) + "\n")
 
 
 def checkpoint_steps(workdir: epath.Path) -> list[int]:

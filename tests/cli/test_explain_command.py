@@ -21,7 +21,7 @@ def number(text, label):
 def test_parameters_batches_rates_and_memory(capsys):
     out = explain(capsys, "--config=aiayn_big")
     assert number(out, "  all") == "214171648" and number(out, "shared_embedding") == "37888000"
-    assert "the paper states 213 M for big" in out and "vocabulary 37,000" in out
+    assert "vocabulary 37,000" in out
     groups = [
         int(x.replace(",", "")) for x in re.findall(r"^  (?:encoder|decoder|shared)\S* ?\S*\s+([\d,]+)$", out, re.M)
     ]

@@ -27,7 +27,7 @@ def config_of(workdir, test=SETS, **checkpoint):
     return tiny_run(
         workdir,
         steps=6,
-        eval=dict(decode_every_steps=2, metric="bleu", patience=1, bootstrap_samples=0, samples=0),
+        eval=dict(decode_every_steps=2, metric="bleu", patience=1, bootstrap_samples=0),
         checkpoint=dict(every_steps=2, keep_last=2) | checkpoint,
         data=dict(test=test),
         **QUICK,

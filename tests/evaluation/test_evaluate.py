@@ -25,7 +25,7 @@ def run_of_updates(tmp_path_factory, cache):
         steps=4,
         checkpoint=dict(every_steps=2, keep_last=2),
         data=dict(test="toy:test:30", corpus="built-in captions"),
-        eval=dict(bootstrap_samples=0, samples=0),
+        eval=dict(bootstrap_samples=0),
         decode=dict(beam_size=1, max_length_offset=2),
     )
     loop.train(start(config, workdir, cache), score=None)

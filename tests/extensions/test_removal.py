@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked_python import ForkedPython
 
 from t2t_flax.extensions import EXTENSIONS, KNOWN
 from t2t_flax.registry import (
@@ -86,67 +86,24 @@ def checkout_without(extension: str, folder: Path) -> Path:
     return folder
 
 
-SERVER = """
-import contextlib, io, json, os, sys, jax, flax, optax, orbax.checkpoint, sentencepiece, t2t_flax.__main__
-for line in sys.stdin:
-    words, text, out = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{out}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-        read, write = os.pipe()
-        os.write(write, text.encode())
-        os.close(write)
-        os.dup2(read, 0)
-        sys.argv = ["t2t_flax", *words]
-        code = 1
-        try:
-            code = t2t_flax.__main__.main()
-        except SystemExit as error:
-            code = error.code
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code or 0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class Commands:
-    """Commands of a checkout, each in a process forked from one that has imported JAX: starting Python takes most of a small
-    command.
-    """
-
-    def __init__(self, checkout: Path):
-        self._out = checkout / "output"
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], cwd=checkout, env=environment, stdin=-1, stdout=-1, text=True
-        )
-
-    def run(self, *words: str, code: int = 0, stdin: str = "") -> str:
-        """The output of a command that ends with `code`: its standard error unless that is 0."""
-        self._process.stdin.write(json.dumps([words, stdin, str(self._out)]) + "\n")
-        self._process.stdin.flush()
-        ended = int(self._process.stdout.readline())
-        output, errors = (Path(f"{self._out}.{name}").read_text() for name in ("out", "err"))
-        assert ended == code, errors
-        assert "Traceback" not in errors
-        return errors if code else output
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_an_extension_can_be_removed(extension, tmp_path):
     checkout = checkout_without(extension, tmp_path / "checkout")
-    commands = Commands(checkout)
-    run = commands.run
+    with ForkedPython(tmp_path / "bin", os.environ | {"PYTHONPATH": str(checkout)}) as python:
+        check_without(extension, checkout, tmp_path, python)
+
+
+def check_without(extension: str, checkout: Path, tmp_path: Path, python: ForkedPython) -> None:
+    """Trains and uses a run in a checkout without the extension, and asks for what it adds."""
+
+    def run(*words: str, code: int = 0, stdin: str = "") -> str:
+        """The output of a command that ends with `code`: its standard error unless that is 0."""
+        done = subprocess.run(
+            [python.program, "-m", "t2t_flax", *words], cwd=checkout, input=stdin, capture_output=True, text=True
+        )
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        return done.stderr if code else done.stdout
 
     workdir = f"--workdir={tmp_path / 'run'}"
     run("prepare", *TINY, workdir)
@@ -187,4 +144,3 @@ def test_an_extension_can_be_removed(extension, tmp_path):
     for key, values in KNOWN[extension].items():
         for value in values if key.startswith(("decode.", "model.", "optimizer.")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)
-    commands.close()

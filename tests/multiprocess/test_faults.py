@@ -137,7 +137,7 @@ def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["flipped byte", "truncated", "empty folder"])
+@pytest.mark.parametrize("damage", ["flipped byte", pytest.param("truncated", marks=pytest.mark.drill), "empty folder"])
 def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_path, cache, damage):
     workdir = tmp_path / "run"
     shutil.copytree(undisturbed, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))

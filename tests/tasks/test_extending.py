@@ -16,7 +16,6 @@ from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.compare import compare
-from t2t_flax.extensions.sweeps.results import check_score
 from t2t_flax.registry import TASKS
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
@@ -42,7 +41,7 @@ def metrics():
     METRICS[:] = before
 
 
-def test_new_metric_is_in_records_training_comparisons_and_sweeps(metrics, tmp_path):
+def test_new_metric_is_in_records_training_and_comparisons(metrics, tmp_path):
     with pytest.raises(UserError, match="no task has a metric 'missing_words'"):
         lower_is_better("missing_words")
     metrics()
@@ -58,8 +57,6 @@ def test_new_metric_is_in_records_training_comparisons_and_sweeps(metrics, tmp_p
     scores = score_translations(references, [references]) | {"perplexity": 1.0}
     assert any("missing words" in line and "lower is better" in line for line in task.summary(scores))
     assert lower_is_better("valid_missing_words") and lower_is_better("newstest:missing_words")
-    check_score("missing_words", config)
-    check_score("valid_missing_words", config)
     better, worse = (record(tmp_path, n, noisy(references, s, 1), references) for n, s in (("a", 0.1), ("b", 0.4)))
     comparison = compare(better, worse, score="missing_words")
     assert comparison["difference"] < 0 and comparison["p_value"] < 0.05 and comparison["method"] == "missing words"
@@ -74,7 +71,6 @@ def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
     assert prepare_corpus(task, tmp_path).train.num_pairs == 50
     source, target = next(split_source(task, "test").pairs())
     assert sorted(source.split()) == target.split()
-    check_score("exact_match", config)
     with pytest.raises(UserError, match="eval.metric = 'bleu' is not a metric of config.data.task = sort_digits"):
         task_of(small_config(data=dict(task="sort_digits"), eval=dict(metric="bleu")))
 
@@ -93,16 +89,11 @@ def test_new_task_trains_to_a_record(monkeypatch, tmp_path):
     assert "exact_match" in json.loads((run / "eval" / "test-20.json").read_text())["scores"]
 
 
-def test_token_metrics_have_a_direction_and_can_score_a_sweep():
+def test_token_metrics_have_a_direction():
     assert set(TOKEN_METRICS) <= set(HIGHER_IS_BETTER)
     for name, higher_is_better in HIGHER_IS_BETTER.items():
         config = small_config(data=dict(valid="toy:valid"), eval=dict(metric=name, every_steps=5))
         assert name in task_of(config).training_metrics() and lower_is_better(f"valid_{name}") != higher_is_better
-        check_score(f"valid_{name}", config)
-    with pytest.raises(UserError, match="valid_accuracy needs config.eval.every_epochs, or config.eval.every_steps"):
-        check_score("valid_accuracy", small_config(data=dict(valid="toy:valid"), eval=dict(every_steps=0)))
-    with pytest.raises(UserError, match="no score 'accuracy'"):  # records do not have it
-        check_score("accuracy", small_config(data=dict(test="toy:test")))
 
 
 def test_metrics_of_all_tasks_agree_on_directions():

@@ -13,7 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint_selection import Part, mean
+from t2t_flax.training.checkpoint_selection import RestoredParams, mean
 from t2t_flax.training.checkpoints import Checkpoints
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
@@ -26,17 +26,19 @@ def tree(seed: int) -> dict:
 
 def test_mean_is_the_float32_sum_divided_once():
     """Bit-identical to the sequential sum divided by the count."""
-    averaged = mean(Part(tree(i), (i,)) for i in range(5))
+    averaged = mean(RestoredParams(tree(i), (i,)) for i in range(5))
     expected = jax.tree.map(lambda *x: sum(jnp.asarray(a, jnp.float32) for a in x) / 5, *map(tree, range(5)))
     jax.tree.map(np.testing.assert_array_equal, averaged.params, expected)
     assert averaged.steps == (0, 1, 2, 3, 4)
 
 
 def test_parts_are_weighted_by_their_number_of_checkpoints():
-    averaged = mean(iter([Part(tree(0), (3, 2, 1)), Part(tree(1), (4,)), Part(tree(2), (6, 5))]))
+    averaged = mean(
+        iter([RestoredParams(tree(0), (3, 2, 1)), RestoredParams(tree(1), (4,)), RestoredParams(tree(2), (6, 5))])
+    )
     for x, *values in zip(*map(jax.tree.leaves, (averaged.params, *map(tree, range(3)))), strict=True):
         np.testing.assert_allclose(x, np.average(values, axis=0, weights=[3, 1, 2]), atol=1e-6)
-    part = Part(tree(0), (1,), 0.5)
+    part = RestoredParams(tree(0), (1,), 0.5)
     leaves = jax.tree.leaves(part.params)
     alone = mean([part])
     assert all(x is y for x, y in zip(jax.tree.leaves(alone.params), leaves, strict=True))
@@ -58,7 +60,7 @@ def live_bytes() -> int:
 
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, monkeypatch):
-    monkeypatch.setattr("t2t_flax.training.checksums._SMALL", 0)  # NumPy's copies of small trees stay with them
+    monkeypatch.setattr("t2t_flax.training.damage._SMALL", 0)  # NumPy's copies of small trees stay with them
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
     original = Checkpoints.restore_params

@@ -20,9 +20,8 @@ from helpers.full_disk import full_disk
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.checksums import checksums
-from t2t_flax.training.resume import report_full_disk
+from t2t_flax.training.checkpoints import Checkpoints, reporting_full_disk
+from t2t_flax.training.damage import checksums
 from t2t_flax.training.train_state import init_state
 
 
@@ -107,7 +106,7 @@ def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setu
                 if late:  # by the run that resumes
                     checkpoints.close()
                     checkpoints = Checkpoints(folder, keep_best=1)
-                    checkpoints.prepare_to_save()
+                    checkpoints.delete_old()
                     checkpoints.add_evaluation(step, {}, metric)
             checkpoints.close()
             left = Checkpoints(folder)
@@ -184,19 +183,15 @@ def test_failing_device_disk_or_network_is_not_damage(tmp_path, three, training_
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1, 2, 3] and not (tmp_path / "damaged").exists()
 
 
-def test_failed_save_deletes_no_older_checkpoint(tmp_path, training_setup, monkeypatch):
-    """Orbax tells an error once: who asks while its save is being ended must not hide it from what ends the save."""
-    end = ocp.CheckpointManager._wait_for_checkpointers
-    late = lambda manager: (time.sleep(0.5), end(manager))  # noqa: E731
+def test_failed_save_deletes_no_older_checkpoint(tmp_path, training_setup):
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=1)
     save(checkpoints, training_setup, 1)
     checkpoints.wait()
-    monkeypatch.setattr(ocp.CheckpointManager, "_wait_for_checkpointers", late)
     with full_disk():
         save(checkpoints, training_setup, 2)
         with pytest.raises(UserError, match="Intact checkpoints: 1. Free disk space"):
             for _ in range(3000):
-                report_full_disk(checkpoints, checkpoints.check_for_errors)
+                checkpoints.check_for_errors()
                 time.sleep(0.01)
         checkpoints.close()
     assert Checkpoints(tmp_path / "checkpoints").steps() == [1]
@@ -211,11 +206,8 @@ def test_failed_save_deletes_no_older_checkpoint(tmp_path, training_setup, monke
 def test_only_refused_writes_are_reported_as_user_errors(tmp_path, error, exception):
     """Other errors are failures, after which a launcher restarts the run."""
 
-    def write():
+    with pytest.raises(exception), reporting_full_disk(tmp_path / "checkpoints"):
         raise error
-
-    with pytest.raises(exception):
-        report_full_disk(Checkpoints(tmp_path / "checkpoints"), write)
 
 
 def test_empty_numbered_folder_is_not_a_checkpoint(tmp_path, training_setup, caplog):

@@ -22,9 +22,9 @@ from t2t_flax import config as config_lib
 from t2t_flax.config.schema import Checkpoint
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.training.checkpoint_schedule import kept_steps
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.damage import DamagedCheckpoint, is_damage
-from t2t_flax.training.retention import Retention
 from t2t_flax.training.train_state import init_state
 
 # TensorStore drops concurrent reads beside the damaged array with a long warning.
@@ -262,14 +262,16 @@ STEPS = st.integers(1, 40).flatmap(
 @given(STEPS, st.integers(1, 5), st.integers(0, 3))
 def test_retention_keeps_newest_scheduled_and_best(about, last, best):
     """Keeps the newest, the last scheduled, the best, and those without metadata, whatever the current config says."""
-    Info = dataclasses.make_dataclass("Info", ["step"])
-    facts = {step: fact for step, fact in enumerate(about, 1)}
-    retained = {step for step, keep in zip(facts, Retention(last, best, facts).should_preserve(
-        [Info(step) for step in facts], context=None), strict=True) if keep}  # fmt: skip
+    facts = dict(enumerate(about, 1))
     regular = [step for step, (scheduled, _) in facts.items() if scheduled]
     unknown = {step for step, (scheduled, _) in facts.items() if scheduled is None}
     measured = sorted((-metric, step) for step, (_, metric) in facts.items() if metric is not None)
-    assert retained == {max(facts), *regular[-last:], *unknown, *(step for _, step in measured[:best])}
+    assert kept_steps(facts, last, best) == {
+        max(facts),
+        *regular[-last:],
+        *unknown,
+        *(step for _, step in measured[:best]),
+    }
 
 
 def test_new_interval_on_resume_deletes_no_scheduled_checkpoint(training_setup, tmp_path):

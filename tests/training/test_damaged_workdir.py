@@ -18,7 +18,7 @@ from t2t_flax.evaluation.restore import load
 from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.resume import open_checkpoints, restore_or_init
+from t2t_flax.training.resume import restore_or_init
 from t2t_flax.training.workdir import completed
 
 
@@ -60,7 +60,7 @@ def resume(config, workdir, cache, states):
     completed(workdir, config)
     run = start(config, workdir, cache)
     run = dataclasses.replace(run, workdir=workdir)
-    state, progress = restore_or_init(run, open_checkpoints(run), lambda text: None)
+    state, progress = restore_or_init(run, Checkpoints(workdir / "checkpoints"), lambda text: None)
     assert progress.step in states and equal(state, states[progress.step])
     MetricsWriter(workdir, resume_step=progress.step).close()
     return progress.step

@@ -12,9 +12,8 @@ from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.monitoring import memory
 from t2t_flax.tasks import task_of
-from t2t_flax.training.run import validation_loss
-from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation_loss import ValidationLoss, validation_loss
 
 
 @pytest.fixture

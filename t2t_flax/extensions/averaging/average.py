@@ -11,7 +11,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.filesystem import refuse_existing
 from t2t_flax.model_forms import check_writable, run_folder
-from t2t_flax.training.checkpoint_selection import Choice, Part, mean
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.params_run import write_params_run
@@ -49,14 +49,16 @@ def average(
             raise UserError(
                 f"{workdir} and {workdirs[0]} have different tokenizers: their parameters cannot be averaged."
             )
-    choices = [Choice(step=step, average=last) for step in steps] or [Choice(average=last, best=best)]
+    choices = [CheckpointChoice(step=step, average=last) for step in steps] or [
+        CheckpointChoice(average=last, best=best)
+    ]
     averaged: list[tuple[str, int]] = []
 
-    def parts() -> Iterator[Part]:
+    def parts() -> Iterator[RestoredParams]:
         for workdir in map(run_folder, workdirs):
             for choice in choices:
                 run = dataclasses.replace(first, workdir=workdir, stored=stored_config(workdir))
-                for part in run.parts(choice):
+                for part in run.restore(choice):
                     averaged.extend((str(workdir), step) for step in part.steps)
                     yield part
                     del part  # frees it before the next one is restored

@@ -79,8 +79,8 @@ def of(config: Config) -> FineTuning:
 
 
 def parse_init_checkpoint(text: str) -> dict[str, Any]:
-    """The fields of a `checkpoint_selection.Choice` that finetuning.init_checkpoint names: `best` is {"best": True}. Raises
-    UserError for any other text.
+    """The fields of a `checkpoint_selection.CheckpointChoice` that finetuning.init_checkpoint names: `best` is {"best": True}.
+    Raises UserError for any other text.
     """
     if text == "newest":
         return {}

@@ -9,7 +9,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning.keys import of, parse_init_checkpoint
 from t2t_flax.extensions.finetuning.vocabulary import tables_by_piece
 from t2t_flax.model_forms import run_folder
-from t2t_flax.training.checkpoint_selection import Choice, mean, restore_parts
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean, restore_chosen
 from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import abstract_params, make_model
@@ -31,9 +31,9 @@ def pretrained_params(
     check_same_model(stored, config, f"config.finetuning.init_from = {workdir}")
     old, new = TokenizerPair.load(workdir / "tokenizer"), setup.corpus.tokenizers
     abstract = abstract_params(config.mesh, make_model(config, *old.vocab_sizes), setup.mesh)
-    choice = Choice(**parse_init_checkpoint(keys.init_checkpoint))
+    choice = CheckpointChoice(**parse_init_checkpoint(keys.init_checkpoint))
     try:
-        part = mean(restore_parts(workdir, stored, choice, abstract, old.digest, group))
+        part = mean(restore_chosen(workdir, stored, choice, abstract, old.digest, group))
     except UserError as error:
         raise UserError(f"config.finetuning.init_checkpoint = {keys.init_checkpoint}: {error}") from None
     steps = (

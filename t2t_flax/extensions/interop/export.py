@@ -15,11 +15,11 @@ from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
+from t2t_flax.extensions.interop.finite import check_representable
 from t2t_flax.extensions.interop.marian_export import marian_token
 from t2t_flax.extensions.interop.model_card import Score, front_matter, sections
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, write_model
 from t2t_flax.filesystem import atomic_directory, refuse_existing
-from t2t_flax.training.finite import check_representable
 
 FORMATS = {
     "ctranslate2": ctranslate2_export.QUANTIZATIONS,

@@ -1,7 +1,7 @@
 """`import`: the trained model of another program as a run."""
 
 from t2t_flax.cli import arguments
-from t2t_flax.errors import OK
+from t2t_flax.errors import OK, UserError
 
 
 def run(argv: list[str]) -> int:
@@ -48,8 +48,9 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
     from t2t_flax.training.config_changes import check_same_model
-    from t2t_flax.training.params_run import check_parameters, write_params_run
-    from t2t_flax.training.train_state import count_params
+    from t2t_flax.training.damage import array_shapes, shape_differences
+    from t2t_flax.training.params_run import write_params_run
+    from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
 
     check_writable(args.workdir, "give a new folder as --workdir")
     refuse_existing(args.workdir, "--workdir")
@@ -58,7 +59,9 @@ def run(argv: list[str]) -> int:
     model = read_model(source, num_heads=args.num_heads, languages=languages)
     config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(model.config), overrides))
     check_same_model(model.config, config, args.source)
-    check_parameters(config, model.tokenizers, model.params, args.source)
+    expected = parameter_shapes(make_model(config, *model.tokenizers.vocab_sizes))
+    if differ := shape_differences(array_shapes(model.params), array_shapes(expected)):
+        raise UserError(f"{args.source} does not hold the parameters of its config and tokenizer: {differ}.")
     origin = {"step": model.step, "imported": model.kind}
     write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
     c, sizes = config.model, model.tokenizers.vocab_sizes

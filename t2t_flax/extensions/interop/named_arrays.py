@@ -10,8 +10,8 @@ import numpy as np
 
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop.finite import check_finite
 from t2t_flax.extensions.interop.imported import IMPROBABLE
-from t2t_flax.training.finite import check_finite
 
 
 class NamedArrays:

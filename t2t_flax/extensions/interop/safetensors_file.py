@@ -9,8 +9,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop.finite import check_finite
 from t2t_flax.json_file import parse_json
-from t2t_flax.training.finite import check_finite
 
 DTYPES = ("float32", "float16")
 _FORMAT = "t2t_flax"

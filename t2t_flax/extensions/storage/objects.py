@@ -156,6 +156,12 @@ def is_finished(checkpoint: epath.PathLike) -> bool:
     return (epath.Path(checkpoint) / "commit_success.txt").exists()
 
 
+def delete_checkpoint(checkpoint: epath.PathLike) -> None:
+    """Its last file first: without it the others are unfinished."""
+    (epath.Path(checkpoint) / "commit_success.txt").unlink(missing_ok=True)
+    epath.Path(checkpoint).rmtree(missing_ok=True)
+
+
 def _store_of(path: epath.PathLike):
     import fsspec
 

@@ -8,6 +8,6 @@ add_command(
     "train many variants of a config, and compare their results in a table",
 )
 add_command(
-    "train_together", "t2t_flax.extensions.sweeps.train_together", "train runs that differ in scalars", hidden=True
+    "train_together", "t2t_flax.extensions.sweeps.stacked_runs", "train runs that differ in scalars", hidden=True
 )
 add_command("compare", "t2t_flax.extensions.sweeps.compare_command", "test the differences between evaluated systems")

@@ -3,8 +3,7 @@
 import argparse
 import dataclasses
 import importlib.util
-import shlex
-import sys
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,53 +14,36 @@ from t2t_flax.distributed.coordination import check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.extensions.sweeps import space
-from t2t_flax.extensions.sweeps.device_hours import Prices
+from t2t_flax.extensions.sweeps.attempts import start_training
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
-from t2t_flax.extensions.sweeps.launchers import LAUNCHERS, commands, launch
+from t2t_flax.extensions.sweeps.launchers import LAUNCHERS, Submission, launch, launcher_calls
 from t2t_flax.extensions.sweeps.optuna_search import NO_OPTUNA, SearchQueue
 from t2t_flax.extensions.sweeps.pod import Pod, check_same_code
 from t2t_flax.extensions.sweeps.progress import progress_table
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
-from t2t_flax.extensions.sweeps.slurm import NO_SUBMITIT, submit
 from t2t_flax.extensions.sweeps.space import Search, Sweep
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
-from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker, count_states, start_training
+from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker, count_states
 from t2t_flax.filesystem import is_remote
 from t2t_flax.tables import text_table
-
-SWEEP_VERSION = 1
-SLURM = "slurm"
 
 
 def run(argv: list[str]) -> int:
     """Exit code 0 when every trial has a result (also diverged, out of memory), 2 when others failed, 75 when stopped, saved."""
     args, fixed = arguments.parse(_parser(), argv)
-    Prices.parse(args.price)  # raises its error before any training
     if args.report:
         return _report(args, fixed)
-    options = _submit_options(args)
-    if args.submit and args.submit.launcher != SLURM:
-        return _launch(args, fixed, options)
-    if args.submit:
-        folder, sweep = _open(args, fixed)
-        return _submit(args, folder, options)
-    resources = divide_machine(args.jobs)
+    if args.submit or args.submit_option:
+        return _submit(args, fixed)
+    resources = divide_machine(args.parallel)
     if args.dry_run:
         _open(args, fixed)
         return OK
-    body = lambda supervisor: _job(args, fixed, resources, supervisor)  # noqa: E731
-    return run_job(_worker_config(args, fixed), body, use_devices=False)
-
-
-def _open(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
-    """Creates, continues or joins the sweep, lists its trials, and reopens failed ones."""
-    folder, sweep = _create(args, fixed) if args.sweep or args.config else _join(args, fixed)
-    _list_trials(sweep, brief=not args.dry_run)
-    for name in () if args.dry_run else sweep["trials"]:
-        folder.retry(name, all_failures=args.retry_failed)
-    return folder, sweep
+    config_file = _sweep_of(args).config if args.sweep or args.config else ""
+    config = config_lib.load_config(config_file, fixed) if config_file else Config()  # its timeouts count for a pod
+    return run_job(config, lambda supervisor: _work(args, fixed, resources, supervisor), use_devices=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,47 +59,37 @@ def _parser() -> argparse.ArgumentParser:
         "results (diverged too), 75 stopped by a signal with everything saved, 2 invalid input or failed trials.",
     )
     arguments.add_workdir(parser, "folder of the sweep; created if it does not exist")
-    trial_flag = parser.add_argument_group("trials").add_argument
-    trial_flag("--sweep", metavar="FILE.py[:variant]", help="file that defines get_sweep(); see configs/sweeps")
-    trial_flag("--config", metavar="FILE.py[:variant]", help="config of the trials, or the name of a preset")
-    trial_flag(
+    flag = parser.add_argument_group("trials").add_argument
+    flag("--sweep", metavar="FILE.py[:variant]", help="file that defines get_sweep(); see configs/sweeps")
+    flag("--config", metavar="FILE.py[:variant]", help="config of the trials, or the name of a preset")
+    flag(
         "--set", action="append", default=[], metavar="KEY=V1,V2", help="values of a key; every combination is trained"
     )
-    trial_flag("--seeds", type=arguments.count(1), metavar="N", help="runs per row, with seeds 0 to N - 1 (default: 1)")
-    run_flag = parser.add_argument_group("execution").add_argument
-    at_least_one, any_number = arguments.count(1, 1024), arguments.count()
-    run_flag("--dry-run", action="store_true", help="validate everything, list the trials, train nothing")
-    run_flag(
-        "--jobs",
-        type=at_least_one,
-        default=1,
-        metavar="N",
-        help="trials to train at a time, each on an equal share of the machine",
-    )
+    flag("--seeds", type=arguments.count(1), metavar="N", help="runs per row, with seeds 0 to N - 1 (default: 1)")
+    flag = parser.add_argument_group("execution").add_argument
+    at_least_one = arguments.count(1, 1024)
+    flag("--dry-run", action="store_true", help="validate everything, list the trials, train nothing")
+    parallel = "trials to train at a time, each on an equal share of the machine"
+    flag("--parallel", type=at_least_one, default=1, metavar="N", help=parallel)
     stack = "up to N trials that differ only in rates (learning, dropout, label smoothing, warm-up) and in seed.init, "
     stack += "seed.dropout (so of one seed) train in one vectorized program, divided over the devices"
-    run_flag("--stack", type=at_least_one, default=1, metavar="N", help=stack)
-    run_flag("--retries", type=any_number, default=2, metavar="N", help="number of retries of a failing trial (2)")
-    run_flag("--retry-failed", action="store_true", help="retry all failed trials")
-    run_flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
-    run_flag("--any-code", action="store_true", help="continue even if the code has changed since the sweep began")
-    submit_help = (
-        "start N workers (1) and leave the training to them; LAUNCHER: slurm (the default, through submitit), "
-    )
-    submit_help += f"{', '.join(LAUNCHERS)} (launch/README.md). With --dry-run only prints the commands"
-    run_flag("--submit", type=_Submission.parse, metavar="[LAUNCHER:]N", help=submit_help)
-    option = "option of the launcher: for slurm one of submitit (timeout_min=600, slurm_partition=gpu, gpus_per_node=1 ...), "
-    option += "else a flag of its script in launch/ (accelerators=tpu-v6e-16)"
-    run_flag("--submit-option", action="append", default=[], metavar="OPTION=VALUE", help=option)
-    report_flag = parser.add_argument_group("report").add_argument
-    report_flag("--report", action="store_true", help="only write the report on the trials so far")
+    flag("--stack", type=at_least_one, default=1, metavar="N", help=stack)
+    flag("--retries", type=arguments.count(), default=2, metavar="N", help="number of retries of a failing trial (2)")
+    flag("--retry-failed", action="store_true", help="retry all failed trials")
+    flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
+    flag("--any-code", action="store_true", help="continue even if the code has changed since the sweep began")
+    submit = "start N workers (1) and leave the training to them; LAUNCHER, a script of launch/: "
+    submit += f"{', '.join(LAUNCHERS)} (default: slurm). With --dry-run only prints the commands"
+    flag("--submit", type=Submission.parse, metavar="[LAUNCHER:]N", help=submit)
+    option = "flag of the launcher's script, such as accelerators=tpu-v6e-16 or gpus_per_node=1 (launch/README.md)"
+    flag("--submit-option", action="append", default=[], metavar="FLAG=VALUE", help=option)
+    flag = parser.add_argument_group("report").add_argument
+    flag("--report", action="store_true", help="only write the report on the trials so far")
     score = (
         "default: valid_nll, or that of eval.metric; valid_nll/SET, sacrebleu, chrf, SET:sacrebleu (of a test set) ..."
     )
-    report_flag("--score", default="", help=score)
-    report_flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
-    price = "price of an hour of one chip, or of one kind: 'TPU v5 lite=AMOUNT'; the report then has costs"
-    report_flag("--price", action="append", default=[], metavar="[KIND=]AMOUNT", help=price)
+    flag("--score", default="", help=score)
+    flag("--baseline", default="", metavar="ROW", help="row to compare the others with (default: the best)")
     return parser
 
 
@@ -127,8 +99,17 @@ def _report(args: argparse.Namespace, fixed: dict[str, str]) -> int:
     if unused:
         raise UserError(f"--report only reads the folder in --workdir: leave out {', '.join(unused)}.")
     _check_score_of_folder(args.score, Folder(Path(args.workdir)), read_sweep(args.workdir))
-    print(report(Path(args.workdir), score=args.score, baseline=args.baseline, prices=Prices.parse(args.price)))
+    print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
     return OK
+
+
+def _open(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
+    """Creates, continues or joins the sweep, lists its trials, and reopens failed ones."""
+    folder, sweep = _create(args, fixed) if args.sweep or args.config else _join(args, fixed)
+    _list_trials(sweep, brief=not args.dry_run)
+    for name in () if args.dry_run else sweep["trials"]:
+        folder.retry(name, all_failures=args.retry_failed)
+    return folder, sweep
 
 
 def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
@@ -137,9 +118,9 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
     sweep = read_sweep(args.workdir)
     folder = Folder(Path(args.workdir).absolute())
     check_code(folder.path, sweep, args.any_code)
-    _check_adaptive(args, _search(sweep), bool(args.baseline))
+    _check_adaptive(args, _search(sweep), args.baseline)
     _check_score_of_folder(args.score, folder, sweep)
-    args.baseline = _baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
+    _check_baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
     return folder, sweep
 
 
@@ -157,28 +138,27 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
     adaptive = bool(search and search.adaptive)
     if search:
         search.validate()
-        _check_adaptive(args, search, bool(baseline))
+    _check_adaptive(args, search, baseline)
     if adaptive and sweep.seeds > 1:
         raise UserError("an adaptive search trains each row once: use --seeds=1, and repeat the best rows in a sweep.")
     rows = () if adaptive else search.rows() if search else sweep.rows
 
     trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(search))
     base = config_lib.load_config(sweep.config, fixed) if adaptive else None
-    configs = [base] if adaptive else [trial.config for trial in trials]
+    configs = [base] if base else [trial.config for trial in trials]
     score = args.score or (search.metric if search else sweep.score) or default_score(configs[0])
     for config in configs:
-        check_score(score, config)
-        if search:
-            check_score(search.metric, config)
+        for name in (score, search.metric) if search else (score,):
+            check_score(name, config)
+    _check_baseline(baseline, [trial.row for trial in trials])
     values = {
-        "version": SWEEP_VERSION,
         "config": sweep.config,
         "fixed": fixed,
         "search": search and search.to_json(),
         "seeds": sweep.seeds,
         "score": score,
         "selection": validation_score(configs[0]),
-        "baseline": _baseline(baseline, [trial.row for trial in trials]),
+        "baseline": baseline and folder_name(baseline),
     }
     options = dict(base=base, extend=args.extend, any_code=args.any_code, dry_run=args.dry_run)
     return open_or_create(args.workdir, values, trials, **options)
@@ -221,14 +201,12 @@ def _check_score_of_folder(score: str, folder: Folder, sweep: dict[str, Any]) ->
         check_score(score, config_lib.from_json(path.read_text()))
 
 
-def _baseline(name: str, rows: list[str]) -> str:
-    """The row's name as a folder has it. Raises UserError if it is not a row."""
+def _check_baseline(name: str, rows: list[str]) -> None:
     if name and folder_name(name) not in rows:
         raise UserError(f"the baseline {name!r} is not a row of the sweep: {', '.join(dict.fromkeys(rows))}.")
-    return name and folder_name(name)
 
 
-def _check_adaptive(args: argparse.Namespace, search: Search | None, baseline: bool) -> None:
+def _check_adaptive(args: argparse.Namespace, search: Search | None, baseline: str) -> None:
     if search is None or not search.adaptive:
         return
     if importlib.util.find_spec("optuna") is None:
@@ -249,43 +227,33 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
         print(text_table(("trial", "overrides"), lines))
 
 
-def _worker_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
-    """The config of a worker on several hosts, for its timeouts: that of the trials, without what the sweep varies."""
-    if args.sweep or args.config:
-        path = _sweep_of(args).config
-        return config_lib.load_config(path, fixed) if path else Config()
-    folder = Folder(Path(args.workdir))
-    if not (folder.path / "sweep.json").exists():  # `_job` names the hosts that do not see it
-        return Config()
-    sweep = read_sweep(args.workdir)
-    paths = [folder.base, *map(folder.config, sweep["trials"])]
-    stored = next((path for path in paths if path.exists()), None)
-    return config_lib.from_json(stored.read_text()) if stored else Config()
-
-
-def _job(args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor) -> int:
+def _work(
+    args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor
+) -> int:
     """A worker, or its process on this host."""
     group = supervisor.group
     if group.count == 1:
-        return _work(args, *_open(args, fixed), resources, supervisor, None)
-    if args.jobs > 1 or args.stack > 1:
-        raise UserError("--jobs and --stack divide one host; each trial of a worker on several hosts uses all of them.")
+        folder, sweep = _open(args, fixed)
+        return _train(args, folder, sweep, resources, supervisor, None)
+    if args.parallel > 1 or args.stack > 1:
+        raise UserError(
+            "--parallel and --stack divide one host; each trial of a worker on several hosts uses all of them."
+        )
     check_same_code(group)
-    resources = [Resources(description=f"{group.count} processes")]
     if group.is_lead:
         folder, sweep = _open(args, fixed)
     check_shared(group, Path(args.workdir).absolute(), "--workdir")
     pod = Pod(group)
-    if not group.is_lead:
-        return pod.follow(
-            Folder(Path(args.workdir).absolute()), read_sweep(args.workdir)["cwd"], supervisor.stop_requested
-        )
-    code = _work(args, folder, sweep, resources, supervisor, pod)
-    pod.end(code)
-    return code
+    if group.is_lead:
+        code = _train(args, folder, sweep, [Resources(description=f"{group.count} processes")], supervisor, pod)
+        pod.end(code)
+        return code
+    cwd = read_sweep(args.workdir)["cwd"]
+    _check_cwd(cwd)
+    return pod.follow(Folder(Path(args.workdir).absolute()), cwd, supervisor.stop_requested)
 
 
-def _work(
+def _train(
     args: argparse.Namespace,
     folder: Folder,
     sweep: dict[str, Any],
@@ -293,6 +261,7 @@ def _work(
     supervisor: RunSupervisor,
     pod: Pod | None,
 ) -> int:
+    _check_cwd(sweep["cwd"])
     search, stop = _search(sweep), supervisor.stop_requested
     queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
     with progress_table(folder, queue.names) as say:
@@ -303,73 +272,31 @@ def _work(
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process
         print("stopped, everything saved; run the same command again to continue")
         return STOPPED
-    print(report(folder.path, score=args.score, baseline=args.baseline, prices=Prices.parse(args.price)))
+    print(report(folder.path, score=args.score, baseline=args.baseline))
     return USER_ERROR if FAILED in counts else OK
 
 
-@dataclasses.dataclass(frozen=True)
-class _Submission:
-    """What --submit starts."""
-
-    launcher: str
-    workers: int
-
-    @classmethod
-    def parse(cls, text: str) -> "_Submission":
-        """Of `8`, `slurm:8`, `gke:2` or `gke`: one worker. Raises ArgumentTypeError."""
-        launcher, colon, count = text.rpartition(":")
-        if not colon and not text.lstrip("-").isdecimal():
-            launcher, count = text, "1"
-        launcher = launcher or SLURM
-        if launcher not in (SLURM, *LAUNCHERS):
-            names = ", ".join((SLURM, *LAUNCHERS))
-            raise argparse.ArgumentTypeError(f"there is no launcher {launcher!r}: expected one of {names}")
-        return cls(launcher, arguments.count(1, 10_000)(count))
+def _check_cwd(cwd: str) -> None:
+    if not os.path.isdir(cwd):
+        raise UserError(
+            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
+            "host that has it, or create it (empty, if the sweep's paths are all absolute)."
+        )
 
 
-def _submit_options(args: argparse.Namespace) -> dict[str, str]:
-    if args.submit_option and not args.submit:
+def _submit(args: argparse.Namespace, fixed: dict[str, str]) -> int:
+    """Workers that run this command: the first one creates the sweep, for its folder may not be visible here."""
+    if not args.submit:
         raise UserError("--submit-option is for submitted workers: give --submit=[LAUNCHER:]N too.")
     options = dict(text.partition("=")[::2] for text in args.submit_option)
     if not all(options.values()) or len(options) < len(args.submit_option):
         raise UserError(
-            f"--submit-option {' '.join(args.submit_option)}: expected --submit-option OPTION=VALUE, once for each option."
+            f"--submit-option {' '.join(args.submit_option)}: expected --submit-option FLAG=VALUE, once for each flag."
         )
-    if (
-        args.submit
-        and args.submit.launcher == SLURM
-        and not args.dry_run
-        and importlib.util.find_spec("submitit") is None
-    ):
-        raise UserError(NO_SUBMITIT)
-    return options
-
-
-def _submit(args: argparse.Namespace, folder: Folder, options: dict[str, str]) -> int:
-    """SLURM jobs that join the sweep in its folder."""
-    command = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={folder.path}", *_worker_flags(args)]
-    if args.dry_run:
-        given = " ".join(f"{key}={value}" for key, value in options.items())
-        print(f"{args.submit.workers} SLURM jobs through submitit, {given or 'without options'}: {shlex.join(command)}")
-        return OK
-    ids = submit(folder.path, command, args.submit.workers, options)
-    print(f"submitted {len(ids)} workers: jobs {', '.join(ids)}; their logs: {folder.path / 'slurm'}")
-    print(f"their progress: python -m t2t_flax sweep --workdir={folder.path} --report")
-    return OK
-
-
-def _launch(args: argparse.Namespace, fixed: dict[str, str], options: dict[str, str]) -> int:
-    """Pods that run this command: the first one creates the sweep, for its folder may not be visible here."""
-    launcher = args.submit.launcher
     if not Path(args.workdir).is_absolute() or is_remote(args.workdir):
         raise UserError(
-            f"--submit={launcher} needs the absolute path of a folder that all hosts mount, with file locks (NFS 4): "
-            f"--workdir={args.workdir} is not an absolute local path."
-        )
-    if args.retry_failed:
-        raise UserError(
-            f"--retry-failed with --submit={launcher} would retry at every restart: run `sweep --workdir=DIR --retry-failed` "
-            "on a host that sees the folder."
+            f"--submit={args.submit.launcher} needs the absolute path of a folder that all hosts mount, with file locks "
+            f"(NFS 4): --workdir={args.workdir} is not an absolute local path."
         )
     command = ["python", "-m", "t2t_flax", "sweep", f"--workdir={args.workdir}"]
     if args.sweep or args.config:
@@ -380,16 +307,14 @@ def _launch(args: argparse.Namespace, fixed: dict[str, str], options: dict[str, 
         command += [f"--config.{key}={value}" for key, value in fixed.items()]
     else:
         _check_join_flags(args, fixed)
-    command += _worker_flags(args)
-    calls = commands(launcher, args.workdir, command, args.submit.workers, options, dry_run=args.dry_run)
-    code = launch(launcher, calls)
+    command += [f"--parallel={args.parallel}", f"--stack={args.stack}", f"--retries={args.retries}"]
+    command += ["--any-code"] * args.any_code
+    command += [f"--{name}={getattr(args, name)}" for name in ("score", "baseline") if getattr(args, name)]
+    calls = launcher_calls(args.submit, args.workdir, command, options, dry_run=args.dry_run)
+    if args.retry_failed and not args.dry_run:  # here, as the workers would retry at each of their restarts
+        for name in read_sweep(args.workdir)["trials"]:
+            Folder(Path(args.workdir)).retry(name, all_failures=True)
+    code = launch(calls, watches=LAUNCHERS[args.submit.launcher].watches)
     if not args.dry_run and code == OK:
         print(f"their progress, where the folder is: python -m t2t_flax sweep --workdir={args.workdir} --report")
     return code
-
-
-def _worker_flags(args: argparse.Namespace) -> list[str]:
-    """The flags that a worker needs beside those that say which sweep it is."""
-    flags = [f"--jobs={args.jobs}", f"--stack={args.stack}", f"--retries={args.retries}"]
-    flags += ["--any-code"] * args.any_code + [f"--score={args.score}"] * bool(args.score)
-    return flags + [f"--baseline={args.baseline}"] * bool(args.baseline) + [f"--price={price}" for price in args.price]

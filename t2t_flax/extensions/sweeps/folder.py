@@ -25,9 +25,7 @@ from t2t_flax import config as config_lib
 from t2t_flax import locks
 from t2t_flax.config import Config
 from t2t_flax.errors import USER_ERROR, UserError
-from t2t_flax.extensions.sweeps.scalars import can_be_vectorized
-from t2t_flax.extensions.sweeps.space import Search
-from t2t_flax.extensions.sweeps.trials import Trial, is_folder_name
+from t2t_flax.extensions.sweeps.trials import Trial, can_be_vectorized, is_folder_name
 from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.version import __version__, source_digest
@@ -36,20 +34,10 @@ COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "st
 ENDED = (COMPLETE, FAILED, PRUNED)
 DIVERGED, OUT_OF_MEMORY = "diverged", "out of memory"
 """Causes of a failure that lie in the trial's config: they are results, from which a search learns."""
-SWEEP_KEYS = {
-    "version",
-    "config",
-    "fixed",
-    "search",
-    "seeds",
-    "score",
-    "selection",
-    "baseline",
-    "trials",
-    "code",
-    "cwd",
-}
+SWEEP_KEYS = {"config", "fixed", "search", "seeds", "score", "selection", "baseline", "trials", "code", "cwd"}
 _LOCK = "sweep.lock"
+_LOG_LINES, _LOG_BYTES = 25, 20_000
+"""Of the end of a log that are shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +94,22 @@ class Folder:
         """The logs of a trial's processes on other hosts, if it trained on several."""
         return list(itertools.takewhile(Path.exists, (self.log(name, process) for process in itertools.count(1))))
 
+    def log_tail(self, name: str) -> str:
+        """The last lines of a trial's log; "" without one."""
+        path = self.log(name)
+        return "\n".join(_end_of(path).splitlines()[-_LOG_LINES:]) if path.exists() else ""
+
+    def last_attempt(self, name: str) -> str:
+        """The end of what the last attempt at a trial printed, on all hosts."""
+        paths = [path for path in (self.log(name), *self.logs_of_others(name)) if path.exists()]
+        return "\n".join(_end_of(path).rpartition("== attempt ")[2] for path in paths)
+
+    def append_to_log(self, name: str, text: str) -> None:
+        """Adds a line to a trial's log."""
+        self.log(name).parent.mkdir(parents=True, exist_ok=True)
+        with self.log(name).open("ab") as log:
+            log.write(f"{text}\n".encode())
+
     def read_config(self, name: str) -> Config:
         return config_lib.from_json(self.config(name).read_text())
 
@@ -123,16 +127,18 @@ class Folder:
                 f"{self.path}/status/{name}.json is damaged ({error}): remove it to retry the trial."
             ) from None
 
-    def set_status(self, name: str, status: Status, **changes: Any) -> Status:
-        """Stores `status` with the changes, and returns it; only for the holder of the trial's claim."""
-        status = dataclasses.replace(status, **changes)
+    def update_status(self, name: str, **changes: Any) -> Status:
+        """Stores and returns the trial's status with the changes; only for the holder of its claim."""
+        status = dataclasses.replace(self.status(name), **changes)
         atomic_write(self.path / "status" / f"{name}.json", json.dumps(dataclasses.asdict(status), indent=2) + "\n")
         return status
 
     def state(self, name: str) -> str:
         """COMPLETE, FAILED, PRUNED, STOPPED (can resume from a checkpoint) or WAITING."""
-        if self._has_marker(name):
-            return COMPLETE
+        with contextlib.suppress(FileNotFoundError):
+            # A listing, which NFS revalidates: it caches that a file did not exist.
+            if "complete.json" in os.listdir(self.workdir(name)):
+                return COMPLETE
         status = self.status(name)
         if status.outcome:
             return status.outcome
@@ -147,13 +153,6 @@ class Folder:
         """DIVERGED or OUT_OF_MEMORY if the trial failed for that reason, else empty."""
         return self.status(name).cause if self.state(name) == FAILED else ""
 
-    def _has_marker(self, name: str) -> bool:
-        """Looks in the directory listing, which NFS revalidates; it caches that a file did not exist."""
-        try:
-            return "complete.json" in os.listdir(self.workdir(name))
-        except FileNotFoundError:
-            return False
-
     def newest_step(self, name: str) -> int:
         """The update of the newest checkpoint; 0 without one."""
         return max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
@@ -167,9 +166,8 @@ class Folder:
         """Reopens a trial that failed with a user error (a missing file, a full disk); with `all_failures`, any failed one."""
         claim = self.claim(name) if self.state(name) == FAILED else None
         if claim:
-            status = self.status(name)
-            if all_failures or status.exit_code == USER_ERROR:
-                self.set_status(name, status, outcome="", reason="", cause="", exit_code=0, failures=0, unresolved=0)
+            if all_failures or self.status(name).exit_code == USER_ERROR:
+                self.update_status(name, outcome="", reason="", cause="", exit_code=0, failures=0, unresolved=0)
             claim.release()
 
     def can_stack(self, first: str, second: str) -> bool:
@@ -197,6 +195,12 @@ class Folder:
         """The host and process that train the trial now; None if it is not training."""
         holder = locks.holder_of(self.path / "claims" / name)
         return holder and f"{holder.host} process {holder.process}"
+
+
+def _end_of(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+        return file.read().decode(errors="replace")
 
 
 @contextlib.contextmanager
@@ -311,47 +315,47 @@ def _check_same_sweep(
 
 def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, Any]:
     """The content of sweep.json; its trials include those proposed by a search. Raises UserError if the folder holds no
-    sweep, or a trial's name is not a folder name and would lead out of it.
+    sweep, or a trial's name would lead out of it.
     """
     file = Path(path) / "sweep.json"
     try:
-        stored = parse_json(file.read_text())
+        stored = _read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} has no sweep.json: give the --workdir of a `sweep` command.") from None
-    except ValueError:
-        raise UserError(f"{file} is damaged: it is not JSON.") from None
-    if not isinstance(stored, dict) or not SWEEP_KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
+    if not SWEEP_KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(SWEEP_KEYS))}.")
-    trials = {name: _checked_trial(file, name, trial) for name, trial in stored["trials"].items()}
-    return stored | {
-        "search": stored["search"] and Search.from_json(stored["search"]).to_json(),
-        "trials": trials | (read_proposals(path) if proposals else {}),
-    }
+    for name, trial in stored["trials"].items():
+        _check_trial(file, name, trial)
+    return stored | {"trials": stored["trials"] | (read_proposals(path) if proposals else {})}
 
 
 def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
     """The trials that a search has proposed so far by name, in their order. Raises UserError for a damaged file."""
     proposals = {}
     for file in sorted(Folder(Path(path)).proposals.glob("*.json")):
-        try:
-            proposal = parse_json(file.read_text())
-        except ValueError:
-            raise UserError(f"{file} is damaged: it is not JSON.") from None
-        name = proposal.get("name") if isinstance(proposal, dict) else None
-        proposals[name] = _checked_trial(file, name, proposal)
+        proposal = _read_json(file)
+        name = proposal.get("name")
+        _check_trial(file, name, proposal)
+        proposals[name] = proposal
     return proposals
 
 
-def _checked_trial(file: Path, name: Any, trial: Any) -> dict[str, Any]:
-    """The trial. Raises UserError if it lacks a part, or if its name or row cannot be
-    the name of a folder.
-    """
-    for text in (name, trial.get("row") if isinstance(trial, dict) else name):
-        if not is_folder_name(text):
-            raise UserError(
-                f"{file} has the name {text!r}: trials and rows need names that a folder can have, without `/`."
-            )
-    parts = isinstance(trial, dict) and isinstance(trial.get("seed"), int) and isinstance(trial.get("overrides"), dict)
-    if not parts:
+def _read_json(file: Path) -> dict[str, Any]:
+    """Raises UserError for a file that is not a JSON object."""
+    try:
+        content = parse_json(file.read_text())
+    except ValueError:
+        content = None
+    if not isinstance(content, dict):
+        raise UserError(f"{file} is damaged: it is not a JSON object.")
+    return content
+
+
+def _check_trial(file: Path, name: Any, trial: Any) -> None:
+    """Raises UserError if a trial lacks a part, or if its name or row cannot be the name of a folder."""
+    types = {"row": str, "seed": int, "overrides": dict}
+    if not isinstance(trial, dict) or not all(isinstance(trial.get(key), kind) for key, kind in types.items()):
         raise UserError(f"{file} is damaged: trial {name} needs a row, a seed and overrides.")
-    return trial
+    for text in (name, trial["row"]):
+        if not is_folder_name(text):
+            raise UserError(f"{file} has the name {text!r}: trials and rows need names that a folder can have.")

@@ -1,17 +1,18 @@
-"""Workers started by the scripts of launch/: each is a pod that joins the sweep in its folder, or creates it."""
+"""Workers started by the scripts of launch/: each runs the `sweep` command, which joins the sweep in its folder or creates it."""
 
-import contextlib
+import argparse
 import dataclasses
 import re
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+from t2t_flax.cli import arguments
 from t2t_flax.errors import FAILURE, OK, STOPPED, UserError
 from t2t_flax.process_setup import on_stop_signal
 
@@ -34,6 +35,7 @@ class Launcher:
 
 
 LAUNCHERS = {
+    "slurm": Launcher("slurm.sh", "run", "sbatch", "run this on a login node of a SLURM cluster"),
     "skypilot": Launcher(
         "skypilot.sh", "run", "sky", "pip install 'skypilot[gcp]' (or of another cloud), then `sky check`"
     ),
@@ -44,13 +46,34 @@ LAUNCHERS = {
 }
 
 
-def commands(
-    name: str, folder: str, command: Sequence[str], workers: int, options: dict[str, str], *, dry_run: bool
+@dataclasses.dataclass(frozen=True)
+class Submission:
+    """What --submit starts. launcher: a name in LAUNCHERS."""
+
+    launcher: str
+    workers: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Submission":
+        """Reads `gke:2`, `gke` (one worker) or `8` (on SLURM). Raises ArgumentTypeError."""
+        launcher, colon, count = text.rpartition(":")
+        if not colon and not text.lstrip("-").isdecimal():
+            launcher, count = text, "1"
+        launcher = launcher or "slurm"
+        if launcher not in LAUNCHERS:
+            raise argparse.ArgumentTypeError(
+                f"there is no launcher {launcher!r}: expected one of {', '.join(LAUNCHERS)}"
+            )
+        return cls(launcher, arguments.count(1, 10_000)(count))
+
+
+def launcher_calls(
+    submission: Submission, folder: str, command: Sequence[str], options: dict[str, str], *, dry_run: bool
 ) -> dict[str, list[str]]:
     """The call of launch/ for each worker by its name. options: flags of the script; `name` replaces the folder's name in
     those of the workers. Raises UserError without a checkout or, unless `dry_run`, without the launcher's program.
     """
-    launcher = LAUNCHERS[name]
+    name, launcher = submission.launcher, LAUNCHERS[submission.launcher]
     script = SCRIPTS / launcher.script
     if not script.exists():
         raise UserError(f"--submit={name} needs a checkout of the repository, for launch/{launcher.script}.")
@@ -60,7 +83,7 @@ def commands(
     flags = [f"--{key}={value}" for key, value in options.items() if key != "name"] + ["--dry-run"] * dry_run
     return {
         worker: [str(script), launcher.action, f"--name={worker}", *flags, "--", *command]
-        for worker in (f"{prefix}-{i}" for i in range(1, workers + 1))
+        for worker in (f"{prefix}-{i}" for i in range(1, submission.workers + 1))
     }
 
 
@@ -70,12 +93,12 @@ def worker_name(folder: str) -> str:
     return name if name[:1].isalpha() else f"sweep-{name}".strip("-")
 
 
-def launch(name: str, calls: dict[str, list[str]], say: Callable[[str], None] = print) -> int:
-    """Runs the calls one after the other, or beside each other if they last as long as their workers; SIGTERM and SIGINT end
-    those, and leave the workers. Returns the exit code. Raises UserError if a worker could not be started.
+def launch(calls: dict[str, list[str]], *, watches: bool, say: Callable[[str], None] = print) -> int:
+    """Runs the calls one after the other or, if they last as long as their workers (`watches`), at the same time: SIGTERM
+    and SIGINT then end the calls and leave the workers. Returns the exit code. Raises UserError if a worker was not started.
     """
     sys.stdout.flush()  # before the lines of the calls
-    if not LAUNCHERS[name].watches:
+    if not watches:
         for i, (worker, call) in enumerate(calls.items()):
             if code := subprocess.run(call).returncode:
                 raise UserError(
@@ -83,39 +106,21 @@ def launch(name: str, calls: dict[str, list[str]], say: Callable[[str], None] = 
                 )
         return OK
     stopped = threading.Event()
-    with contextlib.ExitStack() as stack:
-        processes = [stack.enter_context(_prefixed(worker, call, say)) for worker, call in calls.items()]
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, errors="replace")
+    processes = {worker: subprocess.Popen(call, start_new_session=True, **pipes) for worker, call in calls.items()}
 
-        def stop() -> None:
-            stopped.set()
-            for process in processes:
-                process.send_signal(signal.SIGTERM)
+    def stop() -> None:
+        stopped.set()
+        for process in processes.values():
+            process.terminate()
 
-        with on_stop_signal(stop):
-            codes = [process.wait() for process in processes]
+    def follow(worker: str) -> int:
+        for line in processes[worker].stdout:
+            say(f"[{worker}] {line.rstrip()}")
+        return processes[worker].wait()
+
+    with on_stop_signal(stop), ThreadPoolExecutor(len(processes)) as pool:
+        codes = list(pool.map(follow, processes))
     if stopped.is_set():
         return STOPPED
     return next((code if code > 0 else FAILURE for code in codes if code), OK)
-
-
-@contextlib.contextmanager
-def _prefixed(worker: str, call: list[str], say: Callable[[str], None]) -> Iterator[subprocess.Popen]:
-    """The process of a call, whose lines are printed with the worker's name; waits for the last one."""
-    process = subprocess.Popen(
-        call,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        encoding="utf-8",
-        errors="replace",
-        start_new_session=True,
-    )
-
-    def read() -> None:
-        assert process.stdout is not None
-        for line in process.stdout:
-            say(f"[{worker}] {line.rstrip()}")
-
-    thread = threading.Thread(target=read, daemon=True)
-    thread.start()
-    yield process
-    thread.join(5.0)

@@ -1,5 +1,7 @@
-"""Plots of a sweep, as SVG: learning curves, differences of rows, the effect of each key, and parallel coordinates."""
+"""Plots of a sweep: learning curves, differences of rows, and the effect of each key."""
 
+import dataclasses
+import importlib.util
 import io
 import math
 from typing import Any
@@ -12,25 +14,38 @@ from t2t_flax.extensions.sweeps.trials import short_keys
 _STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
 
 
-def make_plots(folder: Folder, table: list[Row], score: str, reference: str) -> dict[str, str]:
-    """`curves`, `differences`, `effects` and `parallel`, those that have data; none if matplotlib is not installed."""
-    try:
-        import matplotlib
-    except ImportError:
-        return {}
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A picture of the report as SVG."""
+
+    title: str
+    caption: str
+    svg: str
+
+
+def make_plots(folder: Folder, table: list[Row], score: str, reference: str) -> dict[str, Plot] | None:
+    """`curves`, `differences` and `effects`, those that have data; None if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        return None
+    import matplotlib
+
     plots = {}
     with matplotlib.rc_context(_STYLE):
         for key, label in (("valid_nll", "validation loss"), ("loss", "training loss")):
             curves = {row.name: [c for n in row.trials if (c := learning_curve(folder, n, key))] for row in table}
             if any(len(points) > 1 for trials in curves.values() for points in trials):
-                plots["curves"] = _to_svg(plot_curves(curves, label))
+                caption = "Loss in nats per token, one line per trial."
+                plots["curves"] = Plot("Learning curves", caption, _to_svg(plot_curves(curves, label)))
                 break
         if any(row.comparison for row in table):
-            plots["differences"] = _to_svg(plot_differences(table, score, reference))
-        keys = varied_keys(table)
-        if len(keys) > 1 and any(row.mean is not None for row in table):
-            plots["effects"] = _to_svg(plot_effects(table, score))
-            plots["parallel"] = _to_svg(plot_parallel(table, score))
+            caption = (
+                f"{score}: one dot per seed. Bars are the intervals of the table, drawn from the mean of {reference} "
+            )
+            caption += "(dashed): a row whose bar does not reach that line differs."
+            plots["differences"] = Plot("Differences", caption, _to_svg(plot_differences(table, score, reference)))
+        if len(varied_keys(table)) > 1 and any(row.mean is not None for row in table):
+            caption = f"{score} by each varied key, one dot per trial and the mean over all of them."
+            plots["effects"] = Plot("Effects", caption, _to_svg(plot_effects(table, score)))
     return plots
 
 
@@ -118,51 +133,6 @@ def plot_effects(table: list[Row], score: str) -> Any:
         axes.set_xlabel(short[key])
     grid[0].set_ylabel(score)
     return figure
-
-
-def plot_parallel(table: list[Row], score: str) -> Any:
-    """A matplotlib figure in parallel coordinates: an axis per varied key and one for the score, a line per row, the best
-    row on top.
-    """
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    keys = varied_keys(table)
-    rows = [row for row in reversed(table) if row.mean is not None and keys.keys() <= row.overrides.keys()]
-    heights = {key: dict(zip(values, _heights(values), strict=True)) for key, values in keys.items()}
-    means = sorted({row.mean for row in rows})
-    ends = means[:1] + means[1:][-1:]
-    heights[score] = dict(zip(means, _heights(means, log=False), strict=True))
-    figure = Figure(figsize=(2.2 * (len(keys) + 1), 4), layout="constrained")
-    axes = figure.subplots()
-    for i, row in enumerate(rows):
-        points = [*(heights[key][row.overrides[key]] for key in keys), heights[score][row.mean]]
-        axes.plot(points, color=colormaps["viridis"](i / max(1, len(rows) - 1)), lw=1.2, alpha=0.8)
-    labels = {key: {v: v for v in values[:: -(-len(values) // 12)]} for key, values in keys.items()}
-    labels[score] = {mean: f"{mean:.4g}" for mean in ends}
-    for x, (key, texts) in enumerate(labels.items()):
-        axes.axvline(x, color="0.7", lw=0.8)
-        for value, text in texts.items():
-            axes.text(x, heights[key][value], f" {text}", fontsize=7, va="center")
-    short = short_keys(keys)
-    axes.set_xticks(range(len(labels)), [*(short[key] for key in keys), score])
-    axes.set_yticks([])
-    axes.spines["left"].set_visible(False)
-    return figure
-
-
-def _heights(values: list[Any], *, log: bool = True) -> list[float]:
-    """Positions from 0 to 1 of sorted values: numbers to scale, on a log scale if they span more than a factor of 20; text
-    at equal distances.
-    """
-    try:
-        numbers = [float(value) for value in values]
-    except ValueError:
-        numbers = [float(i) for i in range(len(values))]
-    if log and numbers and min(numbers) > 0 and max(numbers) > 20 * min(numbers):
-        numbers = [math.log(x) for x in numbers]
-    span = numbers[-1] - numbers[0] if numbers else 0.0
-    return [(x - numbers[0]) / span if span else 0.5 for x in numbers]  # 0.1 and 0.10 are one number
 
 
 def _numbers_first(text: str) -> tuple[int, float, str]:

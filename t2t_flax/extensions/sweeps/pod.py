@@ -19,9 +19,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import DIVERGED, OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.extensions.sweeps.attempts import Assignment, start_process
 from t2t_flax.extensions.sweeps.folder import Folder, code_version
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.extensions.sweeps.worker import POLL_INTERVAL, Assignment, check_paths, start_process
+from t2t_flax.extensions.sweeps.worker import POLL_INTERVAL
 
 PORTS = 100
 """The coordinators of trainings use ports up to so many above that of the worker's coordinator."""
@@ -54,11 +55,10 @@ class Pod:
 
     def follow(self, folder: Folder, cwd: str | None, stop: threading.Event) -> int:
         """Trains what process 0 says until it ends the worker; returns the exit code. stop: ends a training with everything
-        saved, on all hosts. Raises UserError if a config does not fit this host.
+        saved, on all hosts.
         """
         while "exit" not in (order := self._order()):
             assignment = Assignment(folder, order["train"], Resources(), cwd)
-            check_paths(assignment)
             training, terminated = self._start(assignment, order["port"]), False
             while training.poll() is None:
                 if stop.is_set() and not terminated:
@@ -95,7 +95,9 @@ class PodTraining:
         self._first_end: float | None = None
 
     def poll(self) -> int | None:
-        """The exit code of all (`pod_exit_code`); None while the training runs on any host. Raises ProcessGroupError."""
+        """Returns the exit code of all (`pod_exit_code`), or None while the training runs on any host. Raises
+        ProcessGroupError.
+        """
         own, now = self._process.poll(), time.monotonic()
         if own is not None and not self._reported:
             self._group.put(f"{self._key}/{self._group.index}", f"{own} {'terminated' * self._terminated}")

@@ -1,75 +1,62 @@
 """A sweep's report: a table for the terminal, CSV files, and an HTML page with plots."""
 
-import dataclasses
 import html
+import shlex
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.device_hours import Bill, Prices, make_bill
+from t2t_flax.extensions.sweeps.attempts import CPU, UNKNOWN, device_hours
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
-from t2t_flax.extensions.sweeps.logs import log_tail
-from t2t_flax.extensions.sweeps.plots import make_plots
+from t2t_flax.extensions.sweeps.plots import Plot, make_plots
 from t2t_flax.extensions.sweeps.results import selection_score
 from t2t_flax.extensions.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
-from t2t_flax.extensions.sweeps.trials import train_command
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.tables import csv_text, text_table
 from t2t_flax.tasks import lower_is_better
 
-_NUMERIC = ("mean", "spread", "seeds", "chip-hours", "CPU device-hours", "device-hours", "cost")
+_NUMERIC = ("mean", "spread", "seeds", "chip-hours", "CPU device-hours", "device-hours")
 _CSS = """body { font: 15px/1.45 system-ui, sans-serif; max-width: 72rem; margin: 2rem auto; padding: 0 1rem; color: #222 }
 table { border-collapse: collapse } th, td { text-align: left; padding: .25rem .8rem; border-bottom: 1px solid #ddd }
 td.number { text-align: right; font-variant-numeric: tabular-nums } pre { background: #f6f6f6; padding: .6rem; overflow-x: auto }
 svg { max-width: 100%; height: auto } figcaption { color: #555 } tr.reference { background: #f2f7ff }"""
-_NO_PLOTS = "<p>Plots need matplotlib: pip install -r requirements.txt, then run the same command again.</p>"
 
 
-def report(path: Path, *, score: str = "", baseline: str = "", prices: Prices | None = None) -> str:
+def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     """Writes SWEEP/report/table.csv, trials.csv, index.html and (with matplotlib) its plots as SVG; returns the table as
-    text. prices: of device-hours. Raises UserError for a folder without a sweep, an unknown score or baseline.
+    text. Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
     folder, sweep = Folder(Path(path).absolute()), read_sweep(path)
     score, baseline = score or sweep["score"], baseline or sweep["baseline"]
     table, reference = rows(folder, sweep, score, baseline)
-    bill = make_bill(folder, list(sweep["trials"]), prices)
     selection = selection_score(sweep, score)
-    columns = _columns(score, selection) + bill.columns()
-    lines = [format_row(row, reference, with_selection=selection != score) + bill.cells(*row.trials) for row in table]
-    problems = [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
-    notes = [*_notes(table, score, selection, reference, named=bool(baseline)), *_test_note(folder, table, score)]
-    costs = [bill.summary()] if bill.kinds else []
-    page = _Page(folder, sweep, score, reference, table, columns, lines, [*notes, *problems, *costs])
+    hours = {name: device_hours(folder, name) for name in sweep["trials"]}
+    unit = _unit_of_hours(hours)
+    columns = ("row", *([selection] if selection != score else []), "mean" if selection == score else score)
+    columns += ("spread", "seeds", "difference", "verdict", "trials", *([unit] if unit else []))
+    lines = [format_row(row, reference, with_selection=selection != score) for row in table]
+    if unit:
+        lines = [[*line, _number(_total(hours, row.trials))] for line, row in zip(lines, table, strict=True)]
+    notes = _notes(table, score, selection, reference, named=bool(baseline)) + _test_note(folder, table, score)
+    notes += [_hours_note(folder, hours, unit)] if unit else []
+    notes += [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
     plots = make_plots(folder, table, score, reference)
+    marked = [row.name == reference for row in table]
+    parts = [f"<h2>{_escape(score)}</h2>", _html_table(columns, lines, marked)]
+    parts += [f"<ul>{''.join(f'<li>{_escape(note)}</li>' for note in notes)}</ul>", *_figures(plots)]
     out = path / "report"
     atomic_write(out / "table.csv", csv_text(columns, lines))
-    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table, bill)))
-    for name, svg in plots.items():
-        atomic_write(out / f"{name}.svg", svg)
-    atomic_write(out / "index.html", page.html(plots))
-    return "\n".join(
-        [f"{sweep['config']}: {score}", "", text_table(columns, lines, right=_NUMERIC), "", *notes, *costs, *problems]
-        + [f"report: {out}/index.html"]
-    )
-
-
-def _columns(score: str, selection: str) -> tuple[str, ...]:
-    """Those of `format_row`. The score is in the heading, if it is not beside the one by which rows are ranked."""
-    selected_by = (selection,) if selection != score else ()
-    return (
-        "row",
-        *selected_by,
-        "mean" if not selected_by else score,
-        "spread",
-        "seeds",
-        "difference",
-        "verdict",
-        "trials",
-    )
+    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table, hours, unit)))
+    for name, plot in (plots or {}).items():
+        atomic_write(out / f"{name}.svg", plot.svg)
+    atomic_write(out / "index.html", _page(folder, sweep, parts))
+    text = [f"{sweep['config']}: {score}", "", text_table(columns, lines, right=_NUMERIC), "", *notes]
+    return "\n".join([*text, f"report: {out}/index.html"])
 
 
 def _notes(table: list[Row], score: str, selection: str, reference: str, *, named: bool) -> list[str]:
-    """What the columns of the table mean, a sentence each. named: the user chose the reference row."""
+    """Explains the columns of the table, a sentence each. named: the user chose the reference row."""
     lower = " (lower is better)" if lower_is_better(score) else ""
     seeds = next((row.seeds for row in table if row.seeds), ())
     notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."] if len(seeds) > 1 else []
@@ -129,94 +116,81 @@ def format_row(row: Row, reference: str, *, with_selection: bool) -> list[str]:
 
 
 def _trial_table(
-    folder: Folder, sweep: dict[str, Any], table: list[Row], bill: Bill
+    folder: Folder, sweep: dict[str, Any], table: list[Row], hours: dict[str, Counter[str]], unit: str
 ) -> tuple[tuple[str, ...], list[list[Any]]]:
     keys = list(dict.fromkeys(key for trial in sweep["trials"].values() for key in trial["overrides"]))
     complete = {result.name: result for row in table for result in row.results}
-    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", "attempts", *bill.columns(), *keys)
-    header += ("record", "command")
+    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", "attempts", *([unit] if unit else []))
+    header += (*keys, "record", "command")
     lines = []
     for name, trial in sweep["trials"].items():
-        result, state, status = complete.get(name), folder.displayed_state(name), folder.status(name)
-        numbers = [result.score, result.steps, result.seconds] if result else ["", "", ""]
-        values = [trial["overrides"].get(key, "") for key in keys]
-        command = train_command(sweep["config"], sweep["fixed"], trial["overrides"], f"runs/{name}")
-        record = result.record if result else ""
-        numbers += [status.attempts, *bill.cells(name)]
-        lines.append([name, trial["row"], trial["seed"], state, *numbers, *values, record, command])
+        result = complete.get(name)
+        line = [name, trial["row"], trial["seed"], folder.displayed_state(name)]
+        line += [result.score, result.steps, result.seconds] if result else ["", "", ""]
+        line += [folder.status(name).attempts, *([_number(_total(hours, [name]))] if unit else [])]
+        line += [trial["overrides"].get(key, "") for key in keys]
+        command = f"python -m t2t_flax train --config={shlex.quote(str(folder.config(name)))} --workdir=DIR"
+        lines.append([*line, result.record if result else "", command])
     return header, lines
 
 
-@dataclasses.dataclass(frozen=True)
-class _Page:
-    """The report as an HTML page. lines: the table's text. notes: the meaning of its columns, its problems and costs."""
+def _unit_of_hours(hours: dict[str, Counter[str]]) -> str:
+    """`chip-hours`, `CPU device-hours` or, with both, `device-hours`; empty if no trial has used a device."""
+    kinds = {kind for each in hours.values() for kind in each} - {UNKNOWN}
+    if CPU not in kinds:
+        return "chip-hours" if kinds else ""
+    return "CPU device-hours" if kinds == {CPU} else "device-hours"
 
-    folder: Folder
-    sweep: dict[str, Any]
-    score: str
-    reference: str
-    table: list[Row]
-    columns: tuple[str, ...]
-    lines: list[list[str]]
-    notes: list[str]
 
-    def html(self, plots: dict[str, str]) -> str:
-        """One file: table, plots (SVG by name), logs of failed trials, commands."""
-        config = _escape(self.sweep["config"])
-        marked = [row.name == self.reference for row in self.table]
-        parts = [f"<h1>{config}</h1>", f"<p>{_escape(self._introduction())}</p>"]
-        parts += [f"<h2>{_escape(self.score)}</h2>", _html_table(self.columns, self.lines, marked)]
-        parts += [f"<ul>{''.join(f'<li>{_escape(note)}</li>' for note in self.notes)}</ul>", *self._figures(plots)]
-        parts += [] if plots or _has_matplotlib() else [_NO_PLOTS]
-        parts += [*self._failed_trials(), *self._commands()]
-        head = f'<meta charset="utf-8"><title>{config}</title>\n<style>{_CSS}</style>'
-        return f'<!doctype html>\n<html lang="en">{head}\n' + "\n".join(parts) + "\n</html>\n"
+def _total(hours: dict[str, Counter[str]], names: list[str] | tuple[str, ...]) -> float:
+    """Device-hours of these trials."""
+    return sum(value for name in names for kind, value in hours[name].items() if kind != UNKNOWN)
 
-    def _introduction(self) -> str:
-        fixed = ", ".join(f"{key} = {value}" for key, value in self.sweep["fixed"].items())
-        code, names = self.sweep["code"], self.sweep["trials"]
-        text = f"{len(names)} trials{f' with {fixed}' if fixed else ''}. "
-        text += f"t2t_flax {code['version']}, source {code['digest']}."
-        digests = {name: set(self.folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
-        changed = [f"{name} ({', '.join(sorted(other))})" for name, other in digests.items() if other]
-        return f"{text} Trained at least partly with other source: {'; '.join(changed)}." if changed else text
 
-    def _figures(self, plots: dict[str, str]) -> list[str]:
-        captions = {
-            "curves": ("Learning curves", "Loss in nats per token, one line per trial."),
-            "differences": (
-                "Differences",
-                f"{self.score}: one dot per seed. Bars are the intervals of the table, drawn from the mean of {self.reference} "
-                "(dashed): a row whose bar does not reach that line differs.",
-            ),
-            "effects": (
-                "Effects",
-                f"{self.score} by each varied key, one dot per trial and the mean over all of them.",
-            ),
-            "parallel": ("All keys", f"One line per row, from its values to its {self.score}; brighter is better."),
-        }
-        figures = []
-        for name, svg in plots.items():
-            title, caption = captions[name]
-            figures.append(f"<h2>{title}</h2>\n<figure>{svg}<figcaption>{_escape(caption)}</figcaption></figure>")
-        return figures
+def _hours_note(folder: Folder, hours: dict[str, Counter[str]], unit: str) -> str:
+    """The device-hours of the whole sweep by kind of device and by state of the trials."""
+    kinds: Counter[str] = sum(hours.values(), Counter())
+    unknown = kinds.pop(UNKNOWN, 0.0)
+    by_state: Counter[str] = Counter()
+    for name in hours:
+        by_state[folder.displayed_state(name)] += _total(hours, [name])
+    used = ", ".join(f"{_number(value)} of {'CPU devices' if kind == CPU else kind}" for kind, value in kinds.items())
+    states = ", ".join(f"{state} {_number(value)}" for state, value in by_state.items() if value)
+    more = f"; not included: {unknown * 3600:.0f} s of attempts that ended before they had devices" if unknown else ""
+    return f"{unit} of all attempts: {used} ({states}){more}"
 
-    def _failed_trials(self) -> list[str]:
-        parts = []
-        for name in self.sweep["trials"]:
-            if self.folder.state(name) == FAILED:
-                title = f"{name}: {self.folder.status(name).reason}"
-                log = log_tail(self.folder, name)
-                parts.append(f"<h3>{_escape(title)}</h3><pre>{_escape(log)}</pre>")
-        return ["<h2>Failed</h2>", *parts] if parts else []
 
-    def _commands(self) -> list[str]:
-        parts = ["<h2>Commands</h2>"]
-        for row in self.table:
-            workdir = f"runs/{row.name}"
-            command = train_command(self.sweep["config"], self.sweep["fixed"], row.overrides, workdir)
-            parts.append(f"<h3>{_escape(row.name)}</h3><pre>{_escape(command)}</pre>")
-        return parts
+def _number(value: float) -> str:
+    return f"{value:.2f}" if value >= 10 else f"{value:.4f}"
+
+
+def _page(folder: Folder, sweep: dict[str, Any], parts: list[str]) -> str:
+    """The report as one HTML file: `parts`, the table and the plots, between an introduction and the logs of failed trials."""
+    title, names, code = _escape(sweep["config"]), sweep["trials"], sweep["code"]
+    fixed = ", ".join(f"{key} = {value}" for key, value in sweep["fixed"].items())
+    text = f"{len(names)} trials{f' with {fixed}' if fixed else ''}. "
+    text += f"t2t_flax {code['version']}, source {code['digest']}."
+    digests = {name: set(folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
+    if changed := [f"{name} ({', '.join(sorted(other))})" for name, other in digests.items() if other]:
+        text += f" Trained at least partly with other source: {'; '.join(changed)}."
+    failed = [
+        f"<h3>{_escape(f'{name}: {folder.status(name).reason}')}</h3><pre>{_escape(folder.log_tail(name))}</pre>"
+        for name in names
+        if folder.state(name) == FAILED
+    ]
+    body = [f"<h1>{title}</h1>", f"<p>{_escape(text)}</p>", *parts, *(["<h2>Failed</h2>", *failed] if failed else [])]
+    body += ["<p>The command that trains each trial alone: trials.csv.</p>"]
+    head = f'<meta charset="utf-8"><title>{title}</title>\n<style>{_CSS}</style>'
+    return f'<!doctype html>\n<html lang="en">{head}\n' + "\n".join(body) + "\n</html>\n"
+
+
+def _figures(plots: dict[str, Plot] | None) -> list[str]:
+    if plots is None:
+        return ["<p>Plots need matplotlib: pip install -r requirements.txt, then run the same command again.</p>"]
+    return [
+        f"<h2>{plot.title}</h2>\n<figure>{plot.svg}<figcaption>{_escape(plot.caption)}</figcaption></figure>"
+        for plot in plots.values()
+    ]
 
 
 def _html_table(columns: tuple[str, ...], lines: list[list[str]], marked: list[bool]) -> str:
@@ -228,14 +202,6 @@ def _html_table(columns: tuple[str, ...], lines: list[list[str]], marked: list[b
         )
         html_lines.append(f"<tr{' class=reference' if is_reference else ''}>{cells}</tr>")
     return "\n".join(html_lines) + "</table>"
-
-
-def _has_matplotlib() -> bool:
-    try:
-        import matplotlib  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _escape(text: str) -> str:

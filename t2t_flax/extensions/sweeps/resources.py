@@ -19,55 +19,55 @@ class Resources:
     description: str = "whole machine"
 
 
-def divide_machine(jobs: int) -> list[Resources]:
-    """Splits cores, GPUs and TPU chips into `jobs` parts; with fewer GPUs than jobs, several trials share a GPU.
+def divide_machine(parts: int) -> list[Resources]:
+    """Splits cores, GPUs and TPU chips into equal parts; with fewer GPUs than parts, several trials share a GPU.
 
     Raises UserError if there are too few cores or chips, or they do not divide evenly.
     """
-    if jobs < 1:
-        raise UserError(f"--jobs={jobs}: expected at least 1.")
-    if jobs == 1:
+    if parts == 1:
         return [Resources()]
     if hasattr(os, "sched_getaffinity"):
         cores = sorted(os.sched_getaffinity(0))
     else:
         cores = list(range(os.cpu_count() or 1))
-    if jobs > len(cores):
+    if parts > len(cores):
         raise UserError(
-            f"--jobs={jobs} needs one core per trial, and this machine has {len(cores)}: use --jobs={len(cores)} or fewer."
+            f"--parallel={parts} needs one core per trial, and this machine has {len(cores)}: use {len(cores)} or fewer."
         )
-    parts = [tuple(cores[i * len(cores) // jobs : (i + 1) * len(cores) // jobs]) for i in range(jobs)]
-    return [
-        Resources(part, environment, f"cores {','.join(map(str, part))}{devices}")
-        for part, (environment, devices) in zip(parts, _divide_accelerators(jobs), strict=True)
-    ]
+    resources = []
+    for i, (environment, devices) in enumerate(_divide_accelerators(parts)):
+        own = tuple(cores[i * len(cores) // parts : (i + 1) * len(cores) // parts])
+        resources.append(Resources(own, environment, f"cores {','.join(map(str, own))}{devices}"))
+    return resources
 
 
-def _divide_accelerators(jobs: int) -> list[tuple[dict[str, str], str]]:
-    """(environment, description) for each trial."""
+def _divide_accelerators(parts: int) -> list[tuple[dict[str, str], str]]:
+    """(environment, description) for each part."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-        return [({}, "")] * jobs
+        return [({}, "")] * parts
     if gpus := visible_gpus():
-        return _divide_gpus(jobs, gpus)
-    chips = sorted(glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*"))
+        return _divide_gpus(parts, gpus)
+    chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
     if not chips:
-        return [({}, "")] * jobs
-    if jobs != len(chips):
-        raise UserError(f"--jobs={jobs}: a TPU host runs 1 trial on all its chips, or {len(chips)} with one chip each.")
+        return [({}, "")] * parts
+    if parts != len(chips):
+        raise UserError(
+            f"--parallel={parts}: a TPU host runs 1 trial on all its chips, or {len(chips)} with one chip each."
+        )
     bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
-    return [(bounds | {"TPU_VISIBLE_CHIPS": str(i)}, f", chip {i}") for i in range(jobs)]
+    return [(bounds | {"TPU_VISIBLE_CHIPS": str(i)}, f", chip {i}") for i in range(parts)]
 
 
-def _divide_gpus(jobs: int, gpus: list[str]) -> list[tuple[dict[str, str], str]]:
-    if max(jobs, len(gpus)) % min(jobs, len(gpus)):
-        raise UserError(f"--jobs={jobs} does not divide {len(gpus)} GPUs evenly: use a divisor or a multiple.")
-    if jobs <= len(gpus):
-        per_job = len(gpus) // jobs
-        groups = [",".join(gpus[i * per_job : (i + 1) * per_job]) for i in range(jobs)]
+def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str]]:
+    if max(parts, len(gpus)) % min(parts, len(gpus)):
+        raise UserError(f"--parallel={parts} does not divide {len(gpus)} GPUs evenly: use a divisor or a multiple.")
+    if parts <= len(gpus):
+        count = len(gpus) // parts
+        groups = [",".join(gpus[i * count : (i + 1) * count]) for i in range(parts)]
         return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}") for group in groups]
-    per_gpu = jobs // len(gpus)
+    per_gpu = parts // len(gpus)
     memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"}
-    shared = [gpus[i // per_gpu] for i in range(jobs)]
+    shared = [gpus[i // per_gpu] for i in range(parts)]
     return [({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared]
 
 

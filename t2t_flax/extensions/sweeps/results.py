@@ -65,43 +65,32 @@ def check_score(name: str, config: Config) -> None:
     """Raises UserError if a run of this config will not have the score. `SET:score` is that of a named test set,
     `valid_score/SET` of one of several validation sets.
     """
-    test_set, _, name = name.rpartition(":")
-    test_sets = parse_test_sets(config.data.test)
-    if test_set and name.startswith("valid_"):
+    task, split = task_of(config), "valid" if name.startswith("valid_") else "test"
+    final = list(task.record_metrics())
+    with_loss = [f"valid_{metric.training_name}" for metric in model_metrics()]
+    decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
+    if split == "valid":
+        score, _, of_set = name.partition("/")
+        sets = [each.removeprefix(VALID_PREFIX) for each in parse_valid_sets(config.data.valid) if each != "valid"]
+    else:
+        of_set, _, score = name.rpartition(":")
+        sets = list(parse_test_sets(config.data.test))
+    if score not in (final if split == "test" else with_loss + decoded):
+        scores = ", ".join(final + with_loss + decoded)
         raise UserError(
-            f"{name} is a score of config.data.valid, the mean over all its sets: use --score={name}, or --score={name}/SET for "
-            "that of one set."
+            f"there is no score {name!r} for data.task = {config.data.task}; the scores are {scores}, and of named sets "
+            "SET:SCORE and valid_SCORE/SET."
         )
-    if name.startswith("valid_"):
-        name, slash, valid_set = name.partition("/")
-        valid_sets = [
-            each.removeprefix(VALID_PREFIX) for each in parse_valid_sets(config.data.valid) if each != "valid"
-        ]
-        if slash and valid_set not in valid_sets:
-            names = ", ".join(valid_sets) or "no sets with names"
-            raise UserError(f"there is no score {name}/{valid_set}: config.data.valid has {names}.")
-    if test_set and test_set not in test_sets:
-        names = ", ".join(test_sets) or "no test set"
-        raise UserError(f"there is no score {test_set}:{name}: config.data.test has {names}.")
-    task = task_of(config)
-    final = task.record_metrics()
-    with_loss, decoded = (
-        [f"valid_{metric.training_name}" for metric in metrics]
-        for metrics in (model_metrics(), task.validation_metrics())
-    )
-    if name not in (*final, *with_loss, *decoded):
-        scores = ", ".join([*final, *with_loss, *decoded])
-        raise UserError(f"there is no score {name!r} for data.task = {config.data.task}; the scores are {scores}.")
-    if name in final and not config.data.test:
-        raise UserError(f"the score {name} needs a test set, and config.data.test is empty.")
-    if name not in final and not config.data.valid:
-        raise UserError(f"the score {name} needs a validation set, and config.data.valid is empty.")
+    if of_set and of_set not in sets:
+        raise UserError(f"there is no score {name}: config.data.{split} has {', '.join(sets) or 'no sets with names'}.")
+    if not getattr(config.data, split):
+        raise UserError(f"the score {name} is of config.data.{split}, and config.data.{split} is empty.")
     e, steps = config.eval, config.train.steps
-    if name in with_loss and not (0 < e.every_steps <= steps or e.every_epochs):
+    if score in with_loss and not (0 < e.every_steps <= steps or e.every_epochs):
         raise UserError(
             f"the score {name} needs config.eval.every_epochs, or config.eval.every_steps of 1 to {steps} (config.train.steps)."
         )
-    if name in decoded and not 0 < e.decode_every_steps <= steps:
+    if score in decoded and not 0 < e.decode_every_steps <= steps:
         raise UserError(f"the score {name} needs config.eval.decode_every_steps of 1 to {steps} (config.train.steps).")
 
 
@@ -170,12 +159,9 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
     with _damage_as_user_error(path):
         record = read_record(path)
         if changed := _changed_settings(config, record["config"]):
-            averaged = record.get("checkpoint", {}).get("averaged", [])
-            command = f"python -m t2t_flax evaluate --workdir={folder.workdir(name)}"
-            command += f" --average={len(averaged)}" if len(averaged) > 1 else ""
-            command += " --best" if "best" in record.get("checkpoint", {}) else ""
             raise UserError(
-                f"{path} was made with {'; '.join(changed)}: move it away and run `{command}` to restore the trial's record."
+                f"{path} was made with {'; '.join(changed)}: move it away and run `python -m t2t_flax evaluate "
+                f"--workdir={folder.workdir(name)}` to restore the trial's record."
             )
         if metric in task_of_record(record).comparable_names:
             texts(record, path)

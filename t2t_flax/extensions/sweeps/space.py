@@ -53,9 +53,6 @@ def concat(*parts: Sequence[Overrides]) -> list[Overrides]:
     return [dict(row) for part in parts for row in part]
 
 
-chain = concat  # the name in older sweep files
-
-
 def _merge(rows: Sequence[Overrides]) -> Overrides:
     merged: Overrides = {}
     for row in rows:

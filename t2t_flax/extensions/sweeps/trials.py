@@ -2,17 +2,25 @@
 
 import dataclasses
 import hashlib
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.overrides import differences
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import NAME, Overrides, as_text
 
 SEED_KEYS = ("seed.init", "seed.dropout", "seed.data")
+RATES = ("model.dropout", "model.dropout_embed", "model.dropout_attention", "model.dropout_ffn")
+NUMBERS = (
+    "optimizer.lr_scale", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
+)  # fmt: skip
+SCALARS = (*RATES, *NUMBERS, "seed.dropout", "seed.init")
+"""Keys that are scalar inputs of a vectorized train step, in which its runs may differ. (seed.init sets the initial
+parameters, which are no part of the program.)
+"""
 _MAX_NAME_BYTES = 120
 
 
@@ -71,7 +79,7 @@ def _seed_overrides(base: Config, overrides: dict[str, str], seed: int) -> dict[
         return {}
     if varied := [key for key in SEED_KEYS if key in overrides]:
         raise UserError(f"{', '.join(varied)} is varied by the sweep, so each row has one seed (--seeds=1).")
-    return {key: str(getattr(base.seed, key.removeprefix("seed.")) + seed) for key in SEED_KEYS}
+    return {key: str(base.value(key) + seed) for key in SEED_KEYS}
 
 
 def row_names(rows: Sequence[Overrides]) -> list[str]:
@@ -125,8 +133,16 @@ def _replace_special(text: str) -> str:
     return "".join(c if c.isalnum() or c in "=,.+-_()" else "_" for c in text).strip(".") or "_"
 
 
-def train_command(path: str, fixed: dict[str, str], overrides: dict[str, str], workdir: str) -> str:
-    """The shell command that trains this trial alone."""
-    words = ["python", "-m", "t2t_flax", "train", f"--config={path}"]
-    words += [f"--config.{key}={value}" for key, value in (fixed | overrides).items()]
-    return shlex.join([*words, f"--workdir={workdir}"])
+def can_be_vectorized(first: Config, second: Config) -> bool:
+    """Whether one vectorized train step can train both runs."""
+    return not vectorization_conflict(first, second)
+
+
+def vectorization_conflict(first: Config, second: Config) -> str:
+    """Why one vectorized train step cannot train both runs; empty if it can."""
+    keys = [key for key in differences(first, second) if key not in SCALARS]
+    if keys:
+        return f"they differ in more than scalars: {', '.join(keys)}."
+    if any(size not in (-1, 1) for size in (second.mesh.data, second.mesh.fsdp, second.mesh.tensor)):
+        return "each must fit on one device: leave config.mesh at its defaults."
+    return ""

@@ -2,7 +2,6 @@
 is sharded over the devices.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from t2t_flax.config import Config
 from t2t_flax.config.sharding_rules import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.extensions.sweeps.scalars import NUMBERS, RATES, vectorization_conflict
+from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conflict
 from t2t_flax.models.dropout import Rate
 from t2t_flax.monitoring import memory
 from t2t_flax.training.hooks import Hook
@@ -38,7 +37,7 @@ class VectorizedProgram:
         replicated = NamedSharding(self.mesh, PartitionSpec())
 
         def step_of_one(state: TrainState, values: dict[str, Any], batch: dict[str, jax.Array]):
-            own = with_scalars(config, values)
+            own = config.with_values(values)  # traced
             model = runs[0].model.clone(config=own.model)
             return train_step(own, model, make_optimizer(own), hooks=hooks)(state, batch)
 
@@ -90,24 +89,9 @@ def trial_mesh(count: int, devices: list | None = None) -> jax.sharding.Mesh:
 
 def scalars(config: Config) -> dict[str, Any]:
     """The config's scalars as arrays: Rate for dropout, uint32 for the seed, float32 for the rest."""
-    out: dict[str, Any] = {key: np.float32(_get(config, key)) for key in NUMBERS}
+    out: dict[str, Any] = {key: np.float32(config.value(key)) for key in NUMBERS}
     for key in RATES:
-        value = _get(config, key)
+        value = config.value(key)
         out[key] = Rate.of(config.model.dropout if value is None else value)
     out["seed.dropout"] = np.uint32(config.seed.dropout % 2**32)
     return out
-
-
-def with_scalars(config: Config, values: dict[str, Any]) -> Config:
-    """The config with its scalars replaced by `values`, which may be traced."""
-    groups: dict[str, dict[str, Any]] = {}
-    for key, value in values.items():
-        group, item = key.split(".")
-        groups.setdefault(group, {})[item] = value
-    replaced = {group: dataclasses.replace(getattr(config, group), **items) for group, items in groups.items()}
-    return dataclasses.replace(config, **replaced)
-
-
-def _get(config: Config, key: str) -> Any:
-    group, item = key.split(".")
-    return getattr(getattr(config, group), item)

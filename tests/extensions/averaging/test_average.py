@@ -41,10 +41,10 @@ def test_average_is_a_loadable_workdir(workdir, loaded, tmp_path):
 def test_average_on_a_full_disk_raises_and_leaves_nothing(workdir, tmp_path, monkeypatch):
     """The array writer raises a ValueError, not an OSError."""
 
-    def full(*_):
+    def full(*_, **__):
         raise ValueError("RESOURCE_EXHAUSTED: No space left on device")
 
-    monkeypatch.setattr("t2t_flax.training.checkpoints.Checkpoints.save_params", full)
+    monkeypatch.setattr("orbax.checkpoint.AsyncCheckpointer.save", full)
     with pytest.raises(UserError, match="could not write a checkpoint: RESOURCE_EXHAUSTED.*Free disk space"):
         average([workdir], tmp_path / "mean", steps=[2], overrides=ALL)
     assert not list(tmp_path.iterdir())
@@ -82,13 +82,13 @@ def test_average_removes_what_a_killed_one_left(workdir, tmp_path):
 
 
 def test_average_keeps_a_folder_created_meanwhile(workdir, tmp_path, monkeypatch):
-    original = Checkpoints.save_params
+    original = Checkpoints.save
 
     def save(self, *arguments):
         (tmp_path / "mean" / "theirs").mkdir(parents=True)
         original(self, *arguments)
 
-    monkeypatch.setattr(Checkpoints, "save_params", save)
+    monkeypatch.setattr(Checkpoints, "save", save)
     with pytest.raises(UserError, match="already exists"):
         average([workdir], tmp_path / "mean", last=2, overrides=ALL)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["mean", "theirs"]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from t2t_flax import jobs
+from t2t_flax.cli import prepare
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus, training_policies
@@ -150,7 +150,7 @@ def test_each_direction_is_filtered_by_its_languages(tmp_path):
         **{"languages.directions": "by_name"},
     )
     tokenizers = prepare_corpus(task_of(config), tmp_path / "run").tokenizers
-    dropped = [where for where, reason in jobs.list_dropped(config, tokenizers) if reason == "language"]
+    dropped = [where for where, reason in prepare.list_dropped(config, tokenizers) if reason == "language"]
     assert len(dropped) == 2 and all("line 2" in where for where in dropped), dropped
 
 

@@ -19,7 +19,6 @@ from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages.hook import hook
-from t2t_flax.jobs import _describe_changes
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -222,24 +221,6 @@ def test_explain_and_training_name_the_directions(tmp_path):
     printed = hook(config).describe(corpus)
     assert printed == ["directions: en-de 200 pairs, de-en 130 pairs", "zero-shot, no training text: de-de"]
     assert "directions" not in describe(Config())
-
-
-def test_targets_that_the_tokenizer_cannot_write_are_counted(tmp_path):
-    """NFKC takes Thai sara am apart."""
-    for name, text in {"t": ("a water", "น้ำ"), "v": ("water", "ทำ  น้ำ"), "w": ("water", "นา")}.items():
-        (tmp_path / f"{name}.tsv").write_text("\t".join(text) + "\n")
-    keys = {"data.root": str(tmp_path), "data.train": "t.tsv", "data.vocab_size": "285", "data.target_language": "th"}
-    keys |= {"data.valid": "first=v.tsv; second=w.tsv"}
-    shown = {}
-    for normalization in ("nmt_nfkc", "identity"):
-        config = resolve(override(default_config(), keys | {"data.normalization": normalization}))
-        corpus = prepared(config, tmp_path / normalization)
-        shown[normalization] = _describe_changes(task_of(config), corpus.tokenizers)
-    assert shown["identity"] == ""
-    assert shown["nmt_nfkc"].startswith(
-        "valid.first: the tokenizer cannot write 1 of 1 targets (data.normalization = nmt_nfkc)"
-    )
-    assert "\u0e33" in shown["nmt_nfkc"] and shown["nmt_nfkc"].count("\n") == 1
 
 
 def test_the_order_of_calls_does_not_matter_with_directions(tmp_path):

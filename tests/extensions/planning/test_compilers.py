@@ -61,7 +61,7 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
 
 
 @tpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.drill), "bfloat16"])
 @pytest.mark.parametrize(
     "mesh",
     [dict(), dict(fsdp=4, data=1), dict(fsdp=4, data=1, fsdp_mode="zero1"), dict(tensor=2, data=2)],

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from etils import epath  # noqa: F401  imported before threads start
 
-from t2t_flax.extensions.sweeps import child_process
-from t2t_flax.extensions.sweeps import worker as worker_lib
+from t2t_flax.extensions.sweeps import attempts, child_process
 from t2t_flax.extensions.sweeps.folder import open_or_create, read_sweep
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.trials import expand
@@ -18,7 +17,7 @@ from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker
 
 TOY = str(Path(__file__).parents[3] / "configs" / "toy.py")
 SWEEP = {
-    "version": 1, "config": TOY, "fixed": {}, "search": None, "seeds": 1, "score": "sacrebleu", "selection": "valid_nll",
+    "config": TOY, "fixed": {}, "search": None, "seeds": 1, "score": "sacrebleu", "selection": "valid_nll",
     "baseline": "",
 }  # fmt: skip
 
@@ -42,8 +41,8 @@ class FakeSweep:
         fake = [sys.executable, "-S", script, str(folder.workdir(name)), *behaviour]
         return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, *fake]
 
-    def worker(self, resources=None, retries=1, stop=None, queue=None, stack=1, cwd=None):
-        options = dict(retries=retries, stop=stop or threading.Event(), say=self.messages.append, stack=stack, cwd=cwd)
+    def worker(self, resources=None, retries=1, stop=None, queue=None, stack=1):
+        options = dict(retries=retries, stop=stop or threading.Event(), say=self.messages.append, stack=stack)
         return Worker(self.folder, queue or TrialQueue(self.names), resources or [Resources()], **options)
 
     def work(self, **options):
@@ -56,14 +55,14 @@ class FakeSweep:
         return [self.folder.state(name) for name in self.names]
 
     def update_status(self, name: str, **changes):
-        return self.folder.set_status(name, self.folder.status(name), **changes)
+        return self.folder.update_status(name, **changes)
 
 
 @pytest.fixture
 def fake_sweep(tmp_path, monkeypatch):
     def make(behaviours, seeds=1):
         sweep = FakeSweep(tmp_path / "sweep", behaviours, seeds)
-        monkeypatch.setattr(worker_lib, "training_command", sweep.training_command)
+        monkeypatch.setattr(attempts, "training_command", sweep.training_command)
         return sweep
 
     return make
@@ -79,7 +78,7 @@ def finished(tmp_path_factory):
     path = tmp_path_factory.mktemp("finished") / "sweep"
     sweep = FakeSweep(path, FINISHED_ROWS, seeds=2)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(worker_lib, "training_command", sweep.training_command)
+        patch.setattr(attempts, "training_command", sweep.training_command)
         sweep.work(resources=[Resources(), Resources()])
     return path
 

@@ -1,18 +1,17 @@
-"""Device-hours of all attempts of a trial, and their cost."""
+"""Device-hours of all attempts of a trial."""
 
 import csv
 import json
 import os
 import threading
 import time
-from collections import Counter
 
 import pytest
 from helpers.thread_groups import wait_until
 
-from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.device_hours import Bill, Prices, begin_attempt, device_hours, end_attempt
+from t2t_flax.extensions.sweeps.attempts import begin_attempt, device_hours, end_attempt
 from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.resources import Resources
 
 
 def set_devices(folder, name, kind="TPU v5 lite", count=16):
@@ -24,18 +23,23 @@ def set_devices(folder, name, kind="TPU v5 lite", count=16):
 def clock(monkeypatch):
     """The clock of the accounting, in a list that tests change."""
     now = [1e9]
-    monkeypatch.setattr("t2t_flax.extensions.sweeps.device_hours.time.time", lambda: now[0])
+    monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.time.time", lambda: now[0])
     return now
 
 
 def attempt(sweep, clock, hours, *, stacked=1, **devices):
     """An attempt of the first trial that a worker sees from start to end."""
     name = sweep.names[0]
-    sweep.update_status(name, **begin_attempt(sweep.folder, name, sweep.folder.status(name), stacked))
+    begin(sweep, name, stacked)
     if devices:
         set_devices(sweep.folder, name, **devices)
     clock[0] += hours * 3600
-    sweep.update_status(name, **end_attempt(sweep.folder, name, sweep.folder.status(name)))
+    end_attempt(sweep.folder, name, [name] * stacked, 75, terminated=True, retries=0)
+
+
+def begin(sweep, name, stacked=1):
+    begin_attempt(sweep.folder, name, [name] * stacked, Resources(), "0" * 16)
+    os.utime(sweep.folder.log(name), (0, 0))
 
 
 def test_attempts_add_up_by_kind_of_devices(fake_sweep, clock):
@@ -50,7 +54,7 @@ def test_attempts_add_up_by_kind_of_devices(fake_sweep, clock):
 
 def test_attempt_without_a_known_end_counts_until_its_last_output(fake_sweep, clock):
     sweep, name = fake_sweep({"one": "ok"}), "one,seed=0"
-    sweep.update_status(name, **begin_attempt(sweep.folder, name, sweep.folder.status(name), 1))
+    begin(sweep, name)
     set_devices(sweep.folder, name)
     metrics = sweep.folder.workdir(name) / "metrics.jsonl"
     metrics.touch()
@@ -68,7 +72,7 @@ def test_trial_that_is_marked_failed_counts_until_its_last_output(fake_sweep, cl
     """The mark in its log, hours after its worker died, is no output of the training."""
     monkeypatch.setattr("t2t_flax.extensions.sweeps.worker.MAX_UNRESOLVED", 1)
     sweep, name = fake_sweep({"one": "ok"}), "one,seed=0"
-    sweep.update_status(name, unresolved=1, **begin_attempt(sweep.folder, name, sweep.folder.status(name), 1))
+    begin(sweep, name)
     set_devices(sweep.folder, name)
     metrics = sweep.folder.workdir(name) / "metrics.jsonl"
     metrics.touch()
@@ -95,23 +99,20 @@ def test_worker_counts_every_attempt(fake_sweep, behaviour, state):
     assert 0 < status.device_seconds[""] <= time.time() - began + 0.1  # the stand-in records no devices
 
 
-def test_report_has_hours_and_cost_of_trials_rows_and_the_whole(finished_sweep):
+def test_report_has_hours_of_trials_rows_and_the_whole(finished_sweep):
     for i, name in enumerate(finished_sweep.names):
         finished_sweep.update_status(name, device_seconds={"TPU v5 lite": 3600.0 * (i + 1)})
     finished_sweep.update_status("poor,seed=1", outcome="failed")
     path = finished_sweep.folder.path
     (finished_sweep.folder.workdir("poor,seed=1") / "complete.json").unlink()
-    text = report(path, prices=Prices.parse(["1.5"]))
-    assert "chip-hours of all attempts: 21.00 of TPU v5 lite (complete 15.00, failed 6.0000)" in text
-    assert "cost: 31.50, at 1.5 for TPU v5 lite per hour" in text
-    rows = {line["row"]: line for line in csv.DictReader((path / "report" / "table.csv").open())}
-    assert (rows["good"]["chip-hours"], rows["good"]["cost"]) == ("3.0000", "4.5000")
-    trials = {line["trial"]: line for line in csv.DictReader((path / "report" / "trials.csv").open())}
-    assert (trials["poor,seed=1"]["chip-hours"], trials["poor,seed=1"]["cost"]) == ("6.0000", "9.0000")
-    assert trials["good,seed=1"]["command"].startswith("python -m t2t_flax train")
-    assert "31.50" in (path / "report" / "index.html").read_text()
     text = report(path)
-    assert "21.00 of TPU v5 lite" in text and "cost:" not in text
+    assert "chip-hours of all attempts: 21.00 of TPU v5 lite (complete 15.00, failed 6.0000)" in text
+    rows = {line["row"]: line for line in csv.DictReader((path / "report" / "table.csv").open())}
+    assert rows["good"]["chip-hours"] == "3.0000"
+    trials = {line["trial"]: line for line in csv.DictReader((path / "report" / "trials.csv").open())}
+    assert trials["poor,seed=1"]["chip-hours"] == "6.0000"
+    assert trials["good,seed=1"]["command"].startswith("python -m t2t_flax train")
+    assert "21.00" in (path / "report" / "index.html").read_text()
 
 
 def test_report_of_a_sweep_without_records_of_devices_has_no_hours(finished_sweep):
@@ -120,26 +121,13 @@ def test_report_of_a_sweep_without_records_of_devices_has_no_hours(finished_swee
     assert "hours" not in report(finished_sweep.folder.path)
 
 
-def test_cpu_devices_are_not_called_chips():
-    hours = {"a": Counter({"cpu": 2.0})}
-    bill = Bill(hours, {"a": "pruned"}, None)
-    assert bill.unit == "CPU device-hours"
-    assert bill.summary() == "CPU device-hours of all attempts: 2.0000 of CPU devices (pruned 2.0000)"
-    mixed = Bill(
-        hours | {"b": Counter({"TPU v4": 1.0, "": 0.5})}, {"a": "complete", "b": "complete"}, Prices({"TPU v4": 3.0})
-    )
-    assert mixed.unit == "device-hours" and mixed.cost("a", "b") == 3.0
-    assert "without cpu, which has no --price" in mixed.summary()
-    assert "not included: 1800 s of attempts that ended before they had devices" in mixed.summary()
-
-
-@pytest.mark.parametrize("texts", [["x"], ["-1"], ["nan"], ["inf"], ["=1"], ["1", "2"], ["TPU v4=x"], [""]])
-def test_wrong_prices_are_refused(texts):
-    with pytest.raises(UserError, match="expected the price of one chip-hour"):
-        Prices.parse(texts)
-
-
-def test_prices_by_kind():
-    prices = Prices.parse(["1.2", "TPU v4=3"])
-    assert (prices.of("TPU v4"), prices.of("TPU v5 lite")) == (3.0, 1.2)
-    assert Prices.parse(["TPU v4=3"]).of("cpu") is None and Prices.parse([]) is None
+def test_cpu_devices_are_not_called_chips(finished_sweep):
+    path, (first, second, *_) = finished_sweep.folder.path, finished_sweep.names
+    for name in finished_sweep.names:
+        finished_sweep.update_status(name, device_seconds={})
+    finished_sweep.update_status(first, device_seconds={"cpu": 7200.0})
+    assert "CPU device-hours of all attempts: 2.0000 of CPU devices (complete 2.0000)" in report(path)
+    finished_sweep.update_status(second, device_seconds={"TPU v4": 3600.0, "": 1800.0})
+    text = report(path)
+    assert "\ndevice-hours of all attempts: 2.0000 of CPU devices, 1.0000 of TPU v4 (complete 3.0000)" in text
+    assert "not included: 1800 s of attempts that ended before they had devices" in text

@@ -10,7 +10,7 @@ from fake_sweep import SWEEP, TOY, FakeSweep
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps import worker as worker_lib
+from t2t_flax.extensions.sweeps import attempts
 from t2t_flax.extensions.sweeps.folder import open_or_create, read_proposals, read_sweep
 from t2t_flax.extensions.sweeps.optuna_search import SearchQueue
 from t2t_flax.extensions.sweeps.report import report
@@ -64,7 +64,7 @@ class _StopAfter(list):
 def fake_search(tmp_path, monkeypatch):
     def make(search, folder="sweep"):
         sweep = FakeSearch(tmp_path / folder, search)
-        monkeypatch.setattr(worker_lib, "training_command", sweep.training_command)
+        monkeypatch.setattr(attempts, "training_command", sweep.training_command)
         return sweep
 
     return make
@@ -210,7 +210,7 @@ def end(folder, name, metric, value):
 def test_search_learns_where_training_diverges(tmp_path):
     """Rates above 5e-3 diverge, 43 % of the range: random proposals do so in 13 of 30 trials."""
     diverged = []
-    for seed in range(6):
+    for seed in range(4):
         search = Search({"optimizer.peak_lr": log_uniform(1e-4, 1e-1)}, 30, "valid_nll", method="tpe", seed=seed)
         sweep = FakeSearch(tmp_path / str(seed), search)
         queue = sweep.queue()

@@ -4,14 +4,18 @@ import signal
 import socket
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
-from fake_sweep import FakeSweep
+from fake_sweep import TOY, FakeSweep
 from helpers.thread_groups import run_processes, run_threads, thread_groups, wait_until
 
+from t2t_flax.cli import arguments
 from t2t_flax.errors import DIVERGED, OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.extensions.sweeps import command
 from t2t_flax.extensions.sweeps import pod as pod_lib
 from t2t_flax.extensions.sweeps.pod import PORTS, Pod, check_same_code, free_port, pod_exit_code
+from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.worker import TrialQueue
 
 
@@ -46,7 +50,7 @@ def fake_pod(tmp_path, monkeypatch):
 
     def make(behaviours, count=2):
         pod = FakePod(tmp_path / "sweep", behaviours, count)
-        monkeypatch.setattr("t2t_flax.extensions.sweeps.worker.training_command", pod.training_command)
+        monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.training_command", pod.training_command)
         return pod
 
     return make
@@ -130,7 +134,7 @@ def test_training_that_hangs_on_one_host_is_killed_after_its_end_on_another(fake
         return follow(self, *arguments)
 
     monkeypatch.setattr(Pod, "follow", remember)
-    monkeypatch.setattr("t2t_flax.extensions.sweeps.worker.training_command", ends_on_host_1)
+    monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.training_command", ends_on_host_1)
     assert pod.run(retries=0) == [OK, OK]
     assert pod.states() == [state]
     if end == "fail":
@@ -139,21 +143,26 @@ def test_training_that_hangs_on_one_host_is_killed_after_its_end_on_another(fake
         assert "Traceback: out of something" in cause.read_text() and any(str(cause) in line for line in pod.messages)
 
 
-def test_follower_without_the_folder_of_relative_paths_ends_the_worker(fake_pod, tmp_path):
-    pod = fake_pod({"one": "ok"})
-    config = pod.folder.config("one,seed=0")
-    config.write_text(config.read_text().replace('"root": ""', '"root": "here"'))
+def worker_errors(tmp_path, folders, *flags) -> list[str]:
+    """The error of each process of a worker whose process i has the --workdir `folders[i]`."""
 
     def work(group):
-        if group.is_lead:
-            Pod(group)._order({"train": pod.names, "port": 1})
-        else:
-            with pytest.raises(UserError, match="data.root = 'here'"):
-                Pod(group).follow(pod.folder, str(tmp_path / "missing"), threading.Event())
-        return True
+        words = [f"--config={TOY}", f"--workdir={tmp_path / folders[group.index]}", *flags]
+        args, fixed = arguments.parse(command._parser(), words)
+        supervisor = SimpleNamespace(group=group, stop_requested=threading.Event())
+        return command._work(args, fixed, [Resources()], supervisor)
 
-    assert run_processes(2, work) == [True, True]
-    assert not (pod.folder.workdir("one,seed=0") / "starts").exists()
+    errors = run_processes(2, work)
+    assert all(isinstance(error, UserError) for error in errors), errors
+    return [str(error) for error in errors]
+
+
+def test_flags_of_one_host_and_other_folders_are_refused(tmp_path, monkeypatch):
+    first, second = worker_errors(tmp_path, ["s", "s"], "--parallel=2")
+    assert "--parallel and --stack divide one host" in first == second and not (tmp_path / "s").exists()
+    monkeypatch.setattr("t2t_flax.distributed.coordination.appears", lambda path: path.exists())
+    for error in worker_errors(tmp_path, ["a", "b"]):
+        assert "process 1 on" in error and "is not shared" in error
 
 
 def test_hosts_with_other_code_are_named(monkeypatch):

@@ -1,15 +1,18 @@
 """The report of a sweep as text, CSV and page, and its plots."""
 
 import csv
+import shlex
 import sys
 
 import pytest
 
+from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import read_sweep
-from t2t_flax.extensions.sweeps.plots import plot_differences, plot_parallel
+from t2t_flax.extensions.sweeps.plots import plot_differences, plot_effects
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources
+from t2t_flax.extensions.sweeps.results import Result
 from t2t_flax.extensions.sweeps.rows import Row, rows
 
 
@@ -45,12 +48,10 @@ def test_report_as_text_csv_and_page(finished_sweep):
     with (out / "trials.csv").open() as file:
         trials = list(csv.DictReader(file))
     assert len(trials) == 6 and trials[1]["score"] == "99.0" and trials[1]["train.steps"] == "100"
-    assert (
-        trials[1]["command"].startswith("python -m t2t_flax train --config=")
-        and "--config.seed.init=1" in trials[1]["command"]
-    )
+    words = shlex.split(trials[1]["command"])
+    assert words[3] == "train" and load_config(words[4].removeprefix("--config=")).seed.init == 1
     page = (out / "index.html").read_text()
-    assert page.count("<tr") == 4 and "--config.train.steps=101" in page
+    assert page.count("<tr") == 4
     assert report(finished_sweep.folder.path) == text and (out / "index.html").read_text() == page
 
 
@@ -96,31 +97,22 @@ def test_curves_of_runs_without_evaluations_are_those_of_training(finished_sweep
     assert "training loss (nats per token)" in (finished_sweep.folder.path / "report" / "curves.svg").read_text()
 
 
-def test_parallel_coordinates_of_two_keys():
-    rates, heads = ("1e-4", "1e-3", "1e-2"), ("learned", "sinusoid")
+def test_effects_have_a_dot_for_each_trial(finished_sweep):
     table = [
-        Row(f"{rate} {head}", {"optimizer.peak_lr": rate, "model.position": head}, (), {}, (), mean=float(i + j))
-        for i, rate in enumerate(rates)
-        for j, head in enumerate(heads)
+        Row(
+            f"{rate} {heads}",
+            {"optimizer.peak_lr": rate, "model.num_heads": heads},
+            (),
+            {},
+            (Result("t", "r", 0, 1.0),),
+        )
+        for rate in ("1e-3", "1e-2")
+        for heads in ("8", "16", "4")
     ]
-    (axes,) = plot_parallel(table, "sacrebleu").axes
-    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
-    assert sorted(drawn) == sorted(
-        [pytest.approx([i / 2, j, (i + j) / 3]) for i in range(3) for j in range(2)], key=lambda a: a.expected
-    )
-    assert [label.get_text() for label in axes.get_xticklabels()] == ["peak_lr", "position", "sacrebleu"]
-
-
-def test_two_spellings_of_a_number_have_one_position():
-    table = [
-        Row(f"{rate} {heads}", {"model.dropout": rate, "model.num_heads": heads}, (), {}, (), mean=float(heads))
-        for rate in ("0.1", "0.10")
-        for heads in ("1", "4", "8")
-    ]
-    (axes,) = plot_parallel(table, "sacrebleu").axes
-    drawn = [line.get_ydata().tolist() for line in axes.lines if len(line.get_xdata()) == 3]
-    assert len({line[0] for line in drawn}) == 1
-    assert sorted({line[1] for line in drawn}) == pytest.approx([0, 3 / 7, 1])
+    rate, heads = plot_effects(table, "sacrebleu").axes[:2]
+    assert [label.get_text() for label in heads.get_xticklabels()] == ["4", "8", "16"]
+    assert (rate.get_xlabel(), heads.get_xlabel()) == ("peak_lr", "num_heads")
+    assert [len(line.get_xdata()) for line in rate.lines if line.get_marker() == "o"] == [3, 3]
 
 
 def test_page_without_matplotlib_says_what_to_install(finished_sweep, monkeypatch):

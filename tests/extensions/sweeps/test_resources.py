@@ -25,5 +25,5 @@ def test_cores_are_divided_and_must_suffice(monkeypatch):
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {3, 4, 7, 9, 12}, raising=False)
     assert [r.cores for r in divide_machine(2)] == [(3, 4), (7, 9, 12)]
     assert divide_machine(1)[0].cores == ()
-    with pytest.raises(UserError, match="one core per trial, and this machine has 5: use --jobs=5 or fewer"):
+    with pytest.raises(UserError, match="one core per trial, and this machine has 5: use 5 or fewer"):
         divide_machine(6)

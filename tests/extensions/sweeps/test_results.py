@@ -16,6 +16,9 @@ from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.results import check_score, learning_curve, trial_score
 from t2t_flax.extensions.sweeps.rows import format_difference, rows, shared_seeds, verdict
 from t2t_flax.extensions.sweeps.worker import TrialQueue
+from t2t_flax.tasks import task_of
+from t2t_flax.tasks.translation import METRICS
+from t2t_flax.training.losses import TOKEN_METRICS
 
 
 def test_mean_and_spread_over_seeds(finished_sweep):
@@ -230,10 +233,10 @@ def test_score_of_a_named_test_set(fake_sweep):
         check_score(name, config)
     for wrong, message in (
         ("third:chrf", "there is no score third:chrf"),
-        ("other:valid_nll", "of config.data.valid, the mean over all its sets: use --score=valid_nll"),
-        ("other:nonsense", "there is no score 'nonsense'"),
+        ("other:valid_nll", "there is no score 'other:valid_nll'.* of named sets SET:SCORE and valid_SCORE/SET"),
+        ("other:nonsense", "there is no score 'other:nonsense'"),
         ("valid_nll/fr-de", "there is no score valid_nll/fr-de: config.data.valid has de-en, en-de"),
-        ("valid_nonsense/en-de", "there is no score 'valid_nonsense'"),
+        ("valid_nonsense/en-de", "there is no score 'valid_nonsense/en-de'"),
     ):
         with pytest.raises(UserError, match=message):
             check_score(wrong, config)
@@ -249,6 +252,19 @@ def test_score_of_one_validation_set(fake_sweep):
     table, reference = rows(sweep.folder, read_sweep(sweep.folder.path), "valid_nll/en-de")
     assert reference == "poor" and {row.name: row.mean for row in table} == {"good": 2.5, "poor": 2.0}
     assert "valid_nll/en-de" in report(sweep.folder.path, score="valid_nll/en-de")
+
+
+def test_metrics_of_training_and_of_records_can_score_a_sweep(monkeypatch):
+    """Also one that is added to the table."""
+    new = dataclasses.replace(next(metric for metric in METRICS if metric.name == "chrf"), name="new", log_name="new")
+    monkeypatch.setattr(type(task_of(load_config(TOY))), "metrics", [*METRICS, new])
+    config = load_config(TOY, {"eval.every_steps": "5", "eval.decode_every_steps": "5", "eval.metric": "new"})
+    for name in (*(f"valid_{metric}" for metric in TOKEN_METRICS), "sacrebleu", "valid_bleu", "new", "valid_new"):
+        check_score(name, config)
+    with pytest.raises(UserError, match="valid_accuracy needs config.eval.every_epochs, or config.eval.every_steps"):
+        check_score("valid_accuracy", load_config(TOY, {"train.steps": "90", "eval.every_steps": "100"}))
+    with pytest.raises(UserError, match="no score 'accuracy'"):  # records do not have it
+        check_score("accuracy", config)
 
 
 def test_rows_are_ranked_on_the_seeds_that_they_share():

@@ -14,25 +14,25 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.scalars import can_be_vectorized
 from t2t_flax.extensions.sweeps.stacked_runs import split_time, train_stacked
+from t2t_flax.extensions.sweeps.trials import can_be_vectorized
 from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.monitoring.metrics_writer import read_metrics
-from t2t_flax.monitoring.timers import Clock
+from t2t_flax.monitoring.progress import Clock
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.divergence import NonFiniteUpdate
-from t2t_flax.training.run import validation_loss
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.train_state import init_state
+from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [
     dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
     dict(model=dict(dropout=0.3), seed=dict(init=1, dropout=7)),
     dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
-    dict(loss=dict(label_smoothing=0.2), seed=dict(dropout=3)),
+    dict(loss=dict(label_smoothing=0.2), seed=dict(init=2, dropout=3)),
 ]
 DEVICES = jax.devices()
 
@@ -79,36 +79,53 @@ def assert_same_training(runs, expected):
         np.testing.assert_allclose(list(evaluations(one).values()), list(evaluations(other).values()), rtol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "devices", [pytest.param(1, marks=pytest.mark.drill), 2, pytest.param(4, marks=pytest.mark.drill)]
-)
+@pytest.mark.parametrize("devices, count", [(2, 2), *(pytest.param(n, 4, marks=pytest.mark.drill) for n in (1, 2, 4))])
 @pytest.mark.slow
-def test_vectorized_runs_equal_separate_runs(tmp_path, cache, devices, monkeypatch):
-    """Each with its own dropout, accumulation, rates, smoothing and seeds: losses to 1e-5 relative, parameters to 2e-5."""
+def test_stacked_runs_equal_separate_runs(tmp_path, cache, devices, count, monkeypatch):
+    """Each with its own dropout, accumulation, rates, smoothing and seeds, stopped once and resumed: losses to 1e-5 relative,
+    parameters to 2e-5.
+    """
     monkeypatch.setattr("t2t_flax.extensions.sweeps.vectorized.jax.devices", lambda: DEVICES[:devices])
-    evaluated = dict(eval=dict(every_steps=4), optimizer=dict(ema_decay=0.9))
-    separate = runs_of(tmp_path, cache, "alone", devices=DEVICES[:1], **evaluated)
-    together = runs_of(tmp_path, cache, "together", devices=DEVICES[:devices], **evaluated)
+    groups = dict(eval=dict(every_steps=3), optimizer=dict(ema_decay=0.9))
+    separate = runs_of(tmp_path, cache, "alone", VARIANTS[-count:], devices=DEVICES[:1], steps=6, **groups)
     expected = [loop.train(run, score=None) for run in separate]
-    outcomes = train_runs(together)
-    assert trial_mesh(4).shape["trial"] == devices
+    assert trial_mesh(count).shape["trial"] == devices
+    options = dict(variants=VARIANTS[-count:], devices=DEVICES[:devices], **groups)
+    train_runs(runs_of(tmp_path, cache, "together", steps=3, **options))
+    together, messages = runs_of(tmp_path, cache, "together", steps=6, **options), []
+    outcomes = train_runs(together, say=messages.append)
+    assert ["after update 3" in text for text in messages if "resuming" in text] == [True] * count
     assert_same_training(together, separate)
-    assert all(len(evaluations(run)) == 3 for run in together)
+    assert all(list(evaluations(run)) == [3, 6] for run in together)
     for outcome, other in zip(outcomes, expected, strict=True):
         for x, y in zip(jax.tree.leaves(outcome.state.ema), jax.tree.leaves(other.state.ema), strict=True):
             np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=2e-5)
-    assert len({tuple(losses(run)) for run in together}) == 4
+    assert len({tuple(losses(run)) for run in together}) == count
+
+
+@pytest.mark.drill
+@pytest.mark.slow
+def test_stacked_runs_resume_in_another_stack_or_alone(tmp_path, cache):
+    undisturbed = runs_of(tmp_path, cache, "whole", VARIANTS[:3])
+    train_runs(undisturbed)
+    train_runs(runs_of(tmp_path, cache, "half", VARIANTS[:3], steps=8))
+    resumed = runs_of(tmp_path, cache, "half", VARIANTS[:3])
+    train_runs(resumed[:2])
+    with pytest.raises(UserError, match="at different updates: .* at 12, .* at 8"):
+        train_runs(resumed)
+    loop.train(resumed[2], score=None)
+    assert_same_training(resumed, undisturbed)
 
 
 @pytest.mark.slow
 def test_divergence_and_patience_end_one_run_alone(tmp_path, cache):
     variants = [VARIANTS[0], dict(optimizer=dict(lr_scale=1e30)), dict(optimizer=dict(lr_scale=1e-9))]
     groups = dict(eval=dict(every_steps=2, patience=2, metric="loss"))
-    runs = runs_of(tmp_path, cache, "runs", variants, **groups)
+    runs = runs_of(tmp_path, cache, "runs", variants, steps=8, **groups)
     fine, diverged, stopped = train_runs(runs)
     assert isinstance(diverged, NonFiniteUpdate) and "loss nan" in str(diverged)
     assert list_numbers(runs[1].workdir / "checkpoints") == []
-    assert (fine.reason, fine.step, len(losses(runs[0]))) == ("steps", 12, 12)
+    assert (fine.reason, fine.step, len(losses(runs[0]))) == ("steps", 8, 8)
     assert stopped.reason in ("patience", "steps")
     assert np.isfinite(losses(runs[0])).all() and losses(runs[0])[-1] < losses(runs[0])[0]
 
@@ -151,76 +168,50 @@ def test_stop_between_two_evaluations_leaves_all_runs_at_one_update(tmp_path, ca
 
 
 @pytest.mark.slow
-def test_vectorized_runs_resume_together_or_alone(tmp_path, cache):
-    undisturbed = runs_of(tmp_path, cache, "whole", VARIANTS[:3])
-    train_runs(undisturbed)
-    train_runs(runs_of(tmp_path, cache, "half", VARIANTS[:3], steps=8))
-    resumed, messages = runs_of(tmp_path, cache, "half", VARIANTS[:3]), []
-    train_runs(resumed[:2], say=messages.append)
-    loop.train(resumed[2], score=None, say=messages.append)
-    assert ["after update 8" in text for text in messages if "resuming" in text] == [True] * 3
-    assert_same_training(resumed, undisturbed)
-
-
-@pytest.mark.slow
-def test_nothing_compiles_after_the_first_vectorized_update(tmp_path, cache, monkeypatch):
-    """Includes evaluations, saves and extracting the state of one run."""
-    compiled, updates, real = [], [], VectorizedProgram.__call__
+def test_end_of_a_stack(tmp_path, cache, monkeypatch):
+    """All runs are saved before the first final evaluation, which may take long and be killed; when restarted they finish
+    without an update. Nothing compiles after the first update, and the time of shared work is split evenly.
+    """
+    compiled, updates, finished, real = [], [], [], VectorizedProgram.__call__
     monkeypatch.setattr(VectorizedProgram, "__call__", lambda *args: (real(*args), updates.append(True))[0])
 
     def listener(event, duration, **kw):
         if event == "/jax/core/compile/backend_compile_duration" and updates:
             compiled.append(kw)
 
-    groups = dict(eval=dict(every_steps=3), checkpoint=dict(every_steps=2))
-    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6, **groups)
-    jax.monitoring.register_event_duration_secs_listener(listener)
-    try:
-        train_runs(runs)
-    finally:
-        jax.monitoring.unregister_event_duration_listener(listener)
-    assert len(updates) == 6 and compiled == []
-
-
-def test_only_scalars_may_differ(tmp_path):
-    base = tiny_run(tmp_path)
-    assert all(can_be_vectorized(base, tiny_run(tmp_path, **variant)) for variant in VARIANTS)
-    for keys in (dict(model=dict(d_ff=48)), dict(seed=dict(data=1)), dict(optimizer=dict(b2=0.9)), dict(steps=13)):
-        assert not can_be_vectorized(base, tiny_run(tmp_path, **keys))
-
-
-@pytest.mark.slow
-def test_vectorized_runs_must_be_at_the_same_update(tmp_path, cache):
-    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=4)
-    train_runs(runs[:1])
-    with pytest.raises(UserError, match="at different updates: .* at 4, .* at 0"):
-        train_runs(runs)
-    other = runs_of(tmp_path, cache, "other", [dict(model=dict(d_ff=48))])
-    with pytest.raises(ValueError, match="more than scalars: model.d_ff"):
-        VectorizedProgram([*runs, *other])
-
-
-@pytest.mark.slow
-def test_complete_runs_are_finished_without_an_update(tmp_path, cache):
-    """Stopped after the last update, before complete.json was written."""
-    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=4)
-    train_runs(runs)
-    finished = []
-    outcomes = train_runs(runs, on_finish=lambda run, outcome: finished.append(run.workdir.name))
-    assert [(outcome.reason, outcome.step) for outcome in outcomes] == [("steps", 4)] * 2 and finished == ["0", "1"]
-
-
-@pytest.mark.slow
-def test_all_runs_are_saved_before_a_final_evaluation(tmp_path, cache):
-    """A final evaluation may take long, and the process may be killed during it."""
-
     def killed(run, outcome):
         raise KeyboardInterrupt
 
-    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6, checkpoint=dict(every_steps=100))
-    with pytest.raises(KeyboardInterrupt):
-        train_runs(runs, on_finish=killed)
-    assert [list_numbers(run.workdir / "checkpoints") for run in runs] == [[6], [6]]
+    hopeless = [dict(optimizer=dict(lr_scale=1e-9)), dict(optimizer=dict(lr_scale=1e-9), seed=dict(dropout=1))]
+    groups = dict(eval=dict(every_steps=2, patience=1, metric="loss"), model=dict(dropout=0.0))
+    runs = runs_of(tmp_path, cache, "runs", hopeless, **groups)
+    start = time.perf_counter()
+    jax.monitoring.register_event_duration_secs_listener(listener)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            train_runs(runs, on_finish=killed)
+    finally:
+        jax.monitoring.unregister_event_duration_listener(listener)
+    step = len(updates)
+    assert 2 < step <= 12 and compiled == []
+    assert [max(list_numbers(run.workdir / "checkpoints")) for run in runs] == [step, step]
+    outcomes = train_runs(runs, on_finish=lambda run, outcome: finished.append(run.workdir.name))
+    elapsed = time.perf_counter() - start
+    assert [(outcome.reason, outcome.step) for outcome in outcomes] == [("patience", step)] * 2
+    assert finished == ["0", "1"] and len(updates) == step
+    first, second = (outcome.seconds for outcome in outcomes)
+    for bucket in ("compile", "data", "step"):
+        assert first[bucket] == pytest.approx(second[bucket], abs=0.003)
+    assert 0 < sum(first.values()) + sum(second.values()) <= elapsed
+
+
+def test_only_scalars_may_differ(tmp_path, cache):
+    base = tiny_run(tmp_path)
+    with pytest.raises(ValueError, match="more than scalars: model.d_ff"):
+        VectorizedProgram(runs_of(tmp_path, cache, "runs", [{}, dict(model=dict(d_ff=48))]))
+    assert all(can_be_vectorized(base, tiny_run(tmp_path, **variant)) for variant in VARIANTS)
+    for keys in (dict(model=dict(d_ff=48)), dict(seed=dict(data=1)), dict(optimizer=dict(b2=0.9)), dict(steps=13)):
+        assert not can_be_vectorized(base, tiny_run(tmp_path, **keys))
 
 
 def test_time_of_shared_work_is_split_evenly():
@@ -229,27 +220,3 @@ def test_time_of_shared_work_is_split_evenly():
         time.sleep(0.02)
     first, second = (run.clock.seconds["step"] - start for run, start in zip(runs, (1.0, 2.0), strict=True))
     assert 0.01 <= first < 1.0 and first == pytest.approx(second, abs=1e-3)
-
-
-@pytest.mark.slow
-def test_shared_time_is_split_evenly(tmp_path, cache):
-    runs = runs_of(tmp_path, cache, "runs", VARIANTS[:2], steps=6)
-    start = time.perf_counter()
-    first, second = (outcome.seconds for outcome in train_runs(runs))
-    elapsed = time.perf_counter() - start
-    for bucket in ("compile", "data", "step"):
-        assert first[bucket] == pytest.approx(second[bucket], abs=0.002)
-    assert 0 < sum(first.values()) + sum(second.values()) <= elapsed
-
-
-@pytest.mark.slow
-def test_run_out_of_patience_trains_no_further(tmp_path, cache):
-    """Restarted before complete.json was written."""
-    hopeless = [dict(optimizer=dict(lr_scale=1e-9)), dict(optimizer=dict(lr_scale=1e-9), seed=dict(dropout=1))]
-    groups = dict(eval=dict(every_steps=2, patience=1, metric="loss"), model=dict(dropout=0.0))
-    runs = runs_of(tmp_path, cache, "runs", hopeless, **groups)
-    first = [(outcome.reason, outcome.step) for outcome in train_runs(runs)]
-    assert [reason for reason, _ in first] == ["patience"] * 2
-    assert [(outcome.reason, outcome.step) for outcome in train_runs(runs)] == first
-    separate = loop.train(runs[0], score=None)
-    assert (separate.reason, separate.step) == first[0]

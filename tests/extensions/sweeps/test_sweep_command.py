@@ -3,14 +3,13 @@
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 
 import pytest
 
 from t2t_flax.__main__ import main
 from t2t_flax.errors import STOPPED, UserError
-from t2t_flax.extensions.sweeps.folder import Folder, Status, read_sweep
+from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 from t2t_flax.extensions.sweeps.worker import Worker
 
 ROOT = Path(__file__).parents[3]
@@ -53,12 +52,11 @@ def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     (["--report", "--seeds=2"], "leave out --config, --seeds"),
     (["--seeds=0"], "--seeds: must be at least 1"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is not a row of the sweep: dropout=0.1"),
-    (["--set", "model.dropout=0.1", "--jobs=999"], "needs one core per trial"),
+    (["--set", "model.dropout=0.1", "--parallel=999"], "needs one core per trial"),
     (["--submit-option", "x=1"], "give --submit=[LAUNCHER:]N too"),
-    (["--submit-option", "x", "--submit=1"], "expected --submit-option OPTION=VALUE"),
+    (["--submit-option", "x", "--submit=1"], "expected --submit-option FLAG=VALUE"),
 ])  # fmt: skip
-def test_user_errors_are_reported_without_traceback(tmp_path, capsys, monkeypatch, arguments, message):
-    monkeypatch.setitem(sys.modules, "submitit", None)  # these errors come before the one about submitit
+def test_user_errors_are_reported_without_traceback(tmp_path, capsys, arguments, message):
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 2
     assert message in capsys.readouterr().err and not (tmp_path / "s").exists()
 
@@ -138,17 +136,6 @@ def test_invalid_config_json_is_rejected(tmp_path, capsys, text):
     assert "c.json: this is not" in err and not (tmp_path / "s").exists()
 
 
-def test_missing_submitit_is_reported_before_anything_is_written(tmp_path, capsys, monkeypatch):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", "--submit=1") == 2
-    assert (
-        "--submit needs submitit: pip install -e '.[sweep]'" in capsys.readouterr().err
-        and not (tmp_path / "s").exists()
-    )
-    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", "--submit=2", "--dry-run") == 0
-    assert "2 SLURM jobs through submitit" in capsys.readouterr().out
-
-
 @pytest.mark.parametrize("changes, message", [
     ([{}], "1 configs and 2 workdirs"),
     ([{}, {"model.d_ff": "64"}], "differ in more than scalars: model.d_ff"),
@@ -156,7 +143,7 @@ def test_missing_submitit_is_reported_before_anything_is_written(tmp_path, capsy
 ])  # fmt: skip
 def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
     from t2t_flax import config as config_lib
-    from t2t_flax.extensions.sweeps import train_together
+    from t2t_flax.extensions.sweeps import stacked_runs
 
     arguments = []
     for i, keys in enumerate(changes):
@@ -164,7 +151,7 @@ def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
         path.write_text(config_lib.to_json(config_lib.load_config(TOY, keys)))
         arguments += [f"--config={path}"]
     with pytest.raises(UserError, match=message):
-        train_together.run([*arguments, f"--workdir={tmp_path}/a", f"--workdir={tmp_path}/b"])
+        stacked_runs.run([*arguments, f"--workdir={tmp_path}/a", f"--workdir={tmp_path}/b"])
     assert not (tmp_path / "a").exists()
 
 
@@ -187,16 +174,24 @@ def test_user_errors_of_a_joining_worker_are_reported_before_training(tmp_path, 
 def test_failed_trials_are_reopened_before_workers_are_submitted(tmp_path, monkeypatch, no_training):
     submitted = []
     monkeypatch.setattr(
-        "t2t_flax.extensions.sweeps.command.submit",
-        lambda folder, worker, *arguments: submitted.append(worker) or ["1"],
+        "t2t_flax.extensions.sweeps.command.launch", lambda calls, watches: submitted.append(calls) or 0
     )
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
+    monkeypatch.setattr("shutil.which", lambda name: name)
     arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
     assert sweep(*arguments) == 0
     folder = Folder(tmp_path / "s")
-    folder.set_status("base,seed=0", Status(outcome="failed"))
+    folder.update_status("base,seed=0", outcome="failed")
     assert sweep(*arguments, "--submit=1", "--retry-failed", "--score=chrf") == 0
-    assert folder.state("base,seed=0") == "waiting" and "--score=chrf" in submitted[0]
+    assert folder.state("base,seed=0") == "waiting" and "--score=chrf" in submitted[0]["s-1"]
+
+
+def test_joining_where_the_folder_of_creation_is_missing_is_refused(tmp_path, capsys, no_training):
+    """Relative paths would name other files."""
+    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s") == 0
+    file = tmp_path / "s" / "sweep.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"cwd": "/no/such/folder"}))
+    assert sweep(f"--workdir={tmp_path}/s") == 2 and len(no_training) == 1
+    assert "created in /no/such/folder" in capsys.readouterr().err
 
 
 def test_config_need_not_be_valid_without_the_rows_overrides(tmp_path):

@@ -14,7 +14,7 @@ import rich.console
 from fake_sweep import SWEEP, TOY, FakeSweep
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps import progress
+from t2t_flax.extensions.sweeps import attempts, progress
 from t2t_flax.extensions.sweeps import worker as worker_lib
 from t2t_flax.extensions.sweeps.folder import open_or_create
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
@@ -105,7 +105,7 @@ def test_only_the_diverged_trial_of_a_stack_fails(fake_sweep, monkeypatch):
     def training_command(folder, names, resources):
         return [sys.executable, "-S", "-c", script, *(str(folder.workdir(name)) for name in names)]
 
-    monkeypatch.setattr(worker_lib, "training_command", training_command)
+    monkeypatch.setattr(attempts, "training_command", training_command)
     claims = {name: sweep.folder.claim(name) for name in sweep.names}
     outcomes = sweep.worker().attempt(claims, Resources())
     assert list(outcomes.values()) == ["failed", "complete"]
@@ -115,7 +115,7 @@ def test_only_the_diverged_trial_of_a_stack_fails(fake_sweep, monkeypatch):
 def test_failed_stack_counts_no_failure_and_its_trials_train_alone(fake_sweep, monkeypatch):
     sweep = fake_sweep({"one": "ok", "two": "ok"})
     crash = lambda folder, names, resources: [sys.executable, "-S", "-c", "raise SystemExit(1)"]  # noqa: E731
-    monkeypatch.setattr(worker_lib, "training_command", crash)
+    monkeypatch.setattr(attempts, "training_command", crash)
     claims = {name: sweep.folder.claim(name) for name in sweep.names}
     sweep.worker(retries=0).attempt(claims, Resources())
     assert sweep.states() == ["waiting", "waiting"] and not sweep.folder.can_stack(*sweep.names)
@@ -216,7 +216,7 @@ def test_killed_worker_ends_its_trainings_and_another_continues(fake_sweep):
     script = (
         "import sys; from pathlib import Path; import fake_sweep\n"
         "s = fake_sweep.FakeSweep(Path(sys.argv[1]), {'slow': 'long', 'other': 'ok'})\n"
-        "fake_sweep.worker_lib.training_command = s.training_command\n"
+        "fake_sweep.attempts.training_command = s.training_command\n"
         "s.work()\n"
     )
     tests_folder = Path(__file__).parent
@@ -299,25 +299,3 @@ def test_worker_without_file_locks_is_refused(fake_sweep, monkeypatch):
     with pytest.raises(UserError, match="has no locks"):
         FakeSweep(sweep.folder.path, {"a": "ok"})
     assert sweep.folder.status("a,seed=0").attempts == 0
-
-
-def test_slurm_worker_saves_in_the_signal_handler():
-    """submitit calls `checkpoint` on top of the call that it interrupts."""
-    pytest.importorskip("submitit")
-    script = (
-        "import signal, sys, threading, os\n"
-        "from t2t_flax.extensions.sweeps.slurm import SlurmWorker\n"
-        "child = 'import signal, sys, time; signal.signal(signal.SIGTERM, lambda *a: sys.exit(75)); "
-        "print(1, flush=True); time.sleep(60)'\n"
-        "worker = SlurmWorker([sys.executable, '-c', child])\n"
-        "def save(*_):\n"
-        "    again = worker.checkpoint()\n"
-        "    print('again', again.function.command == worker.command, flush=True)\n"
-        "    os._exit(0)\n"
-        "signal.signal(signal.SIGUSR2, save)\n"
-        "threading.Timer(1.0, os.kill, [os.getpid(), signal.SIGUSR2]).start()\n"
-        "worker()\n"
-    )
-    env = os.environ | {"PYTHONPATH": str(Path(__file__).parents[3])}
-    result = subprocess.run([sys.executable, "-c", script], env=env, capture_output=True, text=True, timeout=120)
-    assert "again True" in result.stdout, result.stdout + result.stderr

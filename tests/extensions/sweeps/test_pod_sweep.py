@@ -13,8 +13,7 @@ from helpers.processes import KEYS, ROOT, Processes, environment, evaluations, l
 from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 
 pytestmark = [pytest.mark.timeout(3000), pytest.mark.slow]
-ROWS = ["dropout=0.0,seed=0", "dropout=0.2,seed=0"]
-LAST = ROWS[1]
+LAST = "dropout=0.2,seed=0"
 """The trial of ONE_TRIAL."""
 ONE_TRIAL = "--set=model.dropout=0.2"
 
@@ -38,9 +37,10 @@ def run(path, logs, words, count=2) -> Processes:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory, cache):
-    """The folder of an uninterrupted sweep on two processes, and the processes."""
+    """The folder of an uninterrupted sweep on two processes."""
     path = tmp_path_factory.mktemp("whole") / "sweep"
-    return path, run(path, path.parent / "logs", command(path, cache, "--set=model.dropout=0.0,0.2"))
+    run(path, path.parent / "logs", command(path, cache, ONE_TRIAL))
+    return path
 
 
 def assert_same_trial(path, other):
@@ -65,10 +65,12 @@ def stopped(host: int, number: signal.Signals, path: Path, logs: Path, words: li
     return processes
 
 
-def test_both_hosts_train_each_trial_once(whole):
-    path, processes = whole
-    folder = Folder(path)
-    for name in ROWS:
+def test_both_hosts_train_each_trial_once(tmp_path, cache):
+    """Two updates and an evaluation, without decoding."""
+    path, rows = tmp_path / "sweep", ["dropout=0.0,seed=0", "dropout=0.2,seed=0"]
+    words = command(path, cache, "--set=model.dropout=0.0,0.2", train_steps=2, eval_every_steps=2, data_test="")
+    processes, folder = run(path, tmp_path / "logs", words), Folder(path)
+    for name in rows:
         assert folder.state(name) == "complete" and folder.status(name).attempts == 1
         assert "devices: 2 x cpu of 2 processes" in folder.log(name).read_text()
         assert "process 1 of 2" in folder.log(name, 1).read_text()
@@ -88,7 +90,7 @@ def test_sigterm_to_one_host_stops_both_and_the_sweep_continues(whole, tmp_path,
     assert folder.status(LAST).unresolved == 0 and folder.newest_step(LAST) >= 7
     run(path, tmp_path / "logs", [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={path}"])
     assert folder.status(LAST).attempts == 2
-    assert_same_trial(path, whole[0])
+    assert_same_trial(path, whole)
 
 
 @pytest.mark.drill
@@ -107,7 +109,7 @@ def test_killed_host_ends_the_other_and_the_next_worker_resumes(whole, tmp_path,
     assert folder.state(LAST) == "stopped"
     again = run(path, tmp_path / "logs", words)
     assert folder.status(LAST).attempts == 2 and f"{LAST}: resumes" in again.output(0)
-    assert_same_trial(path, whole[0])
+    assert_same_trial(path, whole)
 
 
 @pytest.mark.drill
@@ -119,7 +121,7 @@ def test_killed_training_on_one_host_is_repeated_on_both(whole, tmp_path, cache)
         training_of(processes.all[1]).kill()
         assert processes.wait(1500) == [0, 0], processes.outputs()
     assert folder.status(LAST).attempts == 2 and "will be retried" in processes.output(0)
-    assert_same_trial(path, whole[0])
+    assert_same_trial(path, whole)
 
 
 @pytest.mark.drill
@@ -150,19 +152,5 @@ def test_one_process_continues_the_sweep_of_a_pod(whole, tmp_path, cache):
     stopped(0, signal.SIGINT, path, tmp_path / "logs", words)
     result = subprocess.run(words, env=environment(), capture_output=True, text=True, timeout=600)
     assert result.returncode == 0, result.stdout + result.stderr
-    a, b = (losses(Folder(p).workdir(LAST)) for p in (path, whole[0]))
+    a, b = (losses(Folder(p).workdir(LAST)) for p in (path, whole))
     assert a.keys() == b.keys() and all(a[k] == pytest.approx(b[k], rel=1e-4) for k in a)
-
-
-def test_flags_of_one_host_and_other_folders_are_refused(tmp_path, cache):
-    with Processes(tmp_path / "logs", 2, command(tmp_path / "sweep", cache, "--jobs=2")) as processes:
-        assert processes.wait(120) == [2, 2], processes.outputs()
-    assert "--jobs and --stack divide one host" in processes.output(0) and not (tmp_path / "sweep").exists()
-    words = [command(tmp_path / name, cache) for name in ("a", "b")]
-    with Processes(tmp_path / "logs", 2, words) as processes:
-        assert processes.wait(120) == [2, 2], processes.outputs()
-    assert "is not shared" in processes.output(1)
-    joining = [[sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={tmp_path / name}"] for name in ("a", "c")]
-    with Processes(tmp_path / "logs", 2, joining) as processes:
-        assert processes.wait(120) == [2, 2], processes.outputs()
-    assert "process 1 on" in processes.output(0) and "is not shared" in processes.output(1)

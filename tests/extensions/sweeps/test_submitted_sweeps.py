@@ -17,7 +17,7 @@ from helpers.thread_groups import wait_until
 from t2t_flax.__main__ import main
 from t2t_flax.extensions.sweeps.launchers import worker_name
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 SWEEP = [
     "--config=configs/toy.py",
@@ -28,13 +28,13 @@ SWEEP = [
 ]
 WORKER = [
     "python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/My_Dropout", "--config=configs/toy.py",
-    "--set=model.dropout=0.1,0.2", "--config.train.steps=7", "--jobs=1", "--stack=1", "--retries=2", "--price=1.5",
+    "--set=model.dropout=0.1,0.2", "--config.train.steps=7", "--parallel=1", "--stack=1", "--retries=2",
 ]  # fmt: skip
 
 
 def submit(launcher, *options, arguments=SWEEP) -> int:
     flags = [flag for option in options for flag in ("--submit-option", option)]
-    return main(["sweep", *arguments, f"--submit={launcher}", "--price=1.5", *flags])
+    return main(["sweep", *arguments, f"--submit={launcher}", *flags])
 
 
 @pytest.fixture
@@ -118,6 +118,14 @@ def test_signal_ends_the_watch_and_leaves_the_workers(slices):
     assert not any("delete" in call for call in recorded_calls(slices))
 
 
+def test_slurm_gets_a_job_for_each_worker(programs):
+    assert submit("2", "gpus_per_node=1", "time=10:00:00") == 0
+    calls = recorded_calls(programs)
+    assert [call[:2] for call in calls] == [["sbatch", f"--job-name=my-dropout-{i}"] for i in (1, 2)]
+    for call in calls:
+        assert {"--gres=gpu:1", "--time=10:00:00"} <= set(call) and call[-len(WORKER) :] == WORKER
+
+
 @pytest.mark.parametrize("launcher, options, expected", [
     ("skypilot:2", [], ["sky jobs launch launch/skypilot.yaml --name=my-dropout-1 ", "--name=my-dropout-2 "]),
     ("gke", ["image=i"], ["kubectl apply --filename=-", "name: my-dropout-1", '"python", "-m", "t2t_flax", "sweep"']),
@@ -136,7 +144,7 @@ def test_dry_run_prints_commands_and_runs_none(tmp_path, monkeypatch, capfd, lau
 
 
 @pytest.mark.parametrize("launcher, program, hint", [
-    ("skypilot", "sky", "pip install 'skypilot[gcp]'"), ("gke:3", "kubectl", "kubernetes.io/docs/tasks/tools"),
+    ("2", "sbatch", "on a login node"), ("skypilot", "sky", "pip install 'skypilot[gcp]'"), ("gke:3", "kubectl", "kubernetes.io/docs/tasks/tools"),
     ("queued-resource", "gcloud", "cloud.google.com/sdk/docs/install"),
 ])  # fmt: skip
 def test_missing_program_is_named_with_its_installation(monkeypatch, capsys, launcher, program, hint):
@@ -150,7 +158,7 @@ def test_missing_program_is_named_with_its_installation(monkeypatch, capsys, lau
 @pytest.mark.parametrize("launcher, arguments, message", [
     ("gke", [*SWEEP[:1], "--workdir=relative"], "needs the absolute path of a folder that all hosts mount"),
     ("gke", [*SWEEP[:1], "--workdir=gs://b/s"], "needs the absolute path of a folder that all hosts mount"),
-    ("gke", [*SWEEP, "--retry-failed"], "would retry at every restart"),
+    ("gke", [*SWEEP, "--retry-failed"], "/sweeps/My_Dropout has no sweep.json"),
     ("gke", [*SWEEP, "--set", "model.dropoutt=1"], "unknown config key 'model.dropoutt'"),
     ("gke", ["--workdir=/sweeps/x", "--seeds=2"], "need --config or --sweep"),
     ("nimbus:2", SWEEP, "there is no launcher 'nimbus': expected one of slurm, skypilot, gke, queued-resource"),

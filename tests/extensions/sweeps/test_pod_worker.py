@@ -4,14 +4,13 @@ import os
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from fake_sweep import FakeSweep
 from helpers.processes import ROOT, Processes, environment, note
 
-SWEEPS = ROOT / "tests" / "extensions" / "sweeps"
-sys.path.insert(0, str(SWEEPS))
-from fake_sweep import FakeSweep  # noqa: E402
-
+SWEEPS = Path(__file__).parent
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 BEHAVIOURS = {"slow": "long", "other": "ok"}
 WORKER = f"""
@@ -20,7 +19,7 @@ from pathlib import Path
 import fake_sweep
 from t2t_flax.__main__ import main
 sweep = fake_sweep.FakeSweep(Path(sys.argv[1]), {BEHAVIOURS!r})
-fake_sweep.worker_lib.training_command = sweep.training_command
+fake_sweep.attempts.training_command = sweep.training_command
 sys.exit(main(["sweep", "--workdir=" + sys.argv[1], "--score=nll"]))
 """
 

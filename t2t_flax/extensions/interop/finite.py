@@ -1,8 +1,6 @@
 """The one check of the numbers of parameters, where they come in from a file, and where they go out to a smaller type."""
 
-import functools
 from collections.abc import Mapping
-from typing import Any
 
 import numpy as np
 
@@ -18,25 +16,6 @@ def check_finite(arrays: Mapping[str, np.ndarray], file: object) -> None:
 
 def _counted(x: np.ndarray) -> str:
     return f"holds {np.count_nonzero(~np.isfinite(x)):,} of {x.size:,} numbers that are not finite"
-
-
-def not_finite(params: Any) -> str | None:
-    """The path of the first parameter with a number that is not finite, such as "encoder_0/feed_forward/Einsum_0/kernel"; None
-    if all are finite. params: a tree of arrays on devices; the same answer on all processes that hold shards of them.
-    """
-    import jax
-
-    paths, leaves = zip(*jax.tree.leaves_with_path(params), strict=True)
-    finite = np.asarray(_program()(leaves))
-    return None if finite.all() else "/".join(str(entry.key) for entry in paths[int(np.argmin(finite))])
-
-
-@functools.cache
-def _program() -> Any:
-    import jax
-    import jax.numpy as jnp
-
-    return jax.jit(lambda leaves: jnp.stack([jnp.isfinite(x).all() for x in leaves]))
 
 
 def check_representable(params: Mapping[str, np.ndarray], dtype: str) -> None:
