@@ -156,7 +156,7 @@ DATA_HOOKS = Features()
 SUMMARIES = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
 START_FLAGS: dict[str, str] = {}
-"""Flags of commands that choose the token before source sentences by name (`data.starts`): flag -> its help."""
+"""Flags of commands that choose the token before source sentences by name (`data/starts.py`): flag -> its help."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()

@@ -20,7 +20,7 @@ class DataHook:
 
     def direction(self, name: str) -> Direction | None:
         """The languages of a source of data.train, a validation or a test set, by its name, in place of data.source_language and
-        data.target_language. Its source sentences then begin with the token of the target language, see `data.starts`.
+        data.target_language. Its source sentences then begin with the token of the target language, see `data/starts.py`.
         """
         return None
 

@@ -116,6 +116,13 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
         assert named in run(command, code=2)
     for group in KNOWN[extension].get("groups", ()):
         assert named in run("explain", *TINY, f"--config.{group}.anything=1", code=2)
+        lines = (
+            "from t2t_flax.config import default_config",
+            "def get_config():",
+            f"    default_config().{group}.anything = 1",
+        )
+        (checkout / "file.py").write_text("\n".join(lines))
+        assert named in run("explain", "--config=file.py", code=2)
         stored = tmp_path / "run" / "config.json"
         config = json.loads(stored.read_text())
         stored.write_text(json.dumps(config | {group: {"anything": 1}}))

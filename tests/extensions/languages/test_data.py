@@ -107,6 +107,7 @@ def test_no_text_is_encoded_to_a_token(source_tokenizer, text):
     assert None not in tokens and not tokens & set(source_tokenizer.encode(text))
 
 
+@pytest.mark.smoke
 def test_a_literal_token_is_ordinary_text(tmp_path):
     data = prepared(config_of(), tmp_path)
     side = data.tokenizers.source
