@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
+from t2t_flax.registry import TOKENIZERS
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class Data:
         "bpe",
         "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes in "
         "data.tokenizer_model, applied to whitespace-separated tokens; the vocabulary is the pieces of the training text",
-        choices=("bpe", "unigram", "subword_nmt"),
+        choices=TOKENIZERS,
     )
     tokenizer_model: str = key(
         "",

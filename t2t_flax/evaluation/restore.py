@@ -56,7 +56,7 @@ class StoredRun:
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(StoredRun):
     """A run with the parameters of a checkpoint, or the mean of several. start: name of the token before source sentences
-    (`data.starts`), of a model of several directions the target language, where no other is requested.
+    (`data/starts.py`), of a model of several directions the target language, where no other is requested.
     """
 
     checkpoint: RestoredParams

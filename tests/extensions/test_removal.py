@@ -27,6 +27,8 @@ from t2t_flax.registry import (
     SCORES,
     SOURCES,
     TASKS,
+    TOKENIZER_FILES,
+    TOKENIZERS,
     load_extensions,
 )
 
@@ -48,6 +50,8 @@ REGISTERED = {
     "sources": SOURCES,
     "decode.engine": DECODERS,
     "data.task": TASKS,
+    "data.tokenizer": TOKENIZERS,
+    "tokenizer files": TOKENIZER_FILES,
     "model.attention_kernel": ATTENTION_KERNELS,
     "model.mixer": MIXERS,
     "model.attention_score": SCORES,
@@ -149,5 +153,5 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
             "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for key, values in KNOWN[extension].items():
-        for value in values if key.startswith(("decode.", "model.", "optimizer.")) else ():
+        for value in values if key.startswith(("decode.", "model.", "optimizer.", "data.tokenizer")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)

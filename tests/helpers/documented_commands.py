@@ -105,7 +105,7 @@ def shortened(command: str) -> str:
         run = overrides(OVERRIDES[config[1]])
         return command + run
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
-        return command + overrides(TINY | BUILT_IN | SHORT)
+        return command + overrides(TINY | BUILT_IN | SHORT | {"train.steps": 4, "checkpoint.every_steps": 2})
     if name == "sweep" and (config or "--sweep=" in command):
         return f"{command} --dry-run"
     return command

@@ -14,7 +14,7 @@ import numpy as np
 from t2t_flax.config import Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.ctranslate2_file import (
     read_model_bin,

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers import TokenizerPair, sentencepiece
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
 from t2t_flax.extensions.parsing.source import open_trees
@@ -108,7 +107,7 @@ class Parsing(Task):
     def validate_config(self):
         super().validate_config()
         data = self.config.data
-        if data.joint_vocabulary or data.tokenizer == "subword_nmt" or data.tokenizer_model:
+        if data.joint_vocabulary or data.tokenizer not in ("bpe", "unigram") or data.tokenizer_model:
             raise UserError(
                 "config.data.task = parsing has different vocabularies for words and tree symbols: set "
                 "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
@@ -124,7 +123,7 @@ class Parsing(Task):
 
     def train_tokenizers(self, source):
         sentences = (sentence for sentence, _ in source.pairs())
-        words = train_sentencepiece(sentences, self.config.data)
+        words = sentencepiece.train(sentences, self.config.data)
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
 
     def preprocess_source(self, text):

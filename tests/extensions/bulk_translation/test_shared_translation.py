@@ -24,7 +24,7 @@ def sentences(tmp_path_factory):
 
 
 def command(workdir, sentences, output, *flags):
-    flags = [*flags, "--config.mesh.cpu_devices=2", "--config.mesh.data=-1"]
+    flags = [*flags, "--config.mesh.cpu_devices=2", "--config.mesh.data=-1", "--config.distributed.heartbeat_timeout=5"]
     files = [f"--workdir={workdir}", f"--input={sentences}", f"--output={output}"]
     return [sys.executable, "-m", "t2t_flax", "translate_file", *files, "--n-best=2", "--scores", *flags]
 

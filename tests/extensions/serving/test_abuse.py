@@ -11,7 +11,7 @@ import tracemalloc
 import numpy as np
 import pytest
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
+for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from fastapi import Response  # noqa: E402
 from helpers.http_server import serving, wait_for  # noqa: E402
