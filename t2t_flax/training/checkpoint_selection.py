@@ -162,7 +162,7 @@ def _only_part(
     if model.tokenizer != tokenizer:
         raise UserError(
             f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
-            f"{model.tokenizer[:12]}): export the model again."
+            f"{model.tokenizer[:12]}): restore the model's own."
         )
     return RestoredParams(model.params(abstract), model.steps, dtype=model.dtype)
 

@@ -15,7 +15,7 @@ from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import lora
 from t2t_flax.extensions.finetuning.keys import of
 from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
-from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
@@ -195,7 +195,7 @@ def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
         expected,
     )
     after = tiny_run("", 2, finetuning=dict(init_from=str(tmp_path / "whole")))
-    tuned = pretrained_params(start(after, tmp_path / "tuned", cache), {})
+    tuned = start_params(start(after, tmp_path / "tuned", cache), {})
     jax.tree.map(np.testing.assert_array_equal, tuned, merged)
 
 
