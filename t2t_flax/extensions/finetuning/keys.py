@@ -68,12 +68,6 @@ class FineTuning:
                     f"config.finetuning.{name} = {getattr(self, name)} is about the run to start from: name its workdir in "
                     "config.finetuning.init_from."
                 )
-        if self.lora_rank and config.optimizer.name == "muon":
-            raise UserError(
-                f"config.finetuning.lora_rank = {self.lora_rank} freezes the kernels, whose updates config.optimizer.name = muon "
-                "orthogonalizes: the adapters would be trained by plain Adam. Say so with config.optimizer.name = adam, or train "
-                "the kernels (lora_rank = 0)."
-            )
 
 
 def of(config: Config) -> FineTuning:
