@@ -97,7 +97,7 @@ class TrainLogger:
                 hook.on_log(step, values)
 
     def send(self) -> None:
-        """Uploads the lines so far, which a checkpoint in an object store must not outlive."""
+        """Returns when the lines so far are stored: a checkpoint must not outlive them."""
         if self._writer:
             self._writer.send()
 
