@@ -69,7 +69,7 @@ def test_the_best_checkpoint_is_that_of_the_mean(workdir):
         of_sets = [line["valid_nll/en-de"], line["valid_nll/de-en"]]
         assert line["valid_nll"] == pytest.approx(np.mean(of_sets), abs=1e-12) and len(set(of_sets)) == 2
     best = load(workdir, best=True)
-    assert -best.metric == min(line["valid_nll"] for line in lines)
+    assert -best.checkpoint.metric == min(line["valid_nll"] for line in lines)
 
 
 def test_means_count_sets_equally():
