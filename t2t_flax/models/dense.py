@@ -83,7 +83,9 @@ def _einsum(equation, x, y, result):
 
 
 def layer_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:
-    """(x - mean) / sqrt(variance + epsilon) * scale + bias over the last axis; float32 statistics, two-pass variance."""
+    """Layer normalization (3.1), (x - mean) / sqrt(variance + epsilon) * scale + bias, over the last axis; float32 statistics,
+    two-pass variance.
+    """
     return nn.LayerNorm(
         epsilon=epsilon,
         dtype=dtype,
