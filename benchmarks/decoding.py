@@ -24,7 +24,7 @@ from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, draw_pairs, read_json
 from benchmarks.record import machine, publish
-from benchmarks.rounds import Engine, Measurements, measure, ratios, run, spread, threads
+from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
 
 SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
 GROUP = 64
@@ -115,7 +115,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--beam_size", type=int, default=4)
     parser.add_argument("--engines", help="comma-separated")
     parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted command of the same --out")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     environments_lib.add_flag(parser)
     args = parser.parse_args(argv)
@@ -130,16 +129,14 @@ def main(argv: list[str] | None = None) -> None:
     words += [f"--sentences={args.sentences}"] if args.sentences else []
     words += [f"--batch_size={args.batch_size}", f"--beam_size={args.beam_size}"]
     command = " ".join([*words, *([f"--engines={args.engines}"] if args.engines else [])])
-    measurements = Measurements(args.out, {"command": command}, resume=args.resume)
     with tempfile.TemporaryDirectory() as folder:
         task = {
             "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": passes, "alpha": 0.6,
             "batch_size": args.batch_size, "beam_size": args.beam_size, "compile_cache": str(Path(folder, "programs")),
         }  # fmt: skip
         groups = task["groups"] = write_model(task, args.model, args.workdir, args.sentences, environments)
-        measure([known[name] for name in names], task, args.rounds, environments, measurements, speed)
+        results, skipped = measure([known[name] for name in names], task, args.rounds, environments, speed)
         keys = read_json(Path(folder, "model.json"))
-    results = {name: measurements.results[name] for name in names if name in measurements.results}
     rates = {name: [speed(result) for result in each] for name, each in results.items()}
     ours = results.get("ours")
     record = {
@@ -156,12 +153,11 @@ def main(argv: list[str] | None = None) -> None:
         "engines": {name: summary(name, each) for name, each in results.items()},
         "ratio": {name: ratios(rates["ours"], each) for name, each in rates.items() if ours and name != "ours"},
         "agreement": {name: agreement(ours[0], each[0]) for name, each in results.items() if ours and name != "ours"},
-        "skipped": measurements.skipped,
+        "skipped": skipped,
         "versions": {"python": platform.python_version()},
         "machine": machine(),
     }  # fmt: skip
     publish(record, args.out)
-    measurements.finished()
 
 
 def write_model(

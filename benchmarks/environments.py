@@ -7,7 +7,6 @@ created is skipped; the reason goes into the record.
 import argparse
 import glob
 import os
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ REQUIREMENTS = {
 }
 """What pip installs for each peer. PyTorch's CPU build is preferred where its index can be reached."""
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
-TCMALLOC = "libtcmalloc-minimal4"
 DEFAULT_FOLDER = "~/.cache/t2t_flax/peers"
 
 
@@ -71,25 +69,16 @@ class Environments:
         (home / "complete").write_text(" ".join(REQUIREMENTS[name]) + "\n")
 
     def tcmalloc(self) -> str:
-        """The path of libtcmalloc, from the system or from Debian's package, unpacked. Raises Unavailable."""
-        patterns = ("/usr/lib/libtcmalloc*.so*", "/usr/lib/*/libtcmalloc*.so*", f"{self.folder}/tcmalloc/**/*.so.*")
-        found = [path for pattern in patterns for path in glob.glob(pattern, recursive=True) if "debug" not in path]
+        """The path of libtcmalloc. Raises Unavailable."""
+        patterns = ("/usr/lib/libtcmalloc*.so*", "/usr/lib/*/libtcmalloc*.so*")
+        found = [path for pattern in patterns for path in glob.glob(pattern) if "debug" not in path]
         if found:
             return sorted(found, key=lambda path: ("minimal" not in path, len(path)))[0]
-        if not (self._install and shutil.which("apt-get") and shutil.which("dpkg")):
-            raise Unavailable(f"there is no libtcmalloc*.so, and {TCMALLOC} is not installed (needs Debian's apt-get)")
-        folder = self.folder / "tcmalloc"
-        folder.mkdir(parents=True, exist_ok=True)
-        _run("apt-get", "download", TCMALLOC, cwd=folder)
-        for package in folder.glob("*.deb"):
-            _run("dpkg", "-x", str(package), str(folder))
-        if not any(folder.rglob("libtcmalloc*.so.*")):
-            raise Unavailable(f"{TCMALLOC} holds no libtcmalloc*.so")
-        return self.tcmalloc()
+        raise Unavailable("there is no libtcmalloc*.so: apt-get install libtcmalloc-minimal4")
 
 
-def _run(*command: str, cwd: Path | None = None) -> None:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, check=False)
+def _run(*command: str) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no message"]
         errors = [line for line in lines if line.startswith(("ERROR", "E:"))]

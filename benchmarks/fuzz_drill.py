@@ -12,6 +12,7 @@ import argparse
 import collections
 import contextlib
 import hashlib
+import importlib
 import json
 import os
 import re
@@ -84,10 +85,11 @@ def import_all() -> None:
     import t2t_flax.extensions.sweeps.stacked_runs  # noqa: F401
     import t2t_flax.training.loop  # noqa: F401
     import t2t_flax.training.model_summary  # noqa: F401
-    from t2t_flax.__main__ import COMMANDS
+    from t2t_flax.registry import COMMANDS, load_extensions
 
-    for name in COMMANDS:
-        __import__(f"t2t_flax.cli.{name}")
+    load_extensions()
+    for command in COMMANDS.values():
+        importlib.import_module(command.module)
 
 
 def run_forked(case: Case, cwd: Path, timeout: float) -> tuple[int | None, str]:

@@ -304,16 +304,12 @@ class Drill:
 
     def undisturbed(self, name: str) -> None:
         workdir = self.runs.folder / f"whole {name}"
-        places = log_of(workdir).with_suffix(".places")
-        if not places.exists():  # else an earlier drill with the same --keep has left them
-            for command in (self.runs.train, *([self.runs.export] if name == EXPORTED else [])):
-                code, _ = command(workdir, name, None)
-                if code:
-                    raise Difference(f"{name}: the undisturbed run failed with {code}\n{tail(workdir)}")
-                if command == self.runs.train:
-                    counts = log_of(workdir).with_suffix(".counts").read_text()
-            places.write_text(counts)
-        self.counts[name] = json.loads(places.read_text())
+        for command in (self.runs.train, *([self.runs.export] if name == EXPORTED else [])):
+            code, _ = command(workdir, name, None)
+            if code:
+                raise Difference(f"{name}: the undisturbed run failed with {code}\n{tail(workdir)}")
+            if command == self.runs.train:
+                self.counts[name] = json.loads(log_of(workdir).with_suffix(".counts").read_text())
         self.whole[name] = visible(workdir)
 
     def stop_and_compare(self, number: int, name: str, first: Stop, rng: random.Random, note: Callable) -> int:
@@ -358,9 +354,6 @@ def main() -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--configs", default=",".join(CONFIGS), help="of: %(default)s")
-    parser.add_argument("--minutes", type=float, default=1e9, help="no run is begun later")
-    parser.add_argument("--keep", metavar="DIR", help="leave the workdirs there")
-    parser.add_argument("--log", default=str(LOG))
     args = parser.parse_args()
     names, began, writing, failures = args.configs.split(","), time.monotonic(), threading.Lock(), []
     lines = [f"# python -m benchmarks.kill_drill --stops={args.stops} --seed={args.seed} --jobs={args.jobs}"]
@@ -370,11 +363,10 @@ def main() -> int:
             lines.append(text)
             failures.extend([failure] if failure else [])
             print(text, flush=True)
-            Path(args.log).write_text("\n".join(lines) + "\n")
+            LOG.write_text("\n".join(lines) + "\n")
 
     with tempfile.TemporaryDirectory(prefix="kill-drill-") as made:
-        folder = Path(args.keep or made).absolute()
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = Path(made)
         os.environ |= ENVIRONMENT | {"JAX_COMPILATION_CACHE_DIR": str(folder / "programs")}  # read when JAX is imported
         drill = Drill(Runs(folder))
         drill.undisturbed("packed")  # first: LoRA starts from its parameters
@@ -395,14 +387,11 @@ def main() -> int:
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             running: set[concurrent.futures.Future] = set()
             while running or sent < args.stops:
-                late = time.monotonic() - began > 60 * args.minutes
-                while sent + len(running) < args.stops and len(running) < args.jobs and not late:
+                while sent + len(running) < args.stops and len(running) < args.jobs:
                     name, first = firsts[number]
                     own = random.Random(f"{args.seed} {number}")
                     running.add(pool.submit(drill.stop_and_compare, number, name, first, own, note))
                     number += 1
-                if not running:
-                    break
                 done, running = concurrent.futures.wait(running, return_when=concurrent.futures.FIRST_COMPLETED)
                 sent += sum(task.result() for task in done)
     note(

@@ -1,7 +1,7 @@
-"""Engines measured in turn: one child process for each engine and round, results kept as they come in.
+"""Engines measured in turn: one child process for each engine and round.
 
 A round runs every engine once, one after the other, so that a change of the machine's speed hits them alike; ratios are
-computed within rounds. `--resume` continues an interrupted command: what the record has is not measured again.
+computed within rounds.
 """
 
 import dataclasses
@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.engines.child import RESULT
 from benchmarks.environments import Environments, Unavailable, variables
-from t2t_flax.filesystem import atomic_write
 
 PEER_HOME = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -66,62 +65,41 @@ def run(engine: Engine, task: dict[str, Any], environments: Environments) -> dic
     return json.loads(lines[-1].removeprefix(RESULT))
 
 
-class Measurements:
-    """Results by engine and round, in a file beside the record until the record is complete."""
-
-    def __init__(self, path: str | None, key: dict[str, Any], *, resume: bool):
-        self._path, self._key = path and Path(f"{path}.partial"), key
-        self.results: dict[str, list[dict[str, Any]]] = {}
-        self.skipped: dict[str, str] = {}
-        if resume and self._path and self._path.exists():
-            stored = json.loads(self._path.read_text())
-            if stored["key"] == json.loads(json.dumps(key)):
-                self.results = stored["results"]
-
-    def add(self, name: str, result: dict[str, Any]) -> None:
-        """Keeps a result, also on disk."""
-        self.results.setdefault(name, []).append(result)
-        if self._path:
-            atomic_write(str(self._path), json.dumps({"key": self._key, "results": self.results}))
-
-    def finished(self) -> None:
-        """Removes the file: the record has been written."""
-        if self._path:
-            self._path.unlink(missing_ok=True)
-
-
 def measure(
     engines: Sequence[Engine],
     task: dict[str, Any],
     rounds: int,
     environments: Environments,
-    measurements: Measurements,
     speed: Callable[[dict[str, Any]], float],
-) -> None:
-    """Runs all engines `rounds` times in turn. `speed` of a result: higher is better; chooses among variants. A peer that
-    cannot run is skipped; exits if one of our own engines fails.
+) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
+    """Runs all engines `rounds` times in turn; returns (results by engine, reasons of those that were skipped).
+
+    `speed` of a result: higher is better; chooses among variants. A peer that cannot run is skipped; exits if one of our own
+    engines fails.
     """
+    results: dict[str, list[dict[str, Any]]] = {}
+    skipped: dict[str, str] = {}
     for number in range(rounds):
         for engine in engines:
-            if engine.name in measurements.skipped or len(measurements.results.get(engine.name, ())) > number:
+            if engine.name in skipped:
                 continue
             try:
-                result = _run_variants(engine, task, environments, measurements, speed)
+                result = _run_variants(engine, task, environments, results.get(engine.name), speed)
             except Unavailable as error:
                 if not engine.environment:
                     sys.exit(f"{engine.name} failed: {error}")
                 print(f"{engine.name}: skipped: {error}", flush=True)
-                measurements.skipped[engine.name] = str(error)
+                skipped[engine.name] = str(error)
                 continue
-            measurements.add(engine.name, result)
+            results.setdefault(engine.name, []).append(result)
             chosen = f" ({result['variant']})" if "variant" in result else ""
             print(f"round {number + 1}, {engine.name}{chosen}: {speed(result):,.1f}/s", flush=True)
+    return results, skipped
 
 
-def _run_variants(engine, task, environments, measurements, speed) -> dict[str, Any]:
+def _run_variants(engine, task, environments, earlier, speed) -> dict[str, Any]:
     if not engine.variants:
         return run(engine, task, environments)
-    earlier = measurements.results.get(engine.name)
     if earlier:
         name = earlier[0]["variant"]
         return run(engine, task | engine.variants[name], environments) | {"variant": name}

@@ -22,7 +22,7 @@ from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, load_batches, save_batches, training_batches
 from benchmarks.record import machine, publish
-from benchmarks.rounds import Engine, Measurements, measure, ratios, run, spread, threads
+from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
 
 BATCHES = {"mini": 2, "tiny": 5, "base": 2}
 ROUNDS = 3
@@ -45,12 +45,6 @@ ENGINES = (
     Engine("marian", "marian_training", "transformers"),
     Engine("joeynmt", "joeynmt_training", "joeynmt"),
 )
-OPTIONAL = (
-    Engine("ours_packed", "ours_training", task={"pack": True}),
-    Engine("torch_compile", **TORCH, task={"compile": True}, timeout=300.0),
-    Engine("torch_compile_tcmalloc", **TORCH, **TUNED, task={"compile": True}, timeout=300.0),
-)
-"""Measured when named by --engines: compilation takes minutes; packing makes other rows of the same pairs."""
 
 
 def count_flops(size: dict[str, Any], batches: list) -> float:
@@ -113,13 +107,12 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--batches", type=int, help="batches of a pass (default: 5, base 2)")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--passes", type=int, help="timed passes of a process (default: 2, base 1)")
-    parser.add_argument("--engines", help="comma-separated; also: " + ", ".join(e.name for e in OPTIONAL))
+    parser.add_argument("--engines", help="comma-separated")
     parser.add_argument("--no-install", action="store_true", help="skip peers whose environment does not exist")
-    parser.add_argument("--resume", action="store_true", help="continue an interrupted command of the same --out")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     environments_lib.add_flag(parser)
     args = parser.parse_args(argv)
-    known = {engine.name: engine for engine in (*ENGINES, *OPTIONAL)}
+    known = {engine.name: engine for engine in ENGINES}
     names = args.engines.split(",") if args.engines else [engine.name for engine in ENGINES]
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
@@ -128,7 +121,6 @@ def main(argv: list[str] | None = None) -> None:
     environments = Environments(args.environments, install=not args.no_install)
     words = ["python -m benchmarks.training", f"--model={args.model}", f"--batches={count}", f"--rounds={args.rounds}"]
     command = " ".join([*words, f"--passes={passes}", *([f"--engines={args.engines}"] if args.engines else [])])
-    measurements = Measurements(args.out, {"command": command, "size": size}, resume=args.resume)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "batches.npz")
         save_batches(path, training_batches(size, count))
@@ -140,8 +132,7 @@ def main(argv: list[str] | None = None) -> None:
         }  # fmt: skip
         peak = machine_peak(task, environments)
         rate = lambda result: speed(result, tokens)  # noqa: E731
-        measure([known[name] for name in names], task, args.rounds, environments, measurements, rate)
-    results = {name: measurements.results[name] for name in names if name in measurements.results}
+        results, skipped = measure([known[name] for name in names], task, args.rounds, environments, rate)
     rates = {name: [rate(result) for result in each] for name, each in results.items()}
     record = {
         "what": f"train step, {args.model}: real target tokens/s on the same batches, in turn",
@@ -156,12 +147,11 @@ def main(argv: list[str] | None = None) -> None:
         "peak": peak,
         "engines": {name: summary(each, tokens, flops, peak["best_gflops"]) for name, each in results.items()},
         **best_ratios(rates),
-        "skipped": measurements.skipped,
+        "skipped": skipped,
         "versions": {"python": platform.python_version()},
         "machine": machine(),
     }
     publish(record, args.out)
-    measurements.finished()
 
 
 def best_ratios(rates: dict[str, list[float]]) -> dict[str, Any]:

@@ -11,11 +11,19 @@ import signal
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 from t2t_flax.config import Config
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
+
+_PROGRAM_CACHE: dict[str, Any] = {
+    "jax_compilation_cache_dir": os.path.expanduser("~/.cache/t2t_flax/jax"),
+    "jax_persistent_cache_min_compile_time_secs": 0.1,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+"""Where compiled programs are kept across runs, and which; an environment variable, the name in capitals, counts instead."""
 
 
 def prepare_process(config: Config) -> list[str]:
@@ -34,10 +42,9 @@ def prepare_process(config: Config) -> list[str]:
     import jax
 
     leave_out_absent_accelerators()
-    if not os.environ.get("JAX_COMPILATION_CACHE_DIR"):
-        jax.config.update("jax_compilation_cache_dir", os.path.expanduser("~/.cache/t2t_flax/jax"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.1)
-        jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+    for name, default in _PROGRAM_CACHE.items():
+        if not os.environ.get(name.upper()):
+            jax.config.update(name, default)
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
         if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)

@@ -103,11 +103,12 @@ SOURCES = {
         "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
     ),
     "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
-    "tsv": SourceForm(
-        "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)", "t2t_flax.data.sources.tsv", suffixes=(".tsv",)
-    ),
 }
 """Forms of data.train, data.valid and data.test, beside that of two or more text files."""
+TOKENIZERS = Table({name: "t2t_flax.data.tokenizers.sentencepiece" for name in ("bpe", "unigram")})
+"""Choices of data.tokenizer; a module has `train` and `inputs`, see `t2t_flax.data.tokenizers.sentencepiece`."""
+TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers.base:SymbolTokenizer"})
+"""Classes of tokenizers by the kind that their file names (`tokenizers.base.ListTokenizer`). Others are SentencePiece models."""
 MODEL_FORMS: dict[str, ModelForm] = {}
 """What --workdir may name beside the workdir of a run."""
 TASKS = Table({"translation": "t2t_flax.tasks.translation"})
@@ -156,7 +157,7 @@ DATA_HOOKS = Features()
 SUMMARIES = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
 START_FLAGS: dict[str, str] = {}
-"""Flags of commands that choose the token before source sentences by name (`data.starts`): flag -> its help."""
+"""Flags of commands that choose the token before source sentences by name (`data/starts.py`): flag -> its help."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()

@@ -104,7 +104,12 @@ def cache(tmp_path_factory) -> Path:
 
 def pytest_collection_modifyitems(items) -> None:
     """Starts the files first that take longest, so that at the end all workers have something to do."""
-    longest = ("tests/documentation/", "tests/multiprocess/")
+    longest = (
+        "tests/documentation/",
+        "tests/multiprocess/",
+        "tests/extensions/sweeps/test_pod_",
+        "tests/extensions/test_removal.py",
+    )
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])
 
 

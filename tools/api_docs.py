@@ -35,23 +35,25 @@ def page() -> str:
     for name in ("train", "prepare", "evaluate", "load", "explain"):
         parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
     parts.append("\n## Results\n")
-    for cls in (TrainResult, TrainedModel, Translation, Hypothesis, PairScore, AttentionMaps):
-        parts.append(f"\n### {cls.__name__}\n\n{_docstring(cls)}\n")
+    for cls, methods in (
+        (TrainResult, ()),
+        (TrainedModel, ("translate", "score", "attend", "steps")),
+        (Translation, ()),
+        (Hypothesis, ()),
+        (PairScore, ()),
+        (AttentionMaps, ()),
+    ):
         fields = [f"`{name}: {_type(kind)}`" for name, kind in inspect.get_annotations(cls).items()]
-        parts.append(f"\nFields: {', '.join(fields)}.\n")
-        for name, member in vars(cls).items():
-            if (
-                not name.startswith("_")
-                and (inspect.isfunction(member) or isinstance(member, property))
-                and member.__doc__
-            ):
-                parts.append(_entry(name, member, level=4))
+        parts.append(f"\n### {cls.__name__}\n\n{_docstring(cls)}\n\nFields: {', '.join(fields)}.\n")
+        parts.extend(_entry(name, getattr(cls, name)) for name in methods)
     return "".join(parts)
 
 
-def _entry(name: str, member: Any, level: int = 3) -> str:
+def _entry(name: str, member: Any) -> str:
+    """Its signature and, indented below, its docstring."""
     shown = name if isinstance(member, property) else f"{name}{_signature(member)}"
-    return f"\n{'#' * level} `{name}`\n\n```\n{shown}\n```\n\n{_docstring(member)}\n"
+    text = _docstring(member).replace("\n\n", "\n").replace("\n", "\n  ")
+    return f"\n- `{shown}`\n  {text}\n".rstrip() + "\n"
 
 
 def _signature(function: Any) -> str:

@@ -16,16 +16,14 @@ def shapes(size: dict[str, Any]) -> list[tuple[int, int, int]]:
     return [(2048, 2048, 2048), (tokens, d, size["d_ff"]), (tokens, size["d_ff"], d), (tokens, d, size["vocab"])]
 
 
-def rate(
-    product: Callable[..., Any], *operands: Any, flops: float, clock: Callable[[], float] = time.perf_counter
-) -> float:
-    """GFLOP/s of the fastest of many repetitions by a clock of seconds."""
+def rate(product: Callable[..., Any], *operands: Any, flops: float) -> float:
+    """GFLOP/s of the fastest of many repetitions."""
     product(*operands)
-    best, end = float("inf"), clock() + SECONDS
-    while clock() < end:
-        began = clock()
+    best, end = float("inf"), time.perf_counter() + SECONDS
+    while time.perf_counter() < end:
+        began = time.perf_counter()
         product(*operands)
-        best = min(best, clock() - began)
+        best = min(best, time.perf_counter() - began)
     return flops / best / 1e9
 
 

@@ -1,9 +1,8 @@
-"""Our train step with the process settings of `train` on a CPU, on padded batches or on the same pairs packed."""
+"""Our train step with the process settings of `train` on a CPU, on padded batches."""
 
 import dataclasses
 import os
 import time
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -40,35 +39,8 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
     return {name: x[None].astype(np.int32) for name, x in out.items()}
 
 
-def packed_arrays(source: np.ndarray, target: np.ndarray, shards: int, length: int, rows: int = 0):
-    """The same pairs in rows of `length` tokens, several in each (at least `rows` rows)."""
-    from t2t_flax.data.batching.packing import fill_rows, first_fit
-    from t2t_flax.data.store.token_store import Sentences
-
-    lengths = [(x > 0).sum(1) for x in (source, target)]
-    row, *starts = first_fit(*lengths, length)
-    rows = -(-max(rows, int(row.max()) + 1) // shards) * shards
-    out = {}
-    for side, ids, count, start in zip(("source", "target"), (source, target), lengths, starts, strict=True):
-        sentences = Sentences(ids[ids > 0], np.cumsum(count) - count, count)
-        parts = fill_rows(sentences, np.arange(len(ids)), row, start, (rows, length))
-        out |= {side if name == "ids" else f"{side}_{name}": x.reshape(1, rows, length) for name, x in parts.items()}
-    return out
-
-
-@dataclasses.dataclass
-class Steps:
-    """`step(batch)` trains on a batch of `batches` and returns its loss; it compiles a program for each shape."""
-
-    step: Callable[[dict[str, Any]], float]
-    batches: list[dict[str, Any]]
-    notes: list[str]
-    programs: dict[Any, Any] = dataclasses.field(default_factory=dict)
-    compile_seconds: float = 0.0
-
-
-def make_steps(task: dict[str, Any]) -> Steps:
-    """The train step of a task on its batches."""
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of training steps; the first pass includes a compilation for every shape."""
     size, devices = task["size"], task.get("devices", 1)
     c = config_of(size, devices=devices)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
@@ -85,6 +57,7 @@ def make_steps(task: dict[str, Any]) -> Steps:
     state, shardings = init_state(c, model, tx, mesh)
     train_step = make_train_step(c, model, tx, mesh, shardings)
     sharding = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
+    programs, compile_seconds = {}, 0.0
 
     def put(arrays: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         out = {}
@@ -94,39 +67,24 @@ def make_steps(task: dict[str, Any]) -> Steps:
             out |= mesh_lib.to_global(rows, arrays[side].shape, sharding)
         return out
 
-    pairs = load_batches(task["batches"])
-    if pack := size["row"] if task.get("pack") else 0:
-        most = max(packed_arrays(*batch, devices, pack)["target"].shape[1] for batch in pairs)
-        batches = [put(packed_arrays(*batch, devices, pack, most)) for batch in pairs]
-    else:
-        batches = [put(row_arrays(*batch, devices)) for batch in pairs]
-    notes = [*notes, f"{devices} devices", f"packed rows of {pack}" if pack else "one pair a row"]
-
     def step(batch: dict[str, jax.Array]) -> float:
-        nonlocal state
+        """Trains on a batch, and returns its loss."""
+        nonlocal state, compile_seconds
         shape = batch["source"].shape, batch["target"].shape
         with mesh_lib.use(mesh):
-            if shape not in steps.programs:
+            if shape not in programs:
                 began = time.perf_counter()
-                steps.programs[shape] = train_step.lower(state, batch).compile()
-                steps.compile_seconds += time.perf_counter() - began
-            state, metrics = steps.programs[shape](state, batch)
+                programs[shape] = train_step.lower(state, batch).compile()
+                compile_seconds += time.perf_counter() - began
+            state, metrics = programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
-    steps = Steps(step, batches, notes)
-    return steps
-
-
-def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps; the first pass includes a compilation for every shape."""
-    steps = make_steps(task)
-    import jax
-
-    result = time_training(steps.step, steps.batches, task["passes"])
+    batches = [put(row_arrays(*batch, devices)) for batch in load_batches(task["batches"])]
+    result = time_training(step, batches, task["passes"])
     return result | {
-        "compile_seconds": steps.compile_seconds,
-        "programs": len(steps.programs),
-        "settings": ["float32", *steps.notes],
+        "compile_seconds": compile_seconds,
+        "programs": len(programs),
+        "settings": ["float32", *notes, f"{devices} devices", "one pair a row"],
         "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
     }
 

@@ -12,7 +12,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     from benchmarks.engines.ours_training import config_of
     from t2t_flax.data.tokenizers import TokenizerPair
-    from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+    from t2t_flax.data.tokenizers.base import SymbolTokenizer
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.extensions.interop.export import export
     from t2t_flax.training.optimizer import make_optimizer

@@ -72,20 +72,18 @@ def batches_of(task: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
     return [tuple(torch.from_numpy(x).long() for x in batch) for batch in load_batches(task["batches"])]
 
 
-def settings(task: dict[str, Any], how: str = "eager") -> list[str]:
+def settings(task: dict[str, Any]) -> list[str]:
     """The settings of a PyTorch engine, for the record."""
-    return [f"{how}, {task.get('precision', 'float32')}, {torch.get_num_threads()} threads", *preloaded()]
+    return [f"eager, {task.get('precision', 'float32')}, {torch.get_num_threads()} threads", *preloaded()]
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of training steps."""
     torch_threads(task)
     model = Model(task["size"]).train()
-    compiled = torch.compile(model, dynamic=True) if task.get("compile") else model
-    step = trainer(model, compiled, task.get("precision", "float32"))
-    how = "torch.compile" if task.get("compile") else "eager"
+    step = trainer(model, model, task.get("precision", "float32"))
     result = time_training(step, batches_of(task), task["passes"])
-    return result | {"settings": settings(task, how), "versions": {"torch": torch.__version__}}
+    return result | {"settings": settings(task), "versions": {"torch": torch.__version__}}
 
 
 if __name__ == "__main__":

@@ -106,8 +106,8 @@ def open_output(name: str) -> Iterator[Callable[[str], None]]:
 
 
 class Line(NamedTuple):
-    """A line of the input, counted from 0, and the line beside it: the forced beginning of its translation, or the target
-    that is scored.
+    """A line of the input, counted from 0, and the line of another file beside it, such as the forced beginning of its
+    translation.
     """
 
     number: int

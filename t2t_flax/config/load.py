@@ -1,6 +1,7 @@
 """Loads a config from a Python file, by the name of a preset, or from the config.json of a run."""
 
 import importlib.util
+import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from t2t_flax.config.presets import preset
 from t2t_flax.config.schema import Config
 from t2t_flax.config.validation import check_trainable
 from t2t_flax.errors import UserError
+from t2t_flax.registry import absent_extension
 
 
 def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
@@ -68,4 +70,5 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     except (Exception, SystemExit) as error:  # any error in the user's file
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         location = f"{file} line {lines[-1]}" if lines else f"{function}()"
-        raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}") from error
+        absent = "".join(absent_extension("groups", word) for word in re.findall(r"\w+", str(error)))
+        raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}{absent}") from error

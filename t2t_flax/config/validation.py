@@ -64,8 +64,6 @@ def _check_data(c: Config) -> None:
             f"config.data.batch_groups = {d.batch_groups} puts sentences of different lengths into an update: use "
             "config.data.batching = packed."
         )
-    if d.tokenizer == "subword_nmt" and not d.tokenizer_model:
-        raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
     if m.position == "learned" and d.max_length > m.max_positions:
         raise UserError(
             f"config.model.max_positions = {m.max_positions} learned positions are fewer than "

@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import itertools
 import json
 import logging
 from collections.abc import Callable, Sequence
@@ -14,6 +13,7 @@ from etils import epath
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.named_sources import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.encoding import Policies, Segmentation
 from t2t_flax.data.hooks import (
     data_hooks,
     direction_of_set,
@@ -22,17 +22,14 @@ from t2t_flax.data.hooks import (
     trained_directions,
     training_stream,
 )
-from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, start_tokens
-from t2t_flax.data.sources.base import Source
-from t2t_flax.data.sources.joined import JoinedSource, StartedSource
+from t2t_flax.data.preprocess import ProgressCallback, prepare_split, recipe_of, start_tokens
+from t2t_flax.data.sources.base import JoinedSource, Source, StartedSource
 from t2t_flax.data.starts import Starts, start_symbol
-from t2t_flax.data.store.places import find_store
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
-from t2t_flax.registry import TOKENIZERS_OF
+from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
 
 log = logging.getLogger("t2t_flax")
 
@@ -114,10 +111,6 @@ def prepare_corpus(
 def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     """The stores of the validation sets, then those of the training pairs."""
     config = task.config
-    if not config.data.train:
-        raise UserError(
-            "config.data.train is empty: give --config.data.train=SRC,TGT (files), tfds:NAME:SPLIT or toy:train."
-        )
     check_reachable(_cache(config, workdir))
     source = split_source(task, "train")
     source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
@@ -164,8 +157,7 @@ def sets_of(config: Config, split: str) -> list[str]:
     """The sets that `split` selects, by the names that `split_source` accepts: all validation sets for `valid`, all test sets
     for `test`, or the one set of that name (`valid.NAME` for one of several validation sets). Raises UserError if there is none.
     """
-    parse = {"valid": parse_valid_sets, "test": parse_test_sets}.get(split)
-    if parse and (names := list(parse(getattr(config.data, split)))):
+    if split in ("valid", "test") and (names := list(_sets(config)[split])):
         return names
     _spec(config, split)
     return [split]
@@ -184,10 +176,6 @@ def split_source(task: DataTask, split: str) -> Source:
     except UserError as error:
         if ";" in spec:
             raise UserError(f"{error}. Several {_SETS[group]} need names: --config.data.{group}='{FORM}'.") from None
-        if split != group:
-            name = split.removeprefix(VALID_PREFIX)
-            hint = f"{name!r} is read as a name; write a path that begins this way as ./{name}=..."
-            raise UserError(f"{error}. ({hint})") from None
         raise
 
 
@@ -217,22 +205,25 @@ def _training_source(task: DataTask) -> Source:
 _SETS = {"valid": "validation sets", "test": "test sets"}
 
 
+def _sets(config: Config) -> dict[str, dict[str, str]]:
+    """The sources of each split by the names of its sets, those of training text as one."""
+    d = config.data
+    train = {"train": d.train} if d.train else {}
+    return {"train": train, "valid": parse_valid_sets(d.valid), "test": parse_test_sets(d.test)}
+
+
 def _spec(config: Config, split: str) -> tuple[str, str]:
     """(The config key, the source that it names) of a split or a named set."""
-    if split == "train":
-        if not config.data.train:
-            raise UserError("config.data.train is empty: give --config.data.train=SRC,TGT or another source.")
-        return "config.data.train", config.data.train
-    test_sets = parse_test_sets(config.data.test)
-    for key, sets in (("valid", parse_valid_sets(config.data.valid)), ("test", test_sets)):
-        if split in sets:
+    sets = _sets(config)
+    for key, specs in sets.items():
+        if split in specs:
             name = "" if split == key else f" ({split.removeprefix(VALID_PREFIX)})"
-            return f"config.data.{key}{name}", sets[split]
-        if split == key and sets:
-            raise UserError(f"config.data.{key} names the {_SETS[key]} {', '.join(sets)}: choose one of them.")
-        if split == key:
-            raise UserError(f"config.data.{key} is empty: give --config.data.{key}=SRC,TGT or another source.")
-    known = ", ".join(test_sets) if set(test_sets) - {"test"} else "no named test sets"
+            return f"config.data.{key}{name}", specs[split]
+    if specs := sets.get(split):
+        raise UserError(f"config.data.{split} names the {_SETS[split]} {', '.join(specs)}: choose one of them.")
+    if split in sets:
+        raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
+    known = ", ".join(sets["test"]) if set(sets["test"]) - {"test"} else "no named test sets"
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 
 
@@ -243,15 +234,10 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
     for split in splits:
         for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
             for part in split_source(task, name).parts:
-                first_pair(part, f"config.data.{split}")
-
-
-def first_pair(source: Source, key: str) -> tuple[str, str]:
-    """The first pair of a source. Raises UserError if there is none, or the files cannot be read."""
-    try:
-        return next(source.pairs())
-    except OSError as error:
-        raise UserError(f"{key} = {source.spec!r} cannot be read: {error}.") from None
+                try:
+                    next(part.pairs())
+                except OSError as error:
+                    raise UserError(f"config.data.{split} = {part.spec!r} cannot be read: {error}.") from None
 
 
 def split_store(
@@ -281,21 +267,20 @@ def _split_store(
     source: Source | None = None,
 ) -> TokenStore:
     config, source = task.config, source or split_source(task, split)
-    data = config.data
-    policies = Policies(2**31 - 1, "keep", "keep", data.source_eos)
-    fingerprint = source.fingerprint()
+    policies = Policies(2**31 - 1, "keep", "keep", config.data.source_eos)
     if split == "train":
         policies = training_policies(config)
-    kind = "train" if split == "train" else "valid" if split in parse_valid_sets(data.valid) else "test"
-    cache, starts = epath.Path(_cache(config, workdir)), start_tokens(source)
-    more = [segmentation.as_stored() if segmentation else None, starts or None]
-    parts = tokenizers.digest, policies.as_stored(), *(part for part in more if part)
-    folder = cache / f"{kind}-{_digest(fingerprint, *parts)}"
-    if store := find_store(folder, recipe_of(fingerprint, tokenizers, policies, segmentation, starts)[1]):
-        return store
-    report = progress(split) if progress else None
-    options = dict(num_workers=data.num_workers, progress=report, segmentation=segmentation)
-    return prepare_split(source, tokenizers, folder, policies, **options)
+    kind = next((key for key, names in _sets(config).items() if split in names), "test")
+    digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))[1]
+    return prepare_split(
+        source,
+        tokenizers,
+        epath.Path(_cache(config, workdir)) / f"{kind}-{digest[:12]}",
+        policies,
+        num_workers=config.data.num_workers,
+        progress=progress(split) if progress else None,
+        segmentation=segmentation,
+    )
 
 
 _TOKENIZER_KEYS = (
@@ -311,20 +296,14 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     initial = next((found for module in TOKENIZERS_OF.of(config) if (found := module.tokenizer_folder(config))), None)
     if initial:  # a resumed run needs only its own folder: the other one may have been deleted
         pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)
-    elif data.tokenizer == "subword_nmt":
-        codes = read_codes(epath.Path(data.root or ".") / data.tokenizer_model)
-        cached = cache / f"tokenizer-{_digest(source.fingerprint(), codes, data.joint_vocabulary)}"
-        if not TokenizerPair.is_complete(cached):
-            _subword_pair(codes, source, data.joint_vocabulary).save(cached)
-        pair = TokenizerPair.load(cached)
-        _check_vocab_size(pair, config)
-    elif data.tokenizer_model:
+    elif data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data):
         model_file = epath.Path(data.root or ".") / data.tokenizer_model
         was_deleted = TokenizerPair.is_complete(folder) and not model_file.exists()
         pair = TokenizerPair.load(folder if was_deleted else model_file)
-        _check_vocab_size(pair, config)
     else:
         pair = _trained_tokenizers(task, cache, source)
+    if data.tokenizer_model and not initial:
+        _check_vocab_size(pair, config)
     ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
     of_names = dict(zip(start_names(config), ids, strict=False))  # tokens of other hooks come after them
     pair = pair.with_starts(Starts(tuple(trained_directions(config)), of_names))
@@ -346,7 +325,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
 
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
-    settings = {key: getattr(task.config.data, key) for key in _TOKENIZER_KEYS}
+    data = task.config.data
+    settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
     if control_symbols := symbols_of(task.config)[0]:
         settings["control_symbols"] = control_symbols
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
@@ -354,13 +334,6 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> To
         log.info("training the tokenizer on %s", source.spec)
         task.train_tokenizers(source).save(cached)
     return TokenizerPair.load(cached)
-
-
-def _subword_pair(codes: str, source: Source, joint: bool) -> TokenizerPair:
-    if joint:
-        joint_tokenizer = with_vocabulary(codes, itertools.chain.from_iterable(source.pairs()))
-        return TokenizerPair(joint_tokenizer, joint_tokenizer)
-    return TokenizerPair(*(with_vocabulary(codes, (pair[side] for pair in source.pairs())) for side in (0, 1)))
 
 
 def _check_vocab_size(pair: TokenizerPair, config: Config) -> None:

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
-from t2t_flax.data.pair_filter import PairFilter
-from t2t_flax.data.preprocess import Segmentation
+from t2t_flax.data.encoding import PairFilter, Segmentation
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.starts import Direction, Starts, start_symbol
 from t2t_flax.registry import DATA_HOOKS
@@ -20,7 +19,7 @@ class DataHook:
 
     def direction(self, name: str) -> Direction | None:
         """The languages of a source of data.train, a validation or a test set, by its name, in place of data.source_language and
-        data.target_language. Its source sentences then begin with the token of the target language, see `data.starts`.
+        data.target_language. Its source sentences then begin with the token of the target language, see `data/starts.py`.
         """
         return None
 

@@ -51,8 +51,7 @@ def encode_lines(
             f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty) per line."
         )
     eos = [EOS] if source_eos else []
-    positions = model.max_positions if model.position == "learned" else 2**31 - 1
-    limit = min(config.max_source_length, positions) - len(eos)
+    limit = source_limit(config, model) - len(eos)
     encode, encode_prefix = tokenizers.source.encode, tokenizers.target.encode
     sources = [
         tokenizers.after_start(start, encode(line)) if line.strip() else []
@@ -61,11 +60,23 @@ def encode_lines(
     cut = [len(ids) > limit for ids in sources]
     sources = [ids[:limit] + eos if ids else [] for ids in sources]
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
-    caps = [
-        max(1, min(math.floor(config.max_length_ratio * len(ids)) + config.max_length_offset + len(prefix), positions))
-        for ids, prefix in zip(sources, forced, strict=True)
-    ]
+    caps = [output_cap(config, model, len(ids), len(prefix)) for ids, prefix in zip(sources, forced, strict=True)]
     return EncodedLines(sources, forced, cut, caps)
+
+
+def output_cap(config: Decode, model: Model, source: int, prefix: int) -> int:
+    """Most output tokens, prefix and EOS included, for a source and a prefix of so many tokens (6.1)."""
+    cap = math.floor(config.max_length_ratio * source) + config.max_length_offset + prefix
+    return max(1, min(cap, _positions(model)))
+
+
+def source_limit(config: Decode, model: Model) -> int:
+    """Tokens of the longest source that is not truncated, EOS included."""
+    return min(config.max_source_length, _positions(model))
+
+
+def _positions(model: Model) -> int:
+    return model.max_positions if model.position == "learned" else 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -20,6 +19,7 @@ from t2t_flax.decoding.batches import (
     EncodedLines,
     encode_lines,
     hypotheses_per_sentence,
+    output_cap,
     padded,
     plan_batches,
 )
@@ -142,9 +142,7 @@ class Translator:
         rows, source_length, prefix_length = shape
         source_BxS = np.full((rows, source_length), EOS, np.int32)
         prefix_BxP = np.zeros((rows, prefix_length), np.int32)
-        c, model = self._config, self._model.config
-        most = math.floor(c.max_length_ratio * source_length) + c.max_length_offset + prefix_length
-        most = max(1, min(most, model.max_positions) if model.position == "learned" else most)
+        most = output_cap(self._config, self._model.config, source_length, prefix_length)
         params, caps_B = in_compute_type(self._model, params), np.full(rows, most, np.int32)
         length = 0
         while length < most:  # the programs that make the result depend on the length that is reached

@@ -105,6 +105,8 @@ class RunSupervisor:
             signal.set_wakeup_fd(self._wakeup_fd)
         for number, handler in self._handlers.items():
             signal.signal(number, handler)
+        with contextlib.suppress(BlockingIOError):  # full: it wakes up anyway
+            os.write(self._pipe[1], b"\0")  # wakes `_supervise`; no signal has this number
         for thread in self._threads:
             thread.join(5.0)
         for pipe_end in self._pipe:

@@ -13,6 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import direction_of_set, in_direction
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.decoding.batches import source_limit
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -55,7 +56,7 @@ class StoredRun:
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(StoredRun):
     """A run with the parameters of a checkpoint, or the mean of several. start: name of the token before source sentences
-    (`data.starts`), of a model of several directions the target language, where no other is requested.
+    (`data/starts.py`), of a model of several directions the target language, where no other is requested.
     """
 
     checkpoint: RestoredParams
@@ -199,8 +200,7 @@ class TrainedModel(StoredRun):
     @property
     def max_source_length(self) -> int:
         """Tokens of the longest source that is not truncated, EOS included."""
-        limit, model = self.config.decode.max_source_length, self.config.model
-        return min(limit, model.max_positions) if model.position == "learned" else limit
+        return source_limit(self.config.decode, self.config.model)
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:

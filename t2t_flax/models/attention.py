@@ -15,13 +15,12 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.models.decoding_cache import DecodingCache
-from t2t_flax.models.dense import Einsum
+from t2t_flax.models.dense import Einsum, product_with_float32_result
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.models.grouped_heads import scores_of_groups, weighted_values
 from t2t_flax.models.masks import SegmentMask, mask_array, masked_softmax
 from t2t_flax.models.mixer import MixerInputs
 from t2t_flax.models.positions import PositionBias, PositionRotation
-from t2t_flax.models.products import product_with_float32_result
 from t2t_flax.registry import ATTENTION_KERNELS, SCORES
 
 Mask = jax.Array | SegmentMask  # an array is bool, True = may attend

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.config.special_tokens import EOS
-from t2t_flax.models.products import product_with_float32_result
+from t2t_flax.models.dense import product_with_float32_result
 
 INITS = {
     "normal_rsqrt_d": lambda d_model: nn.initializers.normal(d_model**-0.5),

@@ -38,5 +38,5 @@ def causal_mask(length: int) -> jax.Array:
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax over the last axis. Masked keys get exactly 0, also where every key is masked."""
+    """Softmax over the last axis (3.2.1). Masked keys get exactly 0, also where every key is masked."""
     return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)

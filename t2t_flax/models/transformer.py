@@ -109,7 +109,7 @@ class Transformer(nn.Module):
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); padding is never attended to."""
         embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.source_embedding
-        x = embedding(source_BxS) + self.source_positions(positions_BxS)
+        x = embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
         x = _constrain(self.source_dropout(x, noise))
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
         for layer in self.encoder:
@@ -132,7 +132,7 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def logits(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> float32 logits [..., V rows]; rows beyond the vocabulary are never predicted."""
+        """[..., D] -> float32 logits [..., V rows] (3.4); rows beyond the vocabulary are never predicted."""
         logits = getattr(self, self.output_params[0]).logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
         if logits.shape[-1] == self.target_vocab:

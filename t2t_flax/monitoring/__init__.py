@@ -1,1 +1,1 @@
-"""What a run says of itself: metrics, time, FLOPs, memory, progress."""
+"""What a run says of itself: metrics, time, memory, progress."""

@@ -16,8 +16,7 @@ class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl.
 
     Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. A file with
-    damaged lines is copied to metrics.jsonl.damaged. For a workdir in an object store the file is written to local disk and
-    uploaded, every now and then and in `send`.
+    damaged lines is copied to metrics.jsonl.damaged. It grows where `open_growing_files` says.
     """
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
@@ -48,7 +47,7 @@ class MetricsWriter:
         self._file.flush()
 
     def send(self) -> None:
-        """Uploads the lines so far, ahead of a checkpoint."""
+        """Returns when the lines so far are stored."""
         self._files.send()
 
     def close(self) -> None:

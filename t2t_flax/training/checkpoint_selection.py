@@ -127,23 +127,18 @@ def _regular_first(
         regular = [choice.step] if choice.step else []
         regular += regular_steps(config, meta["updates_per_epoch"], last)
     wanted = regular[: choice.average]
-    missing = sorted(set(wanted) - set(steps))
-    if missing:
-        why = (
-            f"of the regular checkpoints {sorted(wanted)} {workdir} lacks {missing} (config.checkpoint.every_steps = "
-            f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last})"
-        )
-        if choice.at_most:
-            log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
-    elif len(wanted) < choice.average:
-        others = (
-            f"; {left} were written at a stop or an evaluation" if (left := sorted(set(steps) - set(wanted))) else ""
-        )
-        why = f"{workdir} has {sorted(wanted) or 'no regular one'} so far{others}"
-    if len(set(wanted) & set(steps)) < choice.average and not choice.at_most:
+    there = [s for s in wanted if s in steps]
+    why = (
+        f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps = "
+        f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last}); those of a stop or an evaluation do not "
+        "count"
+    )
+    if len(there) < choice.average and not choice.at_most:
         raise UserError(
             f"cannot average {choice.average} checkpoints: {why}. Choose a smaller number, or continue training."
         )
+    if there != wanted:
+        log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
     return list(itertools.takewhile(set(steps).__contains__, regular))
 
 
@@ -167,7 +162,7 @@ def _only_part(
     if model.tokenizer != tokenizer:
         raise UserError(
             f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}) is not the tokenizer of the model beside it (digest "
-            f"{model.tokenizer[:12]}): export the model again."
+            f"{model.tokenizer[:12]}): restore the model's own."
         )
     return RestoredParams(model.params(abstract), model.steps, dtype=model.dtype)
 

@@ -10,19 +10,10 @@ from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.errors import UserError
 
 
-def config_changes(stored: Config, given: Config, step: int) -> list[dict[str, Any]]:
-    """`[{"step": step, "changed": {key: [stored value, given value]}}]` for the mutable keys that change the training;
-    empty if none differs. `step`: of the checkpoint that the run resumes from.
-    """
+def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
+    """{key: [stored value, given value]} of the mutable keys that change the training."""
     recorded = {key for key in keys_that_change(TRAINING) if fields()[key].metadata["mutable"]}
-    differ = config_lib.differences(stored, given).items()
-    changed = {key: list(values) for key, values in differ if key in recorded}
-    return [{"step": step, "changed": changed}] if changed else []
-
-
-def format_changes(changed: dict[str, list]) -> str:
-    """`optimizer.lr_scale 1.0 -> 0.5, ...`"""
-    return ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+    return {key: list(values) for key, values in config_lib.differences(stored, given).items() if key in recorded}
 
 
 def recorded_changes(meta: dict[str, Any]) -> list[dict[str, Any]]:

@@ -53,7 +53,7 @@ def advice(config: Config, workdir: epath.Path) -> str:
 
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
-    """Writes the marker, which sweeps read."""
+    """Writes the marker."""
     atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
 
 

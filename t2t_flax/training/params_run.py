@@ -1,4 +1,4 @@
-"""A workdir whose one checkpoint holds parameters alone: for translation, evaluation, export and `finetuning.init_from`."""
+"""A workdir whose one checkpoint holds parameters alone: for whatever reads a trained run."""
 
 import contextlib
 import dataclasses

@@ -8,7 +8,7 @@ import jax
 
 from t2t_flax import config as config_lib
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.config_changes import config_changes, format_changes, stored_config
+from t2t_flax.training.config_changes import changes_of_training, stored_config
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import TrainState, init_state
@@ -31,7 +31,7 @@ class TrainProgress:
     skipped_in_a_row: int = 0
     """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """From `config_changes.config_changes`: one entry per resume with other optimization keys, oldest first."""
+    """`{"step", "changed"}` of each resume with other optimization keys (`changes_of_training`), oldest first."""
 
     def of_evaluation(self) -> dict[str, Any]:
         """What an evaluation changes."""
@@ -47,10 +47,11 @@ def restore_or_init(
     if restored:
         state, meta = restored
         progress = TrainProgress(**meta["progress"])
-        changes = config_changes(stored_config(meta), setup.config, meta["step"])
-        progress.config_changes += changes
-        changed = "".join(f", with {format_changes(change['changed'])}" for change in changes)
-        say(f"resuming {setup.workdir} after update {meta['step']}{changed}")
+        note = f"resuming {setup.workdir} after update {meta['step']}"
+        if changed := changes_of_training(stored_config(meta), setup.config):
+            progress.config_changes.append({"step": meta["step"], "changed": changed})
+            note += ", with " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+        say(note)
         return state, progress
     state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
     params = parameters_of(setup.config).start(setup, state.params, checkpoints.group, say)

@@ -21,7 +21,7 @@ from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
 from t2t_flax.training.resume import TrainProgress, checkpoint_meta, restore_or_init
 from t2t_flax.training.setup import TrainingSetup, compile_train_steps
-from t2t_flax.training.train_logger import DelayedMetrics, TrainLogger
+from t2t_flax.training.train_logger import TrainLogger
 from t2t_flax.training.train_state import TrainState
 from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import begin
@@ -135,7 +135,8 @@ class Run:
             begin(self.setup.workdir, config)
         self.logger = TrainLogger(self.setup, self.clock, self.progress, self.hooks)
         self.bar = Progress("train", config.train.steps, start=self.progress.step, quiet=quiet or not lead)
-        self._metrics = DelayedMetrics(self._log)
+        self._unread: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
+        """The last update, whose metrics would have to be waited for."""
 
     @contextlib.contextmanager
     def finish_saves_on_error(self):
@@ -162,18 +163,18 @@ class Run:
             batch = batches.next()
         with self.clock.measure("step"), jax.transfer_guard("disallow"):
             self.state, values = self._programs[batch.arrays["target"].shape](self.state, batch.arrays)
-        self._metrics.add(step, batch, values)
+        self.read_metrics()
+        self._unread = step, batch, values
         if wants_idle(self.hooks, step):
             self.read_metrics()
 
     def read_metrics(self) -> None:
         """Waits for the last update and logs it."""
-        self._metrics.flush()
-
-    def _log(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        with self.clock.measure("step"):
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-        self.log_update(step, batch, values)
+        if self._unread:
+            (step, batch, metrics), self._unread = self._unread, None
+            with self.clock.measure("step"):
+                values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            self.log_update(step, batch, values)
 
     def log_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
         """Logs an update, unless the run has diverged before. One that is not finite may end the run: see `failure`."""
@@ -262,7 +263,6 @@ class Run:
         self.checkpoints.wait()
         self.checkpoints.close()
         self.logger.close()
-        del self._metrics  # it refers to the run, whose memory is needed for the final evaluation
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:

@@ -1,7 +1,7 @@
 """Logs updates to the progress bar and metrics.jsonl, and handles updates that are not finite."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -16,26 +16,6 @@ from t2t_flax.training.setup import TrainingSetup
 
 MOST_SKIPPED = 10
 """Updates in a row that are skipped with train.non_finite = skip."""
-
-
-class DelayedMetrics:
-    """Hands the metrics of each update to `read`, which waits for them, while the next update runs."""
-
-    def __init__(self, read: Callable[[int, DeviceBatch, dict[str, jax.Array]], None]):
-        self._read = read
-        self._pending: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
-
-    def add(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
-        """Takes the metrics of an update that has been queued; reads those before."""
-        previous, self._pending = self._pending, (step, batch, metrics)
-        if previous:
-            self._read(*previous)
-
-    def flush(self) -> None:
-        """Reads the metrics of the last update."""
-        if self._pending:
-            self._read(*self._pending)
-            self._pending = None
 
 
 class TrainLogger:
@@ -117,7 +97,7 @@ class TrainLogger:
                 hook.on_log(step, values)
 
     def send(self) -> None:
-        """Uploads the lines so far, which a checkpoint in an object store must not outlive."""
+        """Returns when the lines so far are stored: a checkpoint must not outlive them."""
         if self._writer:
             self._writer.send()
 

@@ -1,5 +1,6 @@
 """Environments of the benchmarks' peers: created once, and skipped with a reason where that fails."""
 
+import glob
 from pathlib import Path
 
 import pytest
@@ -53,15 +54,12 @@ def test_message_of_a_failed_command_is_its_error():
         environments_lib._run("bash", "-c", "echo 'ERROR: no network' >&2; echo 'note: ...' >&2; exit 1")
 
 
-def test_tcmalloc_is_found_in_the_folder(tmp_path, monkeypatch):
-    monkeypatch.setattr(environments_lib.glob, "glob", only_under(tmp_path))
+def test_tcmalloc_that_is_missing_or_of_debugging_is_named(tmp_path, monkeypatch):
+    monkeypatch.setattr(glob, "glob", lambda _: ["/usr/lib/libtcmalloc_minimal_debug.so.4"])
     with pytest.raises(Unavailable, match="there is no libtcmalloc"):
         Environments(str(tmp_path), install=False).tcmalloc()
-    library = tmp_path / "tcmalloc" / "usr" / "lib" / "libtcmalloc_minimal.so.4"
-    library.parent.mkdir(parents=True)
-    for path in (library, library.with_name("libtcmalloc_minimal_debug.so.4")):
-        path.touch()
-    assert Environments(str(tmp_path), install=False).tcmalloc() == str(library)
+    monkeypatch.setattr(glob, "glob", lambda _: ["/usr/lib/libtcmalloc.so.4", "/usr/lib/libtcmalloc_minimal.so.4"])
+    assert Environments(str(tmp_path), install=False).tcmalloc() == "/usr/lib/libtcmalloc_minimal.so.4"
 
 
 def only_under(folder: Path):

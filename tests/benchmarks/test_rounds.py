@@ -1,4 +1,4 @@
-"""Engines of a benchmark take turns; what is missing is skipped, what was measured is kept."""
+"""Engines of a benchmark take turns; what is missing is skipped."""
 
 import json
 
@@ -6,7 +6,7 @@ import pytest
 
 from benchmarks import rounds
 from benchmarks.environments import Environments, Unavailable
-from benchmarks.rounds import Engine, Measurements, measure, ratios, spread
+from benchmarks.rounds import Engine, measure, ratios, spread
 
 TASK = {"threads": 1}
 
@@ -26,41 +26,30 @@ def calls(monkeypatch):
     return calls
 
 
-def run_rounds(engines, count, measurements, tmp_path):
+def run_rounds(engines, count, tmp_path):
     environments = Environments(str(tmp_path), install=False)
-    measure(engines, TASK, count, environments, measurements, lambda result: result["speed"])
-    return measurements
+    return measure(engines, TASK, count, environments, lambda result: result["speed"])
 
 
 def test_engines_alternate_and_missing_ones_are_skipped(calls, tmp_path):
     engines = [Engine("a", "x"), Engine("absent", "x", "torch"), Engine("b", "x")]
-    measurements = run_rounds(engines, 2, Measurements(None, {}, resume=False), tmp_path)
+    results, skipped = run_rounds(engines, 2, tmp_path)
     assert [name for name, _ in calls] == ["a", "b", "a", "b"]
-    assert measurements.skipped == {"absent": "no such package"}
-    assert {name: len(results) for name, results in measurements.results.items()} == {"a": 2, "b": 2}
+    assert skipped == {"absent": "no such package"}
+    assert {name: len(results) for name, results in results.items()} == {"a": 2, "b": 2}
 
 
 def test_failure_of_an_own_engine_ends_the_benchmark(calls, tmp_path):
     with pytest.raises(SystemExit, match="absent failed: no such package"):
-        run_rounds([Engine("absent", "x")], 1, Measurements(None, {}, resume=False), tmp_path)
+        run_rounds([Engine("absent", "x")], 1, tmp_path)
 
 
 def test_later_rounds_run_the_best_arrangement(calls, tmp_path):
     engine = Engine("a", "x", variants={"1x2": {"threads_each": 20}, "2x1": {"threads_each": 10}})
-    measurements = run_rounds([engine], 2, Measurements(None, {}, resume=False), tmp_path)
+    results, _ = run_rounds([engine], 2, tmp_path)
     assert [each for _, each in calls] == [20, 10, 20]
-    first, second = measurements.results["a"]
+    first, second = results["a"]
     assert first["variant"] == second["variant"] == "1x2" and first["tried"] == {"1x2": 21, "2x1": 12}
-
-
-def test_interrupted_command_is_resumed(calls, tmp_path):
-    engines, out = [Engine("a", "x"), Engine("b", "x")], str(tmp_path / "record.json")
-    run_rounds(engines[:1], 1, Measurements(out, {"model": "tiny"}, resume=False), tmp_path)
-    resumed = run_rounds(engines, 2, Measurements(out, {"model": "tiny"}, resume=True), tmp_path)
-    assert [name for name, _ in calls] == ["a", "b", "a", "b"] and len(resumed.results["a"]) == 2
-    assert not Measurements(out, {"model": "base"}, resume=True).results, "another command's results were reused"
-    resumed.finished()
-    assert not list(tmp_path.glob("*.partial"))
 
 
 def test_failing_process_is_skipped_with_its_last_line(tmp_path):

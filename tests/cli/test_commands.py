@@ -19,7 +19,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.schema import fields
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
 
 ROOT = Path(__file__).parents[2]
 TOY = f"--config={ROOT / 'configs' / 'toy.py'}"

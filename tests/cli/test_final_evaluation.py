@@ -98,7 +98,7 @@ def test_scores_of_the_test_sets_go_to_the_hooks(copy):
 
 
 def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):
-    monkeypatch.setattr(Checkpoints, "metric", lambda self, step: None)
+    monkeypatch.setattr(Checkpoints, "metrics", lambda self: {})
     _, records = finish_run(config_of(copy, test="toy:test:2"), copy)
     checkpoint = records["test"]["checkpoint"]
     assert (checkpoint["averaged"], checkpoint["why"]) == ([4], "the newest checkpoint") and "best" not in checkpoint

@@ -70,7 +70,6 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
             {"data.batch_groups": "2", "data.batch_size_counts": "padded_tokens", "data.batching": "buckets"},
             "config.data.batch_groups = 2 puts sentences of different lengths into an update",
         ),
-        ({"data.tokenizer": "subword_nmt"}, "needs its BPE codes: set config.data.tokenizer_model"),
         (
             {"model.position_offset": "2", "model.position": "learned"},
             "position_offset = 2 is for config.model.position = sinusoid_interleaved or sinusoid_halves; it is learned",

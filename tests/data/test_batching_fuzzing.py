@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching import batch_sampler, count_cache
+from t2t_flax.data.batching import batch_sampler, layouts
+from t2t_flax.data.batching.batch_sampler import GROUP_MULTIPLE, group_starts
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.padded_sampler import MULTIPLE, group_starts
 
 
 class Lengths:
@@ -123,7 +123,7 @@ def runs(draw):
 def no_count_cache():
     """These stores have no folder, so update counts cannot be cached."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(count_cache, "MIN_CACHED_PAIRS", 10**9)
+        patch.setattr(layouts, "MIN_CACHED_PAIRS", 10**9)
         yield
 
 
@@ -206,7 +206,7 @@ def test_groups_keep_their_bound_for_any_length_order(lengths, cap):
     groups = np.split(lengths, group_starts(lengths, cap))
     assert np.concatenate(groups).tolist() == lengths.tolist()
     assert all(len(group) * group.max(initial=0) <= cap for group in groups)
-    assert all(len(group) % MULTIPLE == 0 or len(group) < MULTIPLE for group in groups[:-1])
+    assert all(len(group) % GROUP_MULTIPLE == 0 or len(group) < GROUP_MULTIPLE for group in groups[:-1])
 
 
 BATCHINGS = [

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.configs import DATA, random_pairs, write_store
 
-from t2t_flax.data.batching import batch_sampler, count_cache
+from t2t_flax.data.batching import batch_sampler, layouts
 from t2t_flax.data.batching.batches import Batches
 
 
@@ -14,7 +14,7 @@ from t2t_flax.data.batching.batches import Batches
 def store(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 100)
     monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
-    monkeypatch.setattr(count_cache, "MIN_CACHED_PAIRS", 900)
+    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 900)
     return write_store(tmp_path / "store", random_pairs(900, longest=22))
 
 
@@ -23,7 +23,7 @@ def counted(monkeypatch):
     counted_windows = []
     for kind in (
         batch_sampler.BatchSampler,
-        __import__("t2t_flax.data.batching.padded_sampler", fromlist=["x"]).PaddedBatchSampler,
+        batch_sampler.PaddedBatchSampler,
     ):
         real = kind.__dict__["_count"]
         monkeypatch.setattr(kind, "_count", lambda self, w, real=real: counted_windows.append(w) or real(self, w))
@@ -75,7 +75,7 @@ def test_read_only_folder_is_no_error(store, monkeypatch):
     def refuse(path, data):
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(count_cache, "atomic_write", refuse)
+    monkeypatch.setattr(layouts, "atomic_write", refuse)
     assert Batches(store, DATA, seed=0).updates_per_epoch > 10
 
 

@@ -8,9 +8,9 @@ from etils import epath
 from helpers.configs import small_config
 from helpers.thread_groups import run_processes
 
-from t2t_flax.data import dataset, preprocess
+from t2t_flax.data import dataset, encoding
 from t2t_flax.data.dataset import prepare_corpus, split_store
-from t2t_flax.data.store.integrity import VERIFIED
+from t2t_flax.data.store.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
@@ -37,13 +37,13 @@ def single_process(tmp_path_factory):
 @pytest.fixture
 def encoded(monkeypatch):
     """Records the pairs that are tokenized from now on, by thread."""
-    pairs, real = {}, preprocess._Encoder.__call__
+    pairs, real = {}, encoding.Encoder.__call__
 
     def note(self, chunk, number):
         pairs.setdefault(threading.current_thread(), []).extend(chunk)
         return real(self, chunk, number)
 
-    monkeypatch.setattr(preprocess._Encoder, "__call__", note)
+    monkeypatch.setattr(encoding.Encoder, "__call__", note)
     return pairs
 
 
@@ -82,10 +82,11 @@ def test_processes_prepare_a_test_set_once(tmp_path, single_process, encoded):
 
 
 def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
-    config = config_of(valid="v.tsv", root=str(tmp_path))
-    (tmp_path / "v.tsv").write_bytes(b"a\tb\n\xe4\tb\n")
+    config = config_of(valid="v.en,v.de", root=str(tmp_path))
+    (tmp_path / "v.en").write_bytes(b"a\n\xe4\n")
+    (tmp_path / "v.de").write_bytes(b"b\nb\n")
     failed = run_processes(3, lambda group: prepare_corpus(task_of(config), tmp_path / "run", group=group))
-    assert isinstance(failed[0], UserError) and "v.tsv line 2: byte 0xe4" in str(failed[0])
+    assert isinstance(failed[0], UserError) and "v.en line 2: byte 0xe4" in str(failed[0])
     assert all("aborted" in str(error) for error in failed[1:])
 
 

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 from helpers.configs import pairs_of, random_pairs, small_config, write_store
 
+from t2t_flax.data.batching.batch_sampler import GROUP_MULTIPLE, PaddedBatchSampler, group_starts
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.padded_sampler import MULTIPLE, PaddedBatchSampler, group_starts
 
 
 def naive_groups(lengths, cap):
@@ -13,7 +13,7 @@ def naive_groups(lengths, cap):
     groups, group = [], []
     for i, length in enumerate(lengths):
         while (len(group) + 1) * max([length] + [lengths[j] for j in group]) > cap:
-            size = max(MULTIPLE * (len(group) // MULTIPLE), len(group) % MULTIPLE)
+            size = max(GROUP_MULTIPLE * (len(group) // GROUP_MULTIPLE), len(group) % GROUP_MULTIPLE)
             groups.append(group[:size])
             group = group[size:]
         group.append(i)

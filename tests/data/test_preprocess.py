@@ -8,26 +8,20 @@ from dataclasses import replace
 
 import psutil
 import pytest
+from helpers.corpora import open_pairs
 
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS
-from t2t_flax.data import preprocess, worker_pool
-from t2t_flax.data.pair_filter import PairFilter
-from t2t_flax.data.preprocess import Policies, prepare_split
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.store.integrity import VERIFIED
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data import encoding, preprocess
+from t2t_flax.data.encoding import PairFilter, Policies
+from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.store.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 
 TRAINING = dict(tokenizer="bpe", byte_fallback=True, normalization="identity")
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 PAIRS = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(120)]
-
-
-def open_pairs(folder, pairs, name="t.tsv"):
-    (folder / name).write_text("".join(f"{source}\t{target}\n" for source, target in pairs), encoding="utf-8")
-    return open_source(name, root=str(folder), source_language="en", target_language="de")
 
 
 @pytest.fixture(scope="module")
@@ -57,12 +51,12 @@ def test_joint_and_separate_tokenizers(tmp_path):
     whole_words = [pair.target.pieces(pair.target.encode("Häusern")) for pair in (joint, separate)]
     assert not any("<0x" in piece for piece in sum(whole_words, [])), "the target side was seen by both"
     assert any(piece.startswith("<0x") for piece in separate.source.pieces(separate.source.encode("Häusern")))
-    with pytest.raises(UserError, match=r"source side of t\.tsv: config\.data\.vocab_size = 9000 is too large"):
+    with pytest.raises(UserError, match=r"source side of t\.en,t\.de: config\.data\.vocab_size = 9000 is too large"):
         train_tokenizers(source, Data(vocab_size=9000, joint_vocabulary=False, **TRAINING))
 
 
 def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
     progress_calls = []
     source = open_pairs(tmp_path, PAIRS)
     store = prepare_split(
@@ -121,15 +115,15 @@ def test_empty_lines(tmp_path, tokenizers):
     assert texts(store_with_empty, tokenizers) == EMPTY
     assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 3)
     assert store_with_empty.source(1).tolist() == [EOS]
-    with pytest.raises(UserError, match=r"t\.tsv line 2: one side of the pair is empty"):
+    with pytest.raises(UserError, match=r"t\.en line 2, .*t\.de line 2: one side of the pair is empty"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
     assert not (tmp_path / "e").exists()
 
 
 def test_empty_line_in_a_later_chunk_is_located(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
     source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
-    with pytest.raises(UserError, match=r"t\.tsv line 121:"):
+    with pytest.raises(UserError, match=r"t\.en line 121, .*t\.de line 121:"):
         prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
 
 
@@ -137,17 +131,18 @@ def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
     source = open_pairs(tmp_path, [*PAIRS, ("", "")])
     with pytest.raises(UserError, match="no pair is left of 121: 1 have an empty side, 120 have a side longer"):
         prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, max_length=2))
-    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
 def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 10)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 10)
     source = open_pairs(tmp_path, PAIRS)
-    with open(tmp_path / "t.tsv", "a") as file:
-        file.write("no tab\n")
+    for language in ("en", "de"):
+        with open(tmp_path / f"t.{language}", "ab") as file:
+            file.write(b"\xff\n")
     with pytest.raises(UserError, match="line 121"):
         prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
 def test_reuse_and_rebuild(tmp_path, tokenizers):
@@ -186,12 +181,12 @@ def test_damaged_store_is_not_reused(tmp_path, tokenizers):
 def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, monkeypatch):
     source = open_pairs(tmp_path, PAIRS + EMPTY)
     prepare_split(source, tokenizers, tmp_path / "one", POLICIES)
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 14)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 7)
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 14)
     in_process = []
-    real = preprocess._Encoder.__call__
+    real = encoding.Encoder.__call__
     monkeypatch.setattr(
-        preprocess._Encoder,
+        encoding.Encoder,
         "__call__",
         lambda self, pairs, number: in_process.append(pairs) or real(self, pairs, number),
     )
@@ -211,29 +206,29 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
 
 
 def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(worker_pool, "start", None)
+    monkeypatch.setattr(encoding, "ProcessPoolExecutor", None)
     store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
     assert store.num_pairs == len(PAIRS)
 
 
 def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
-    monkeypatch.setattr(preprocess, "_start_worker", os.kill)  # called with one argument: the worker does not start
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 0)
+    monkeypatch.setattr(encoding, "_start_worker", os.kill)  # called with one argument: the worker does not start
     with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
-    assert [path.name for path in tmp_path.iterdir()] == ["t.tsv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
 
 KILLED = """
 import sys
-from t2t_flax.data import preprocess, worker_pool
+from t2t_flax.data import encoding, preprocess
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
 
 if __name__ == "__main__":
-    preprocess.CHUNK_PAIRS, preprocess.INLINE_PAIRS = 2, 2
+    encoding.CHUNK_PAIRS, encoding.INLINE_PAIRS = 2, 2
     folder = sys.argv[1]
-    source = open_source("t.tsv", root=folder, source_language="en", target_language="de")
+    source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
 
     def progress(done, total):
@@ -266,7 +261,7 @@ def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
     assert not (tmp_path / "s").exists()
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     assert texts(store, tokenizers) == PAIRS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "s", "t.tsv", "tokenizer"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "s", "t.de", "t.en", "tokenizer"]
     assert TokenStore.open(tmp_path / "s").digest == store.digest
 
 
@@ -296,8 +291,8 @@ class Fives(PairFilter):
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, monkeypatch, num_workers):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, [(f"house {i}", f"Haus {i}") for i in range(7)] + [("", "leer")])
     policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
@@ -306,6 +301,6 @@ def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, m
     assert [reason for _, reason in listed] == ["odd", "odd", "five", "empty"]
     assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["2", "4", "6", "8"]
     assert "(of 8: 4 dropped, 1 empty, 2 with odd numbers, 1 with fives)" in store.describe()
-    alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd.tsv")
+    alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd")
     with pytest.raises(UserError, match="no pair is left of 1: .*, 1 are with odd numbers"):
         prepare_split(alone, tokenizers, tmp_path / "none", policies)

@@ -15,7 +15,7 @@ from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import base, files_of, open_source
-from t2t_flax.data.sources.joined import JoinedSource, StartedSource
+from t2t_flax.data.sources.base import JoinedSource, StartedSource
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -48,13 +48,10 @@ def corpora(tmp_path):
     for suffix in ("", *COMPRESS):
         write(tmp_path / f"t.en{suffix}", [source for source, _ in PAIRS])
         write(tmp_path / f"t.de{suffix}", [target for _, target in PAIRS])
-        write(tmp_path / f"t.tsv{suffix}", ["\t".join(pair) for pair in PAIRS])
     return tmp_path
 
 
-@pytest.mark.parametrize(
-    "spec", ["t.en,t.de", "t.en.gz, t.de.gz", "t.en.zst,t.de.xz", "t.tsv", "t.tsv.gz", "t.tsv.xz", "t.tsv.zst"]
-)
+@pytest.mark.parametrize("spec", ["t.en,t.de", "t.en.gz, t.de.gz", "t.en.zst,t.de.xz"])
 def test_pairs_are_read_in_order_repeatedly(corpora, spec):
     source = open_en_de(spec, corpora)
     assert source.count is None
@@ -77,8 +74,9 @@ def test_crlf_and_missing_final_newline(tmp_path):
 
 def test_reading_streams(tmp_path):
     """The first pair is yielded even if a later line is malformed."""
-    (tmp_path / "t.tsv").write_bytes(b"a\tb\n" * 3 + b"\xff\n")
-    assert list(itertools.islice(open_en_de("t.tsv", tmp_path).pairs(), 3)) == [("a", "b")] * 3
+    (tmp_path / "t.en").write_bytes(b"a\n" * 3 + b"\xff\n")
+    (tmp_path / "t.de").write_bytes(b"b\n" * 4)
+    assert list(itertools.islice(open_en_de("t.en,t.de", tmp_path).pairs(), 3)) == [("a", "b")] * 3
 
 
 def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
@@ -105,19 +103,21 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
             "a,b",
             r"a line 2: byte 0xc3 at offset 2 of the line is not valid UTF-8",
         ),
-        ({"a.tsv": b"x\ty\nno tab\n"}, "a.tsv", r"a\.tsv line 2: expected source TAB target, found 0 TABs"),
-        ({"a.tsv": b"x\ty\tz\n"}, "a.tsv", r"a\.tsv line 1: .* found 2 TABs"),
         ({"a": b"", "b": b""}, "a,b", r"the corpus is empty \(0 sentence pairs\)"),
-        ({"a.tsv.gz": b"plain text"}, "a.tsv.gz", r"a\.tsv\.gz: damaged \.gz data after line 0"),
+        ({"a.gz": b"plain text", "b": b"1\n"}, "a.gz,b", r"a\.gz: damaged \.gz data after line 0"),
         (
-            {"a.tsv.gz": gzip.compress(b"x\ty\n" * 9)[:-12]},
-            "a.tsv.gz",
-            r"damaged \.gz data after line \d+ .*end-of-stream",
+            {"a.gz": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9},
+            "a.gz,b",
+            r"damaged \.gz data after .*end-of-stream",
         ),
-        ({"a.tsv.xz": b"plain text"}, "a.tsv.xz", r"damaged \.xz data after line 0"),
-        ({"a.tsv.xz": COMPRESS[".xz"](b"x\ty\n" * 9)[:-12]}, "a.tsv.xz", r"damaged \.xz data"),
-        ({"a.tsv.zst": b"plain text"}, "a.tsv.zst", r"damaged \.zst data after line 0"),
-        ({"a.tsv.zst": COMPRESS[".zst"](b"x\ty\n" * 9)[:-3]}, "a.tsv.zst", r"damaged \.zst data .*[Tt]runcated"),
+        ({"a.xz": b"plain text", "b": b"1\n"}, "a.xz,b", r"damaged \.xz data after line 0"),
+        ({"a.xz": lzma.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.xz,b", r"damaged \.xz data"),
+        ({"a.zst": b"plain text", "b": b"1\n"}, "a.zst,b", r"damaged \.zst data after line 0"),
+        (
+            {"a.zst": COMPRESS[".zst"](b"x\n" * 9)[:-3], "b": b"1\n" * 9},
+            "a.zst,b",
+            r"damaged \.zst data .*[Tt]runcated",
+        ),
         ({"a.parquet": b"plain text"}, "a.parquet", r"a\.parquet is not a Parquet file"),
         ({}, "parquet:a-*.parquet", r"no file matches a-\*\.parquet"),
         ({}, "", r"'' has no known form. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
@@ -277,8 +277,8 @@ def test_every_source_yields_texts_of_one_line():
 
 
 def test_errors_name_the_config_key(tmp_path):
-    with pytest.raises(UserError, match=r"data\.valid = 'no\.tsv': there is no file"):
-        open_en_de("no.tsv", tmp_path, key="data.valid")
+    with pytest.raises(UserError, match=r"data\.valid = 'no,no': there is no file"):
+        open_en_de("no,no", tmp_path, key="data.valid")
 
 
 BUILDER = """
@@ -366,7 +366,7 @@ def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
         ("tfds:t2t_pairs/de-en:dev", r"no split 'dev': .*The dataset has train \(30 pairs\), test \(4 pairs\)"),
         ("tfds:t2t_pairs/de-en:train[:31]", r"no split 'train\[:31\]': .*incompatible with 30 examples"),
         ("tfds:t2t_pairs/en-de:train", r"en-de not found.*Configurations of t2t_pairs: de-en, broken"),
-        ("tfds:no_such_data:train", r"knows no dataset 'no_such_data'.*wmt14_translate.*or give your own files"),
+        ("tfds:no_such_data:train", r"knows no dataset 'no_such_data'.*or give your own files"),
         ("tfds:wmt14_translate/en-de:train", r"Configurations of wmt14_translate: cs-en, de-en, fr-en"),
         (
             "tfds:t2t_pairs/broken:train",

@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.corpora import open_pairs
 from helpers.writer_processes import (
     PROCESSES,
     prepare_and_report,
@@ -19,11 +20,10 @@ from helpers.writer_processes import (
 
 from t2t_flax import filesystem
 from t2t_flax.config import Data
-from t2t_flax.data.preprocess import Policies, prepare_split
-from t2t_flax.data.sources import open_source
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.store import writer
-from t2t_flax.data.store.integrity import VERIFIED
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.store.token_store import VERIFIED, TokenStore
 from t2t_flax.data.store.writer import StoreWriter
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
@@ -123,9 +123,8 @@ def test_many_processes_replace_a_store_at_once(tmp_path):
 
 @pytest.mark.parametrize("locks", [True, False], ids=["locks", "no locks"])
 def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
-    text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(300))
-    (tmp_path / "t.tsv").write_text(text)
-    source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    pairs = [(f"sentence {i} of {i % 7} houses", f"Satz {i} von {i % 7} Häusern") for i in range(300)]
+    source = open_pairs(tmp_path, pairs)
     tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=300, joint_vocabulary=True))
     prepared, folder = PROCESSES.Value("i", 0), tmp_path / "cache" / "store"
     answers = [tmp_path / f"{i}.json" for i in range(4)]
@@ -141,8 +140,7 @@ def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
 
 def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     """Checkpoints refer to the digest, so runs started with the older format can resume."""
-    (tmp_path / "t.tsv").write_text("a house\tein Haus\n" * 40)
-    source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
+    source = open_pairs(tmp_path, [("a house", "ein Haus")] * 40)
     tokenizers = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=270, joint_vocabulary=True))
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     meta = json.loads((tmp_path / "s" / "meta.json").read_text())
@@ -152,7 +150,7 @@ def test_store_of_an_older_format_is_rewritten_with_its_digest(tmp_path):
     with pytest.raises(UserError, match="has format 1, this version of t2t_flax reads 2"):
         TokenStore.open(tmp_path / "s")
     rewritten = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert rewritten.digest == store.digest and "crc32" in rewritten.meta and names(tmp_path) == ["s", "t.tsv"]
+    assert rewritten.digest == store.digest and "crc32" in rewritten.meta and names(tmp_path) == ["s", "t.de", "t.en"]
 
 
 def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):

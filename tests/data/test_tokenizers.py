@@ -7,7 +7,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 from t2t_flax.config import Data
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
-from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
 from t2t_flax.errors import UserError
 
 WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]

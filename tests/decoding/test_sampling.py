@@ -1,6 +1,7 @@
 """Sampling against the softmax distribution, greedy search against an argmax rollout."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.table_model import PARAMS, TableModel
@@ -158,10 +159,10 @@ def test_nucleus_is_the_smallest_set_with_the_probability(top_p):
     tied = np.round(rng.normal(0, 1, (6, 1000)) * 2) / 2  # 0.5 apart: ties of up to a fifth of the vocabulary
     weights = np.exp(-np.sort(-np.concatenate([smooth, tied, np.zeros((1, 1000))])))
     weights[:, 950:] = 0
-    sizes = np.asarray(nucleus_size(np.cumsum(weights, -1, dtype=np.float32), top_p))
+    sizes = np.asarray(nucleus_size(jnp.cumsum(weights.astype(np.float32), -1), top_p))
     for row, size in zip(weights, sizes, strict=True):
         share = np.cumsum(row) / row.sum()
-        assert share[size - 1] >= top_p - 1e-6 and (size == 1 or share[size - 2] < top_p + 1e-6)
+        assert share[size - 1] >= top_p - 1e-5 and (size == 1 or share[size - 2] < top_p + 1e-5)
     assert sizes[-1] == pytest.approx(950 * top_p, abs=1)
 
 

@@ -13,7 +13,7 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 from t2t_flax.config import Data, Decode
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
+from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
 from t2t_flax.decoding.translator import Translator, in_compute_type
 from t2t_flax.errors import UserError
 
@@ -210,7 +210,12 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "keys", [{}, dict(position="learned", num_kv_heads=2), dict(mixer="lstm", tie_embeddings="none")]
+    "keys",
+    [
+        {},
+        pytest.param(dict(position="learned", num_kv_heads=2), marks=pytest.mark.slow),
+        pytest.param(dict(mixer="lstm", tie_embeddings="none"), marks=pytest.mark.slow),
+    ],
 )
 def test_matrices_in_bfloat16_give_the_same_logits(keys):
     """Bit for bit: the model rounds them to its compute type wherever it reads them."""

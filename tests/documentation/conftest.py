@@ -4,6 +4,8 @@ import gzip
 
 import pytest
 from helpers.documented_commands import ROOT
+from helpers.forked_python import ForkedPython
+from helpers.processes import environment
 
 from t2t_flax.data.sources import toy
 
@@ -45,3 +47,10 @@ def folder(tmp_path_factory):
     for name, text in (("train", bank), ("dev", "\n".join(bank.splitlines()[:9]) + "\n")):
         (trees / f"{name}.trees.gz").write_bytes(gzip.compress(text.encode()))
     return checkout
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory):
+    """What runs the commands' Python."""
+    with ForkedPython(tmp_path_factory.mktemp("python") / "bin", environment()) as python:
+        yield python

@@ -5,24 +5,21 @@ import re
 import pytest
 from helpers.documented_commands import PAGES, commands_of, follows_the_readme, run, run_programs, shortened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 OTHERS = [page for page in PAGES if not follows_the_readme(page)]
 
-
-COMMANDS: dict[str, tuple[str, str]] = {}
-"""Page and command. Commands that are the same once shortened run once; plans of any preset then have the same sizes."""
-for page in OTHERS:
-    for short in filter(None, map(shortened, commands_of(page))):
-        COMMANDS.setdefault(re.sub(r" --config=\S+", "", short) if " plan " in short else short, (page, short))
+SHORT = (short for page in OTHERS for short in map(shortened, commands_of(page)) if short)
+# Plans of any preset have the same sizes once they are shortened.
+COMMANDS = {re.sub(r" --config=\S+", "", short) if " plan " in short else short: short for short in SHORT}
 
 
-@pytest.mark.parametrize("page, command", COMMANDS.values(), ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70])
-def test_command_runs(folder, page, command):
-    run(folder, command)
+@pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70])
+def test_command_runs(python, folder, command):
+    run(python, folder, command)
 
 
-def test_python_runs(folder):
-    run_programs(folder, OTHERS)
+def test_python_runs(python, folder):
+    run_programs(python, folder, OTHERS)
 
 
 def test_pages_contain_commands():

@@ -13,21 +13,20 @@ from helpers.documented_commands import (
     shortened,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 FOLLOWING = [page for page in PAGES if follows_the_readme(page)]
 
 
-@pytest.mark.parametrize(
-    "page, command",
-    [(page, short) for page in FOLLOWING for command in commands_of(page) if (short := shortened(command))],
-    ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70],
-)
-def test_command_runs(folder, page, command):
-    run(folder, command)
+COMMANDS = dict.fromkeys(short for page in FOLLOWING for short in map(shortened, commands_of(page)) if short)
 
 
-def test_python_runs(folder):
-    run_programs(folder, FOLLOWING)
+@pytest.mark.parametrize("command", COMMANDS, ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70])
+def test_command_runs(python, folder, command):
+    run(python, folder, command)
+
+
+def test_python_runs(python, folder):
+    run_programs(python, folder, FOLLOWING)
 
 
 def test_outputs_exist(folder):

@@ -7,10 +7,10 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from helpers.forked_python import ForkedPython
 
 from t2t_flax.extensions import EXTENSIONS, KNOWN
 from t2t_flax.registry import (
@@ -27,6 +27,8 @@ from t2t_flax.registry import (
     SCORES,
     SOURCES,
     TASKS,
+    TOKENIZER_FILES,
+    TOKENIZERS,
     load_extensions,
 )
 
@@ -48,6 +50,8 @@ REGISTERED = {
     "sources": SOURCES,
     "decode.engine": DECODERS,
     "data.task": TASKS,
+    "data.tokenizer": TOKENIZERS,
+    "tokenizer files": TOKENIZER_FILES,
     "model.attention_kernel": ATTENTION_KERNELS,
     "model.mixer": MIXERS,
     "model.attention_score": SCORES,
@@ -86,67 +90,24 @@ def checkout_without(extension: str, folder: Path) -> Path:
     return folder
 
 
-SERVER = """
-import contextlib, io, json, os, sys, jax, flax, optax, orbax.checkpoint, sentencepiece, t2t_flax.__main__
-for line in sys.stdin:
-    words, text, out = json.loads(line)
-    child = os.fork()
-    if not child:
-        for number, name in ((1, "out"), (2, "err")):
-            os.dup2(os.open(f"{out}.{name}", os.O_CREAT | os.O_WRONLY | os.O_TRUNC), number)
-        read, write = os.pipe()
-        os.write(write, text.encode())
-        os.close(write)
-        os.dup2(read, 0)
-        sys.argv = ["t2t_flax", *words]
-        code = 1
-        try:
-            code = t2t_flax.__main__.main()
-        except SystemExit as error:
-            code = error.code
-        except BaseException:
-            import traceback
-            traceback.print_exc()
-        finally:
-            sys.stdout.flush()
-            os._exit(code or 0)
-    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
-"""
-
-
-class Commands:
-    """Commands of a checkout, each in a process forked from one that has imported JAX: starting Python takes most of a small
-    command.
-    """
-
-    def __init__(self, checkout: Path):
-        self._out = checkout / "output"
-        environment = os.environ | {"PYTHONPATH": str(checkout)}
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", SERVER], cwd=checkout, env=environment, stdin=-1, stdout=-1, text=True
-        )
-
-    def run(self, *words: str, code: int = 0, stdin: str = "") -> str:
-        """The output of a command that ends with `code`: its standard error unless that is 0."""
-        self._process.stdin.write(json.dumps([words, stdin, str(self._out)]) + "\n")
-        self._process.stdin.flush()
-        ended = int(self._process.stdout.readline())
-        output, errors = (Path(f"{self._out}.{name}").read_text() for name in ("out", "err"))
-        assert ended == code, errors
-        assert "Traceback" not in errors
-        return errors if code else output
-
-    def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("extension", EXTENSIONS)
 def test_an_extension_can_be_removed(extension, tmp_path):
     checkout = checkout_without(extension, tmp_path / "checkout")
-    commands = Commands(checkout)
-    run = commands.run
+    with ForkedPython(tmp_path / "bin", os.environ | {"PYTHONPATH": str(checkout)}) as python:
+        check_without(extension, checkout, tmp_path, python)
+
+
+def check_without(extension: str, checkout: Path, tmp_path: Path, python: ForkedPython) -> None:
+    """Trains and uses a run in a checkout without the extension, and asks for what it adds."""
+
+    def run(*words: str, code: int = 0, stdin: str = "") -> str:
+        """The output of a command that ends with `code`: its standard error unless that is 0."""
+        done = subprocess.run(
+            [python.program, "-m", "t2t_flax", *words], cwd=checkout, input=stdin, capture_output=True, text=True
+        )
+        assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
+        return done.stderr if code else done.stdout
 
     workdir = f"--workdir={tmp_path / 'run'}"
     run("prepare", *TINY, workdir)
@@ -159,6 +120,13 @@ def test_an_extension_can_be_removed(extension, tmp_path):
         assert named in run(command, code=2)
     for group in KNOWN[extension].get("groups", ()):
         assert named in run("explain", *TINY, f"--config.{group}.anything=1", code=2)
+        lines = (
+            "from t2t_flax.config import default_config",
+            "def get_config():",
+            f"    default_config().{group}.anything = 1",
+        )
+        (checkout / "file.py").write_text("\n".join(lines))
+        assert named in run("explain", "--config=file.py", code=2)
         stored = tmp_path / "run" / "config.json"
         config = json.loads(stored.read_text())
         stored.write_text(json.dumps(config | {group: {"anything": 1}}))
@@ -185,6 +153,5 @@ def test_an_extension_can_be_removed(extension, tmp_path):
             "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for key, values in KNOWN[extension].items():
-        for value in values if key.startswith(("decode.", "model.", "optimizer.")) else ():
+        for value in values if key.startswith(("decode.", "model.", "optimizer.", "data.tokenizer")) else ():
             assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)
-    commands.close()

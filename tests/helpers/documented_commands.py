@@ -1,17 +1,16 @@
 """The commands of README and docs as they are run by tests/documentation: as written, after the README's installation, in the
-order of their page.
+order of their page, each once.
 
 Long commands are shortened by overrides at their end; the reader's own text is replaced by a stand-in.
 A new kind of command fails until `shortened` handles it.
 """
 
-import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
+from helpers.forked_python import ForkedPython
 from helpers.processes import environment
 
 ROOT = Path(__file__).parents[2]
@@ -25,16 +24,17 @@ TINY = {
     "data.batch_tokens": 256, "data.pack_length": 64, "data.max_length": 64, "decode.max_length_offset": 4, "eval.bootstrap_samples": 20,
     "mesh.cpu_devices": 1,
 }  # fmt: skip
-SHORT = {"train.steps": 20, "checkpoint.every_steps": 10, "checkpoint.average_last": 2, "eval.every_steps": 10}
+SHORT = {"train.steps": 12, "checkpoint.every_steps": 4, "checkpoint.average_last": 2, "eval.every_steps": 6}
+STEPS = {"900": "8", "1800": "12"}
+"""Updates of the toy run that pages name, and those that stand for them."""
 BUILT_IN = {
-    "data.train": "toy:train:500",
-    "data.valid": "toy:valid:20",
+    "data.train": "toy:train:300",
+    "data.valid": "toy:valid:12",
     "data.test": "toy:test:12",
     "data.vocab_size": 400,
 }
-# The toy run keeps its 1,800 updates: the page names its checkpoints and records by their number.
 OVERRIDES = {
-    "configs/toy.py": TINY | BUILT_IN,
+    "configs/toy.py": TINY | SHORT | BUILT_IN,
     "configs/text.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/many_languages.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/multi30k.py": TINY | SHORT,
@@ -70,6 +70,7 @@ def shortened(command: str) -> str:
     command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
     command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
     command = command.replace("--average=8", "--average=2")  # of what SHORT leaves
+    command = re.sub(r"(--step=|test-)(900|1800)\b", lambda step: step[1] + STEPS[step[2]], command)
     command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace("=CONFIG", "=configs/toy.py")
     if "…" in command or "COMMAND" in command or command == "python -m t2t_flax plan":
         return ""
@@ -102,9 +103,9 @@ def shortened(command: str) -> str:
     config = re.search(r"--config=(\S+)", command)
     if name in ("train", "prepare"):
         run = overrides(OVERRIDES[config[1]])
-        return command + run + " --config.train.steps=20" * ("local_pod" in command)
+        return command + run
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
-        return command + overrides(TINY | BUILT_IN | SHORT)
+        return command + overrides(TINY | BUILT_IN | SHORT | {"train.steps": 4, "checkpoint.every_steps": 2})
     if name == "sweep" and (config or "--sweep=" in command):
         return f"{command} --dry-run"
     return command
@@ -124,26 +125,25 @@ def with_its_requests(command: str) -> str:
     return "\n".join([f"{command} & server=$!", wait, *sent, "kill $server; wait $server"])
 
 
-def run_programs(folder: Path, pages: list[str]) -> None:
+def run_programs(python: ForkedPython, folder: Path, pages: list[str]) -> None:
     """Runs the pages' Python programs."""
     for page in pages:
         if page == "docs/extending.md":  # parts of files: tests/models/test_extending.py and others run them
             continue
         for number, program in enumerate(programs_of(page)):
             (folder / f"example{number}.py").write_text(program + "\nif 'get_sweep' in dir(): print(get_sweep())\n")
-            run(folder, f"python example{number}.py")
+            run(python, folder, f"python example{number}.py")
 
 
-def run(folder: Path, command: str) -> str:
-    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+def run(python: ForkedPython, folder: Path, command: str) -> str:
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
-        env=environment(PATH=path),
+        env=environment(PATH=python.path),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=800,
+        timeout=300,
     )
     assert result.returncode == 0 and "Traceback" not in result.stdout, f"{command}\n{result.stdout[-4000:]}"
     return result.stdout

@@ -8,7 +8,6 @@ from helpers.configs import model_and_state, random_pairs, rows_alone, small_con
 
 from t2t_flax.config import Model
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
-from t2t_flax.decoding.search_loop import hypotheses_of
 from t2t_flax.models import decoding_cache
 from t2t_flax.models.attention import SelfAttention
 from t2t_flax.models.mixer import MixerInputs
@@ -24,7 +23,7 @@ def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
     for shared, dims in ((8, 4), (1, 5)):
         monkeypatch.setattr(decoding_cache, "SHARED_BEAMS", shared)
         cache = model.apply({"params": params}, sources, 4, 8, method="start_cache")
-        assert cache["self"][0].key.array.ndim == dims and hypotheses_of(cache) == {4}
+        assert cache["self"][0].key.array.ndim == dims
 
         def step(params, tokens, position, cache):
             return model.apply({"params": params}, tokens, position, cache, method="decode_step")

@@ -102,7 +102,7 @@ def test_missing_coordinator_is_reported_after_the_timeout(tmp_path, cache):
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
     result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert "coordinator at 127.0.0.1:9, waiting at most 2 s" in result.stdout
+    assert "coordinator at 127.0.0.1:9: waiting at most 2 s" in result.stdout
     assert "coordinator at 127.0.0.1:9: the processes of this run did not all start" in result.stderr
 
 
@@ -137,7 +137,7 @@ def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path,
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("damage", ["flipped byte", "truncated", "empty folder"])
+@pytest.mark.parametrize("damage", ["flipped byte", pytest.param("truncated", marks=pytest.mark.drill), "empty folder"])
 def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_path, cache, damage):
     workdir = tmp_path / "run"
     shutil.copytree(undisturbed, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))

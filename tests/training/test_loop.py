@@ -22,7 +22,7 @@ from helpers.runs import start, tiny_run
 from t2t_flax import config as config_lib
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
@@ -277,7 +277,7 @@ def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, 
     first, tuned = uninterrupted[0], tmp_path / "tuned"
     config = tiny_run(tuned, steps=4, finetuning=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, tuned, cache)
-    assert_same_state(pretrained_params(run, {}), uninterrupted[1].state.params)
+    assert_same_state(start_params(run, {}), uninterrupted[1].state.params)
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "wider", finetuning=dict(init_from=str(first)), model=dict(d_model=32))

@@ -1,8 +1,11 @@
 """Layouts: how the pairs of each update are arranged in rows."""
 
+import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
+import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -10,14 +13,18 @@ from typing import NamedTuple, Protocol
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import BatchSampler, Slots
-from t2t_flax.data.batching.count_cache import UpdateCounts, load_or_count
+from t2t_flax.data.batching.batch_sampler import BatchSampler, PaddedBatchSampler, Slots
 from t2t_flax.data.batching.packing import first_fit
-from t2t_flax.data.batching.padded_sampler import PaddedBatchSampler
 from t2t_flax.data.batching.shape_list import Size, closed_list, smallest_fitting
 from t2t_flax.data.store.token_store import TokenStore
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.json_file import parse_json
 
+VERSION = 2
+"""Of the algorithms in `data.batching` and `data.hashing`: counts of another version are not used."""
+MIN_CACHED_PAIRS = 50_000
+"""Pairs below which counting takes less than a second and is not cached."""
 _SAMPLE = 64
 _TRIES = 30
 
@@ -34,6 +41,16 @@ class Layout:
     row: np.ndarray
     starts: Sequence[np.ndarray | int]
     needed: Size
+
+
+class UpdateCounts(NamedTuple):
+    """`updates` and `cuts`, int64 [windows]: the updates of each window, and which of the sampler's cuts epoch 0 uses;
+    `sizes`: the closed list, ascending; every update of epoch 0 fits into one of them.
+    """
+
+    updates: np.ndarray
+    cuts: np.ndarray
+    sizes: list[Size]
 
 
 class Update(NamedTuple):
@@ -70,7 +87,7 @@ class Layouts:
         self._packed = config.batching == "packed"
         self.sampler = make_sampler(store, config, seed, slots)
         self._preferred = functools.lru_cache(maxsize=2)(lambda epoch, window: self._cut(epoch, window, 0))
-        self.counts = load_or_count(store, config, seed, self.sampler.windows, self._count, slots)
+        self.counts = self._load_or_count(seed, slots)
         self.sampler.counts = self.counts.updates
         self.parts, self.updates_per_epoch = [self], self.sampler.updates_per_epoch
         self._of = functools.lru_cache(maxsize=2)(self._lay_out_window)
@@ -82,6 +99,30 @@ class Layouts:
     def forget(self) -> None:
         self._preferred.cache_clear()
         self._of.cache_clear()
+
+    def _load_or_count(self, seed: int, slots: Slots | None) -> UpdateCounts:
+        """The counts of an earlier run with the same keys, cached beside the store, since counting reads all lengths and lays
+        out one epoch. With them a run starts in the time that one window takes.
+        """
+        store, c = self.store, self._config
+        if (slots.size if slots else store.num_pairs) < MIN_CACHED_PAIRS:
+            return self._count()
+        keys = [VERSION, store.digest, seed, c.batching, c.batch_tokens, c.batch_size_counts, c.batch_groups]
+        keys += [c.pack_length] if self._packed else []
+        keys += [slots.key] if slots else []
+        name = hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:12]
+        path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
+        try:
+            cached = _counts_of(parse_json(path.read_text()))
+            if cached.updates.shape == cached.cuts.shape == (self.sampler.windows,) and (cached.updates > 0).all():
+                return cached
+        except (OSError, ValueError, TypeError, KeyError, AttributeError):
+            pass
+        counts = self._count()
+        with contextlib.suppress(OSError):  # a folder that another account prepared, without write permission
+            lists = {"updates": counts.updates.tolist(), "cuts": counts.cuts.tolist(), "sizes": counts.sizes}
+            atomic_write(path, json.dumps(lists))
+        return counts
 
     def _count(self) -> UpdateCounts:
         """Lays out epoch 0, window by window, and chooses sizes that hold all of it."""
@@ -136,6 +177,14 @@ class Layouts:
             return Layout(pairs, np.arange(len(pairs)), (0, 0), (max(int(x.max()) for x in lengths), len(pairs)))
         row, *starts = (x.astype(np.int32) for x in first_fit(*lengths, self._config.pack_length))
         return Layout(pairs, row, starts, (self._config.pack_length, int(row.max()) + 1))
+
+
+def _counts_of(values: dict) -> UpdateCounts:
+    """Of cached JSON values. Raises ValueError for no sizes."""
+    sizes = [(int(length), int(rows)) for length, rows in values["sizes"]]
+    if not sizes:
+        raise ValueError("no sizes")
+    return UpdateCounts(np.array(values["updates"], np.int64), np.array(values["cuts"], np.int64), sizes)
 
 
 SlotsOf = Callable[[TokenStore], Slots | None]

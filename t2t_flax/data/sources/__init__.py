@@ -1,14 +1,12 @@
-"""Data sources: text files, a TSV file, TFDS, the built-in corpus, and what extensions add to `registry.SOURCES`."""
+"""Data sources: text files, TFDS, the built-in corpus, and what extensions add to `registry.SOURCES`."""
 
 import importlib
 from typing import Any
 
+from t2t_flax.data.sources import text
 from t2t_flax.data.sources.base import Context, Source
-from t2t_flax.data.sources.compression import without_suffix
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
-
-_TEXT = "t2t_flax.data.sources.text"
 
 
 def open_source(spec: str, *, root: str = "", source_language: str, target_language: str, key: str = "") -> Source:
@@ -20,7 +18,7 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     label = f"{key} = {spec!r}" if key else repr(spec)
     module = _module_of(spec)
     if module is None:
-        forms = ", ".join([*(form.shown for form in SOURCES.values()), importlib.import_module(_TEXT).SHOWN])
+        forms = ", ".join([*(form.shown for form in SOURCES.values()), text.SHOWN])
         absent = absent_extension("sources", _prefix(spec))
         raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
@@ -35,11 +33,11 @@ def files_of(spec: str) -> list[str]:
 def _module_of(spec: str) -> Any:
     """The module of the form that a spec has; None if it has none."""
     load_extensions()
-    name = without_suffix(spec.strip())
+    name = spec.strip()
+    name = next((name.removesuffix(suffix) for suffix in text.SUFFIXES if name.endswith(suffix)), name)
     for form in SOURCES.values():
         if form.prefix and _prefix(spec) == form.prefix or "," not in name and name.endswith(form.suffixes or ("\0",)):
             return importlib.import_module(form.module)
-    text = importlib.import_module(_TEXT)
     return text if len(text.files_of(spec)) >= 2 and all(text.files_of(spec)) else None
 
 

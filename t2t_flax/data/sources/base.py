@@ -3,8 +3,8 @@
 import abc
 import dataclasses
 import hashlib
-import json
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterator, Sequence
 
 from t2t_flax.errors import UserError
 
@@ -56,12 +56,62 @@ class Source(abc.ABC):
 
     @property
     def parts(self) -> tuple["Source", ...]:
-        """The sources of which this one consists, in order: several for `joined.JoinedSource`, else itself."""
+        """The sources of which this one consists, in order: several for a `JoinedSource`, else itself."""
         return (self,)
 
     def references(self) -> Iterator[tuple[str, ...]]:
         """All target sides of each pair, in order."""
         return (tuple(map(one_line, targets)) for _, *targets in self.read())
+
+
+class StartedSource(Source):
+    """A source with `start_tokens` before the ids of its source sentences, on which the fingerprint does not depend."""
+
+    def __init__(self, source: Source, start_tokens: tuple[str, ...]):
+        super().__init__(source.spec, source.count)
+        self._source, self.start_tokens, self.reference_count = source, start_tokens, source.reference_count
+
+    def read(self):
+        return self._source.read()
+
+    def fingerprint(self):
+        return self._source.fingerprint()
+
+    def where(self, i):
+        return self._source.where(i)
+
+
+class JoinedSource(Source):
+    """All pairs of several sources, one source after the other."""
+
+    def __init__(self, spec: str, parts: Sequence[Source]):
+        self.spec, self._parts = spec, tuple(parts)
+
+    @property
+    def parts(self):
+        return self._parts
+
+    @property
+    def count(self):
+        """The sum of the parts' counts; None until all are known."""
+        counts = [part.count for part in self._parts]
+        return None if None in counts else sum(counts)
+
+    def read(self):
+        return itertools.chain.from_iterable(part.pairs() for part in self._parts)  # none may be empty
+
+    def pairs(self):
+        return self.read()
+
+    def fingerprint(self):
+        return sha256_of(*(part.fingerprint() for part in self._parts))
+
+    def where(self, i):
+        for part in self._parts:
+            if part.count is None or i < part.count:
+                return part.where(i)
+            i -= part.count
+        return f"pair {i} after the last of {self.spec}"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,9 +127,9 @@ class Context:
     label: str
 
 
-def sha256_of(value: object) -> str:
-    """Of a JSON value, in hex."""
-    return hashlib.sha256(json.dumps(value).encode()).hexdigest()
+def sha256_of(*parts: str) -> str:
+    """Of the parts, one a line; in hex."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
 def one_line(text: str) -> str:

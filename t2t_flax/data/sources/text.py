@@ -1,21 +1,27 @@
-"""Text files as sources: 'SRC,TGT' with one sentence a line, and 'FILE.tsv'; plain or compressed."""
+"""Text files as sources: 'SRC,TGT' with one sentence a line, plain or compressed (.gz, .xz, .zst)."""
 
 import codecs
+import contextlib
+import gzip
 import hashlib
+import io
 import itertools
+import lzma
 import os
+import zlib
 from collections.abc import Iterator
+from typing import IO
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source
-from t2t_flax.data.sources.compression import is_damage, opened
-from t2t_flax.errors import UserError
+from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.errors import UserError, require
+from t2t_flax.filesystem import is_transient
 
+SUFFIXES = (".gz", ".xz", ".zst")
 _BLOCK = 1 << 20
-_BOM = codecs.BOM_UTF8
-_BOM_STRIPPED = b"\nbyte order mark stripped"
-"""Added to the digest of a file with a byte order mark, which earlier versions read as text."""
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+"""What reading damaged data raises; of .zst an OSError without a number (`_is_damage`)."""
 
 
 class TextSource(Source):
@@ -89,11 +95,11 @@ def lines(path: epath.Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with opened(path) as file:
+        with _opened(path) as file:
             for text in file:
                 number += 1
                 if number == 1:
-                    text = text.removeprefix(_BOM)
+                    text = text.removeprefix(codecs.BOM_UTF8)
                     if not text:
                         return
                 yield text.removesuffix(b"\n").removesuffix(b"\r").decode()
@@ -104,7 +110,7 @@ def lines(path: epath.Path) -> Iterator[str]:
             f"({error.reason}); convert the file to UTF-8"
         ) from None
     except Exception as error:
-        if not is_damage(error, path):
+        if not _is_damage(error, path):
             raise
         raise UserError(
             f"{path}: damaged {path.suffix} data after line {number} ({error}); download or copy the file again"
@@ -120,25 +126,36 @@ def check_rereadable(path: epath.Path, label: str) -> None:
 
 
 def file_sha256(path: epath.Path) -> str:
-    """sha256 (hex) that identifies the content of a text file: its bytes, and whether a byte order mark is stripped."""
+    """sha256 (hex) of the bytes of a file."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):
             digest.update(block)
-    if _begins_with_bom(path):
-        digest.update(_BOM_STRIPPED)
     return digest.hexdigest()
 
 
-def _begins_with_bom(path: epath.Path) -> bool:
-    try:
-        with opened(path) as file:
-            return file.read(len(_BOM)) == _BOM
-    except Exception as error:
-        if not is_damage(error, path):
-            raise
-        return False  # `lines` reports the damage
+@contextlib.contextmanager
+def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
+    """The uncompressed bytes of a file, streamed."""
+    with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
+        yield file
 
 
-def sha256_of(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
+    if suffix == ".gz":
+        return gzip.GzipFile(fileobj=raw)
+    if suffix == ".xz":
+        return lzma.open(raw)
+    if suffix == ".zst":
+        require("pyarrow", "arrow", "a .zst file")
+        import pyarrow  # 0.1 s
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
+    return raw
+
+
+def _is_damage(error: Exception, path: epath.Path) -> bool:
+    """Whether an error of reading is that of damaged data, not of the disk or the network."""
+    if path.suffix == ".zst":
+        return isinstance(error, OSError) and error.errno is None and not is_transient(error)
+    return isinstance(error, _DAMAGED)

@@ -111,14 +111,14 @@ def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
 
 def _prepared(name: str, data_dir: str | None, label: str):
     """The dataset's builder, after downloading and preparing it if no earlier run has."""
-    alternative = "or give your own files: two text files 'SRC,TGT' or one 'FILE.tsv'"
+    alternative = "or give your own files: two text files 'SRC,TGT'"
     if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
         raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {alternative}")
     require("tensorflow_datasets", "tfds", label)
     import tensorflow_datasets as tfds
     from tensorflow_datasets.core import registered
 
-    datasets = _register_translation_datasets()
+    _register_translation_datasets()
     try:
         builder = tfds.builder(name, data_dir=data_dir)
         if builder.is_prepared():
@@ -126,7 +126,7 @@ def _prepared(name: str, data_dir: str | None, label: str):
         builder = tfds.builder(name, data_dir=data_dir, file_format="array_record")
     except registered.DatasetNotFoundError:
         raise UserError(
-            f"{label}: TFDS knows no dataset {name!r}. Its translation datasets are {', '.join(datasets)}; {alternative}"
+            f"{label}: TFDS knows no dataset {name!r}; see https://www.tensorflow.org/datasets/catalog, {alternative}"
         ) from None
     except (ValueError, AssertionError) as error:
         base = name.partition("/")[0].partition(":")[0]
@@ -144,17 +144,10 @@ def _prepared(name: str, data_dir: str | None, label: str):
     return builder
 
 
-def _register_translation_datasets() -> list[str]:
+def _register_translation_datasets() -> None:
     """Imports the modules of TFDS that hold translation datasets, because TFDS finds only imported ones."""
     import tensorflow_datasets.translate as package
-    from tensorflow_datasets.core import registered
 
     for module in pkgutil.iter_modules(package.__path__):
-        # Those that end in _test are TFDS's own tests, and need TensorFlow.
-        if not module.name.endswith("_test"):
+        if not module.name.endswith("_test"):  # TFDS's own tests, which need TensorFlow
             importlib.import_module(f"{package.__name__}.{module.name}")
-    return [
-        name
-        for name in registered.list_imported_builders()
-        if re.search("translat|bucc|flores|mtnt|opus|para_crawl|tatoeba", name)
-    ]

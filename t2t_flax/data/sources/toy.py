@@ -4,13 +4,12 @@ The pairs come with the package, compressed; `python -m tools.toy_corpus` writes
 exactly one translation, and no sentence is in two splits.
 """
 
-import hashlib
 import itertools
 import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
-from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.base import Context, Source, sha256_of
 from t2t_flax.errors import UserError
 
 COUNTS = {"train": 90_000, "valid": 500, "test": 500}
@@ -31,14 +30,11 @@ class ToySource(Source):
             yield (german, english) if self._swapped else (english, german)
 
     def fingerprint(self):
-        return self._digest(*GENERATOR)
+        content = sha256_of(*GENERATOR, self._split, str(self.count), "0")
+        return sha256_of("toy", content, "de-en" if self._swapped else "en-de")
 
     def where(self, i):
         return f"{self.spec} pair {i + 1}"
-
-    def _digest(self, *generator: str) -> str:
-        content = _sha256(*generator, self._split, str(self.count), "0")
-        return _sha256("toy", content, "de-en" if self._swapped else "en-de")
 
 
 def pairs(split: str, count: int | None = None) -> Iterator[tuple[str, str]]:
@@ -80,7 +76,3 @@ def open_spec(spec: str, context: Context) -> ToySource:
 def files_of(spec: str) -> list[str]:
     """None: the corpus is part of the package."""
     return []
-
-
-def _sha256(*parts: str) -> str:
-    return hashlib.sha256("\n".join(parts).encode()).hexdigest()

@@ -1,25 +1,35 @@
 """Tokenized sentence pairs on local disk, memory-mapped: constant memory for any size of corpus.
 
 A folder with, for each side, all ids in one flat file, the length of each sentence (int32, EOS counted) and its offset
-into the ids (int64), all little-endian, plus meta.json with a checksum of each. A folder under its own name is always
-complete.
+into the ids (int64), all little-endian, plus meta.json with a CRC-32 of each. A folder under its own name is always
+complete. The first to open a store reads it once to compare the checksums, at about 1 GB/s per core; after that, files of
+the same size, times and inode are trusted.
 """
 
+import json
 import mmap
 import os
+import zlib
+from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from etils import epath
 
-from t2t_flax.data.store.integrity import LENGTH, OFFSET, SIDES, damaged, verify
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import read_if_exists
+from t2t_flax.filesystem import atomic_write, by_storage, read_if_exists
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
-"""2 has checksums; a store of another version is written again."""
+"""Of the files; a store of another version is written again."""
+SIDES = ("source", "target")
+PARTS = ("ids", "lengths", "offsets")
+LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
+FILES = tuple(f"{side}.{part}" for side in SIDES for part in PARTS)
+VERIFIED = ".verified"
+"""File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
+_BLOCK = 1 << 20
 
 
 class Sentences(NamedTuple):
@@ -28,13 +38,6 @@ class Sentences(NamedTuple):
     ids: np.ndarray
     offsets: np.ndarray
     lengths: np.ndarray
-
-
-_SHOWN_COUNTS = {
-    "dropped": "dropped",
-    "truncated": "truncated",
-    "empty": "empty",
-}
 
 
 class TokenStore:
@@ -54,9 +57,7 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
-        """Raises UserError if there is none at `folder`, its files are damaged or another version wrote it. The first to
-        open a store reads it once to verify it (`integrity`).
-        """
+        """Raises UserError if there is none at `folder`, its files are damaged or another version wrote it."""
         folder = Path(folder)
         meta = read_meta(folder)
         if meta is None:
@@ -67,7 +68,7 @@ class TokenStore:
                 f"{FORMAT_VERSION}; delete the folder and run prepare again"
             )
         store = cls(folder, meta, origin)
-        verify(folder, meta)
+        _verify(folder, meta)
         return store
 
     def side(self, side: str) -> Sentences:
@@ -105,7 +106,7 @@ class TokenStore:
     def describe(self) -> str:
         """A line with the numbers of pairs and tokens, and of dropped and truncated pairs."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
-        shown_counts = _SHOWN_COUNTS | self.meta.get("filters", {})
+        shown_counts = {name: name for name in ("dropped", "truncated", "empty")} | self.meta.get("filters", {})
         counts = [f"{self.meta[name]:,} {shown}" for name, shown in shown_counts.items() if self.meta.get(name)]
         notes = f" (of {self.meta['pairs_read']:,}: {', '.join(counts)})" if counts else ""
         return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{notes}"
@@ -135,13 +136,40 @@ class TokenStore:
         path = self.folder / f"{side}.{part}"
         size = path.stat().st_size if path.exists() else 0
         if size != count * dtype.itemsize:
-            raise damaged(self.folder, f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}")
+            raise _damaged(self.folder, f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}")
         if not count:
             return np.zeros(0, dtype)
         mapped = np.memmap(path, dtype, "r")
         self._maps.append(mapped._mmap)
         # As a plain array: every slice of the memmap class costs microseconds, and it is sliced for each sentence.
         return np.asarray(mapped)
+
+
+@by_storage
+def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
+    """The finished store at `folder` if it has this digest; None if there is none, or one of an older format. Raises UserError
+    for a damaged store and for a folder of something else.
+    """
+    return TokenStore.open(Path(folder), folder) if matches(read_meta(epath.Path(folder)), digest) else None
+
+
+@by_storage
+def local_path(folder: epath.PathLike, digest: str) -> Path:
+    """Where the store `folder` is written and memory-mapped."""
+    return Path(folder)
+
+
+@by_storage
+def upload(folder: epath.PathLike, local: Path) -> None:
+    """Copies a finished local store into its object store, if `folder` is in one."""
+
+
+def is_intact(folder: Path, digest: str) -> bool:
+    """Whether `folder` is an intact store of this digest."""
+    try:
+        return TokenStore.open(folder).digest == digest != ""
+    except (UserError, FileNotFoundError):  # replaced by another process while it was read
+        return False
 
 
 def matches(meta: dict | None, digest: str) -> bool:
@@ -177,3 +205,61 @@ def _folder_state(folder: Path | epath.Path) -> tuple[int, int] | None:
     except FileNotFoundError:
         return None
     return stat.st_ino, stat.st_ctime_ns
+
+
+def _verify(folder: Path, meta: dict[str, Any]) -> None:
+    """Compares every file with its checksum in `meta`, offsets with lengths, and ids with the vocabulary size.
+
+    Reads in constant memory, and nothing if the files are unchanged since they were last verified. Raises UserError
+    that names the first damaged file.
+    """
+    state = {name: [meta["crc32"][name], *_identity(folder / name)] for name in FILES}
+    try:
+        if parse_json((folder / VERIFIED).read_text()) == state:
+            return
+    except (OSError, ValueError):
+        pass
+    for side in SIDES:
+        _verify_side(folder, side, meta)
+    try:
+        atomic_write(folder / VERIFIED, json.dumps(state), parents=False)
+    except OSError:
+        pass  # this account may only read the store, or another process has moved it away meanwhile
+
+
+def _identity(path: Path) -> list[int]:
+    """Size, times and inode. The change time exposes a file restored with its old modification time."""
+    stat = path.stat()
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+def _verify_side(folder: Path, side: str, meta: dict[str, Any]) -> None:
+    side_meta = meta[side]
+    checksums = dict.fromkeys(PARTS, 0)
+
+    def read(part: str, dtype: np.dtype, count: int) -> Iterator[np.ndarray]:
+        with open(folder / f"{side}.{part}", "rb") as file:
+            while block := file.read(count * dtype.itemsize):
+                checksums[part] = zlib.crc32(block, checksums[part])
+                yield np.frombuffer(block, dtype)
+
+    largest, end, longest, consistent = -1, 0, 0, True
+    for ids in read("ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), _BLOCK):
+        largest = max(largest, int(ids.max()))
+        consistent &= int(ids.min()) >= 0
+    for lengths, offsets in zip(read("lengths", LENGTH, _BLOCK), read("offsets", OFFSET, _BLOCK), strict=True):
+        ends = end + np.cumsum(lengths, dtype=np.int64)
+        consistent &= bool((lengths >= 0).all() and (offsets == ends - lengths).all())
+        end, longest = int(ends[-1]), max(longest, int(lengths.max()))
+    for part, checksum in checksums.items():
+        if checksum != meta["crc32"][f"{side}.{part}"]:
+            raise _damaged(folder, f"the checksum of {side}.{part} is not that in meta.json")
+    if largest >= side_meta["vocab_size"]:
+        raise _damaged(folder, f"{side}.ids has id {largest}, the vocabulary {side_meta['vocab_size']} ids")
+    if not consistent or (end, longest) != (side_meta["tokens"], side_meta["longest"]):
+        raise _damaged(folder, f"{side}.offsets and {side}.lengths contradict each other")
+
+
+def _damaged(folder: os.PathLike | str, problem: str) -> UserError:
+    """The error of a store whose files have changed."""
+    return UserError(f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again")

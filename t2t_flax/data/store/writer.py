@@ -12,16 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
-from t2t_flax.data.store.integrity import FILES, LENGTH, OFFSET, SIDES
-from t2t_flax.data.store.token_store import FORMAT_VERSION, TokenStore, read_meta
-from t2t_flax.errors import UserError
+from t2t_flax.data.store.token_store import FILES, FORMAT_VERSION, LENGTH, OFFSET, SIDES, is_intact, read_meta
 from t2t_flax.filesystem import atomic_directory
 from t2t_flax.locks import exclusive_writer, machine_tag
-
-
-def token_dtype(vocab_size: int) -> np.dtype:
-    """The smallest of uint16 and int32 that holds every id."""
-    return np.dtype("<u2" if vocab_size <= 1 << 16 else "<i4")
 
 
 class StoreWriter:
@@ -34,7 +27,7 @@ class StoreWriter:
     def __init__(self, folder: os.PathLike | str, *, vocab_sizes: tuple[int, int]):
         self.folder = Path(folder)
         self._vocab_sizes = vocab_sizes
-        self._dtypes = [token_dtype(size) for size in vocab_sizes]
+        self._dtypes = [np.dtype("<u2" if size <= 1 << 16 else "<i4") for size in vocab_sizes]
         self._pairs = 0
         self._tokens, self._longest = [0, 0], [0, 0]
         self._checksums = dict.fromkeys(FILES, 0)
@@ -45,16 +38,17 @@ class StoreWriter:
         with contextlib.ExitStack() as stack:
             stack.enter_context(exclusive_writer(self.folder, "prepare"))
             read_meta(self.folder)  # raises instead of replacing a foreign folder
-            self._partial = stack.enter_context(
-                atomic_directory(
-                    self.folder, tag=machine_tag(), keep=lambda: _keep(self.folder, self.meta.get("digest", ""))
-                )
-            )
+            self._partial = stack.enter_context(atomic_directory(self.folder, tag=machine_tag(), keep=self._keep))
             stack.push(self._finish)
             self._open_files = contextlib.ExitStack()
             self._files = {name: self._open_files.enter_context(open(self._partial / name, "wb")) for name in FILES}
             self._stack = stack.pop_all()
         return self
+
+    def _keep(self) -> bool:
+        """Whether an intact store of this digest has appeared, which another process may have opened."""
+        read_meta(self.folder)
+        return is_intact(self.folder, self.meta.get("digest", ""))
 
     def write(self, source: tuple[np.ndarray, np.ndarray], target: tuple[np.ndarray, np.ndarray]) -> None:
         """Appends pairs; each side is (ids [total], lengths [pairs]), the sentences one after another, EOS included."""
@@ -93,19 +87,3 @@ class StoreWriter:
         }
         meta = {"format_version": FORMAT_VERSION, "pairs": self._pairs, **sides, "crc32": self._checksums, **self.meta}
         (self._partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
-
-
-def _keep(folder: Path, digest: str) -> bool:
-    """Whether `folder` is an intact store of this digest, which another process may have opened. Raises UserError if it
-    is not a store.
-    """
-    read_meta(folder)
-    return is_intact(folder, digest)
-
-
-def is_intact(folder: Path, digest: str) -> bool:
-    """Whether `folder` is an intact store of this digest."""
-    try:
-        return TokenStore.open(folder).digest == digest != ""
-    except (UserError, FileNotFoundError):  # replaced by another process while it was read
-        return False

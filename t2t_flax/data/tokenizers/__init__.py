@@ -11,32 +11,33 @@ from t2t_flax.config import Data
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.starts import Starts, read_starts, start_name, write_starts
 from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.marian import MarianTokenizer
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer, train_sentencepiece
-from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory
-
-KINDS: tuple[type[Tokenizer], ...] = (SubwordNmtTokenizer, SymbolTokenizer, MarianTokenizer, SentencePieceTokenizer)
-"""The first kind that recognizes a file reads it."""
+from t2t_flax.json_file import parse_json
+from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, absent_extension, load_extensions
 
 
 def load_tokenizer(path: epath.PathLike) -> Tokenizer:
-    """The tokenizer in a file. Raises UserError if there is no such file or no kind recognizes it."""
+    """The tokenizer in a file. Raises UserError if there is no such file, or it is not a tokenizer."""
     path = epath.Path(path)
     if not path.exists():
         raise UserError(f"there is no tokenizer at {path}")
+    load_extensions()
     data = path.read_bytes()
-    for kind in KINDS:
-        if kind.recognizes(data):
-            try:
-                return kind(data)
-            except UserError:
-                raise
-            except Exception as error:  # any error that the library raises for a damaged file
-                raise UserError(f"{path} is damaged: {kind.__name__} cannot read it ({error})") from error
-    raise UserError(f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote")
+    try:
+        kind = parse_json(data)["kind"]
+    except (ValueError, TypeError, KeyError):
+        kind = ""
+    try:
+        return TOKENIZER_FILES.load(kind)(data) if kind in TOKENIZER_FILES else SentencePieceTokenizer(data)
+    except UserError:
+        raise
+    except Exception as error:  # any error that the library raises for another or a damaged file
+        absent = absent_extension("tokenizer files", str(kind))
+        raise UserError(
+            f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote ({error}).{absent}"
+        ) from error
 
 
 class TokenizerPair:
@@ -124,19 +125,17 @@ class TokenizerPair:
 def train_tokenizers(
     source: Source, data: Data, control_symbols: Sequence[str] = (), words: Sequence[str] = ()
 ) -> TokenizerPair:
-    """Trains one SentencePiece tokenizer on the sentences of both sides (section 5.1) or, without
-    `data.joint_vocabulary`, one for each side, of which that of the source has the control symbols; see `train_sentencepiece`.
-    `data.tokenizer_sentences` limits the sentences for each tokenizer. Raises UserError as `train_sentencepiece`.
+    """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
+    of which that of the source has the control symbols. Raises UserError as `sentencepiece.train`.
     """
+    train = TOKENIZERS.load(data.tokenizer).train
     if data.joint_vocabulary:
-        joint = train_sentencepiece(itertools.chain.from_iterable(source.pairs()), data, control_symbols, words)
+        joint = train(itertools.chain.from_iterable(source.pairs()), data, control_symbols, words)
         return TokenizerPair(joint, joint)
     sides = []
     for i, side in enumerate(("source", "target")):
         try:
-            sides.append(
-                train_sentencepiece((pair[i] for pair in source.pairs()), data, () if i else control_symbols, words)
-            )
+            sides.append(train((pair[i] for pair in source.pairs()), data, () if i else control_symbols, words))
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

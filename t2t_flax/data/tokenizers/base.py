@@ -1,16 +1,20 @@
-"""Text to token ids and back. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer.
-
-A tokenizer is one file whose content identifies its kind (`Tokenizer.recognizes`), so `tokenizers.load_tokenizer` needs
-only the path.
+"""Text to token ids and back. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer. Tokenizers whose file lists their
+pieces; the simplest splits symbols, such as those of trees, at spaces.
 """
 
 import abc
 import hashlib
-from collections.abc import Sequence
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 from etils import epath
 
+from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.json_file import parse_json
+
+SPECIAL = ("<pad>", "</s>", "<unk>")
 
 
 class Tokenizer(abc.ABC):
@@ -46,13 +50,56 @@ class Tokenizer(abc.ABC):
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """The vocabulary entry of each id, for display."""
 
-    @classmethod
-    @abc.abstractmethod
-    def recognizes(cls, data: bytes) -> bool:
-        """Whether `data` is a file of this kind."""
-
     def save(self, path: epath.PathLike) -> None:
         atomic_write(path, self.data)
 
     def __reduce__(self):
         return type(self), (self.data,)
+
+
+class ListTokenizer(Tokenizer):
+    """Reads `{"kind": KIND, ..., PIECES: [...]}`, KIND as in `registry.TOKENIZER_FILES`; ids are positions in the list, after
+    those of PAD, EOS and UNK.
+    """
+
+    KIND: str
+    PIECES: str
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self.content = parse_json(data)
+        self._pieces = [*SPECIAL, *self.content[self.PIECES]]
+        self.ids = {piece: i for i, piece in enumerate(self._pieces)}
+
+    @classmethod
+    def write(cls, pieces: list[str], **more: str) -> bytes:
+        """The file of a tokenizer with these pieces."""
+        return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
+
+    @property
+    def vocab_size(self):
+        return len(self._pieces)
+
+    def decode(self, ids):
+        return " ".join(self.pieces([i for i in ids if i not in (PAD, EOS)]))
+
+    def pieces(self, ids):
+        for i in ids:
+            if not 0 <= i < len(self._pieces):
+                raise IndexError(f"token id {i} is outside the vocabulary of {len(self._pieces)}")
+        return [self._pieces[i] for i in ids]
+
+
+class SymbolTokenizer(ListTokenizer):
+    """Every symbol is a piece; symbols unseen in training are UNK."""
+
+    KIND, PIECES = "symbols split at spaces", "symbols"
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> "SymbolTokenizer":
+        """The tokenizer of all symbols of the texts, the most frequent first."""
+        counts = Counter(symbol for text in texts for symbol in text.split())
+        return SymbolTokenizer(SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol))))
+
+    def encode(self, text):
+        return [self.ids.get(symbol, UNK) for symbol in text.split()]

@@ -26,6 +26,8 @@ class SentencePieceTokenizer(Tokenizer):
         from sentencepiece import SentencePieceProcessor
 
         super().__init__(data)
+        if not data:  # which would be a model without pieces
+            raise ValueError("the file is empty")
         self._processor = SentencePieceProcessor(model_proto=data)
         special, symbols = {self._processor.unk_id()}, {}
         for i in filter(self._processor.is_control, range(len(self._processor))):
@@ -69,17 +71,13 @@ class SentencePieceTokenizer(Tokenizer):
             raise IndexError(f"token id {i} is outside the vocabulary of {len(self._to_model)}")
         return self._to_model[int(i)]
 
-    @classmethod
-    def recognizes(cls, data):
-        from sentencepiece import SentencePieceProcessor
 
-        try:
-            return len(SentencePieceProcessor(model_proto=data)) > 0 if data else False
-        except RuntimeError:
-            return False
+def inputs(data: Data) -> dict[str, str]:
+    """What `train` reads beside the text. Without anything, data.tokenizer_model is an existing tokenizer."""
+    return {}
 
 
-def train_sentencepiece(
+def train(
     sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), words: Sequence[str] = ()
 ) -> SentencePieceTokenizer:
     """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size,

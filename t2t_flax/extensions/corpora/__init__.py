@@ -1,8 +1,12 @@
-"""Corpora: JSON-lines and Parquet files, saved datasets of Hugging Face, and mtdata's index as sources; filters of pairs."""
+"""Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, mtdata's index; filters of pairs."""
 
 from t2t_flax.registry import DATA_HOOKS, SourceForm, add_group, add_source
 
 _HERE = "t2t_flax.extensions.corpora"
+add_source(
+    "tsv",
+    SourceForm("'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)", f"{_HERE}.tsv", suffixes=(".tsv",)),
+)
 add_source(
     "jsonl",
     SourceForm(

@@ -4,11 +4,9 @@ The keys are config.data.source_language and config.data.target_language: `{"en"
 object may also lie under "translation", as in Hugging Face's translation datasets; other keys are ignored.
 """
 
-import hashlib
-
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.base import Context, Source, sha256_of
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
@@ -42,7 +40,7 @@ class JsonLinesSource(Source):
 
     def fingerprint(self):
         parts = [_PREFIX, *self._languages, file_sha256(self._path)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return sha256_of(*parts)
 
     def where(self, i):
         return f"{self._path} line {i + 1}"

@@ -8,7 +8,6 @@ import bz2
 import contextlib
 import functools
 import gzip
-import hashlib
 import importlib.metadata
 import logging
 import lzma
@@ -17,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.base import Context, Source, sha256_of
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, install_hint
 
@@ -63,7 +62,7 @@ class MtdataSource(Source):
     def fingerprint(self):
         parser = importlib.metadata.version("mtdata")
         parts = [_PREFIX, parser, str(self._entry.did), str(self._swap), *map(file_sha256, self._files)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return sha256_of(*parts)
 
     def where(self, i):
         return f"{self.spec} segment {i + 1}"

@@ -1,14 +1,13 @@
 """Parquet as a source: 'FILE.parquet' or 'parquet:PATTERN', with the columns of `columns.text_columns`."""
 
 import glob
-import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.base import Context, Source, sha256_of
 from t2t_flax.data.sources.text import existing_file, file_sha256
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import ROWS, read_pairs, text_columns
@@ -40,7 +39,7 @@ class ParquetSource(Source):
 
     def fingerprint(self):
         parts = [_PREFIX, *self._languages, *map(file_sha256, self._paths)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return sha256_of(*parts)
 
     def where(self, i):
         for path, rows in zip(self._paths, self._rows, strict=True):

@@ -3,13 +3,12 @@
 The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of `columns.text_columns`.
 """
 
-import hashlib
 from collections.abc import Sequence
 from typing import IO, Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources.base import Context, Source, sha256_of
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import is_damage, read_pairs, text_columns
@@ -50,7 +49,7 @@ class SavedDatasetSource(Source):
 
     def fingerprint(self):
         parts = [_PREFIX, *self._languages, *map(file_sha256, self._paths)]
-        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+        return sha256_of(*parts)
 
     def where(self, i):
         return f"{self._folder} row {i + 1}"

@@ -6,4 +6,4 @@ add_group("finetuning", "t2t_flax.extensions.finetuning.keys", "FineTuning")
 PARAMETERS.add(
     "t2t_flax.extensions.finetuning.parameters", "finetuning.init_from", "finetuning.freeze", "finetuning.lora_rank"
 )
-TOKENIZERS_OF.add("t2t_flax.extensions.finetuning.tokenizer", "finetuning.init_from")
+TOKENIZERS_OF.add("t2t_flax.extensions.finetuning.keys", "finetuning.init_from")

@@ -1,12 +1,15 @@
-"""Keys of the extension."""
+"""The keys of fine-tuning, and whose tokenizer they choose."""
 
 import re
 from dataclasses import dataclass
 from typing import Any
 
+from etils import epath
+
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
+from t2t_flax.model_forms import run_folder
 
 
 @dataclass(frozen=True)
@@ -65,12 +68,6 @@ class FineTuning:
                     f"config.finetuning.{name} = {getattr(self, name)} is about the run to start from: name its workdir in "
                     "config.finetuning.init_from."
                 )
-        if self.lora_rank and config.optimizer.name == "muon":
-            raise UserError(
-                f"config.finetuning.lora_rank = {self.lora_rank} freezes the kernels, whose updates config.optimizer.name = muon "
-                "orthogonalizes: the adapters would be trained by plain Adam. Say so with config.optimizer.name = adam, or train "
-                "the kernels (lora_rank = 0)."
-            )
 
 
 def of(config: Config) -> FineTuning:
@@ -98,3 +95,9 @@ def parse_init_checkpoint(text: str) -> dict[str, Any]:
 def patterns_of(text: str) -> list[str]:
     """The patterns in a key such as finetuning.freeze, separated by spaces or commas."""
     return text.replace(",", " ").split()
+
+
+def tokenizer_folder(config: Config) -> epath.Path | None:
+    """Where the tokenizer of config.finetuning.init_from is; None for a run with its own."""
+    keys = of(config)
+    return run_folder(keys.init_from) / "tokenizer" if keys.init_vocabulary == "same" else None

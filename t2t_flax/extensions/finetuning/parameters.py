@@ -40,9 +40,9 @@ class FineTuned(Parameters):
     def start(
         self, setup: "TrainingSetup", params: dict[str, Any], group: ProcessGroup | None, say: Callable[[str], None]
     ) -> dict[str, Any]:
-        from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+        from t2t_flax.extensions.finetuning.start import start_params
 
-        return params | pretrained_params(setup, params, group, say) if self.keys.init_from else params
+        return params | start_params(setup, params, group, say) if self.keys.init_from else params
 
     def split(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         if self.keys.lora_rank:

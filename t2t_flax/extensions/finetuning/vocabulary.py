@@ -31,9 +31,9 @@ def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
 
 
 def tables_by_piece(
-    model: Transformer, own: dict[str, Any], pretrained: dict[str, Any], old: TokenizerPair, new: TokenizerPair
+    model: Transformer, own: dict[str, Any], other: dict[str, Any], old: TokenizerPair, new: TokenizerPair
 ) -> tuple[dict[str, Any], list[str]]:
-    """(`pretrained` with tables and output bias of the new vocabulary, the count of known pieces for each vocabulary).
+    """(`other` with tables and output bias of the new vocabulary, the count of known pieces for each vocabulary).
 
     own: the run's initial parameters, with the shapes and shardings of the result. A piece that is new gets the mean of the old
     rows, so that it is no more likely than an average piece was (Hewitt 2021), plus SPREAD of its initialization, so that
@@ -45,13 +45,13 @@ def tables_by_piece(
     for name in dict.fromkeys((*model.table_params, *model.output_params)):  # all processes in the same order
         side = "source" if name == "source_embedding" else "target"
         fill = functools.partial(_filled, rows[side], sides[side][0].vocab_size)
-        tables[name] = jax.tree.map(fill, own[name], pretrained[name])
+        tables[name] = jax.tree.map(fill, own[name], other[name])
     shown = {"target": "pieces"} if new.joint else {side: f"{side} pieces" for side in sides}
     counts = [
         f"{(rows[side] >= 0).sum():,} of {len(rows[side]):,} {words} known, {(rows[side] < 0).sum():,} new"
         for side, words in shown.items()
     ]
-    return pretrained | tables, counts
+    return other | tables, counts
 
 
 def _filled(rows: np.ndarray, old_size: int, own: jax.Array, old: jax.Array) -> jax.Array:

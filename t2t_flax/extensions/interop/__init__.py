@@ -1,6 +1,6 @@
 """Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
 
-from t2t_flax.registry import DECODERS, ModelForm, add_command, add_group, add_model_form
+from t2t_flax.registry import DECODERS, TOKENIZER_FILES, ModelForm, add_command, add_group, add_model_form
 
 add_command(
     "export",
@@ -23,3 +23,6 @@ add_model_form(
     ),
 )
 DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTranslate2Decoder")
+TOKENIZER_FILES.add(
+    "SentencePiece model and vocabulary", "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer"
+)

@@ -3,7 +3,7 @@
 The paper's model is exported as it is: post-norm, no biases in attention, sinusoids as explicit vectors, a zero start vector.
 """
 
-import math
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ import numpy as np
 from t2t_flax.config import Config, Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
+from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
 from t2t_flax.extensions.interop.supported_keys import require_supported
 from t2t_flax.models.positions import sinusoid_halves, sinusoid_interleaved
 
@@ -159,36 +160,19 @@ def _positions(config: Model, params: Any, side: str) -> np.ndarray:
 
 
 def _set_layer(layer: Any, config: Model, params: Any) -> None:
-    """Linear weights are [out, in] in CTranslate2; the projections of one input are one matrix."""
-    for theirs, ours, groups in (
-        ("self_attention", "self_attention", (("query", "key", "value"), ("out",))),
-        ("attention", "cross_attention", (("query",), ("key", "value"), ("out",))),
-    ):
-        if not hasattr(layer, theirs):
-            continue
-        attention = getattr(layer, theirs)
-        for linear, names in zip(attention.linear, groups, strict=True):
-            _set_linear(linear, [params[ours][name] for name in names], inputs=2 if names == ("out",) else 1)
-        if config.attention_score == "dot":
-            attention.queries_scale = np.float32(1)
-        residual = {"self_attention": "residual_attention", "attention": "residual_cross"}[theirs]
-        _set_norm(attention.layer_norm, params[residual]["norm"])
-    feed_forward = params["feed_forward"]
-    linears = {"Einsum_0": layer.ffn.linear_0, "Einsum_1": layer.ffn.linear_1}
-    if config.feed_forward == "gated":
-        linears = {"gate": layer.ffn.linear_0, "up": layer.ffn.linear_0_noact, "down": layer.ffn.linear_1}
-    for name, linear in linears.items():
-        _set_linear(linear, [feed_forward[name]])
-    _set_norm(layer.ffn.layer_norm, params["residual_ffn"]["norm"])
+    for name, array in CTRANSLATE2.write(params):
+        *path, attribute = name.split("/")
+        setattr(functools.reduce(_part, path, layer), attribute, array)
+    if config.attention_score == "dot":
+        for attention in ("self_attention", "attention"):
+            if hasattr(layer, attention):
+                getattr(layer, attention).queries_scale = np.float32(1)
 
 
-def _set_linear(linear: Any, parts: list[Any], inputs: int = 1) -> None:
-    """`parts`: kernels [in..., out...] with `inputs` input axes, stacked along the outputs, and their biases if any."""
-    kernels = [_float32(part["kernel"]) for part in parts]
-    rows = [kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T for kernel in kernels]
-    linear.weight = np.ascontiguousarray(np.concatenate(rows))
-    if "bias" in parts[0]:
-        linear.bias = np.concatenate([_float32(part["bias"]).reshape(-1) for part in parts])
+def _part(spec: Any, name: str) -> Any:
+    """The part of a specification that a file calls `name`; linear_0 may be the first of a list `linear`."""
+    kind, _, number = name.rpartition("_")
+    return getattr(spec, name) if hasattr(spec, name) else getattr(spec, kind)[int(number)]
 
 
 def _set_norm(norm: Any, params: Any) -> None:

@@ -1,4 +1,4 @@
-"""CTranslate2's own files: the arrays of `model.bin` (binary versions 2 to 6), and the lists of tokens beside it."""
+"""CTranslate2's own files: the arrays of `model.bin` (binary version 6), and the lists of tokens beside it."""
 
 import math
 import struct
@@ -12,10 +12,9 @@ import numpy as np
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.json_file import parse_json
 
-NEWEST_VERSION = 6
+VERSION = 6
 _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)
-"""By their numbers in the file, from version 4 on; before, an array has the size of its items alone."""
-_DTYPE_OF_SIZE = {4: np.float32, 2: np.int16, 1: np.int8}
+"""By their numbers in the file."""
 
 
 _MOST_UNPACKED = 200
@@ -60,20 +59,22 @@ class _Reader:
 
 
 def read_model_bin(path: Path) -> ModelFile:
-    """The arrays of a model.bin. Raises UserError for a damaged file, and one of a newer version."""
+    """The arrays of a model.bin. Raises UserError for a damaged file, and one of another version."""
     reader = _Reader(path, path.read_bytes())
     version = reader.number("I")
-    if not 2 <= version <= 100:
+    if not 1 <= version <= 100:
         raise reader.error(f"begins with version {version}: it is")
-    if version > NEWEST_VERSION:
-        raise UserError(f"{path} has binary version {version}; this version of t2t_flax reads up to {NEWEST_VERSION}.")
+    if version != VERSION:
+        raise UserError(
+            f"{path} has binary version {version}; expected {VERSION}, which ctranslate2 4 converts models to."
+        )
     spec, _ = reader.string(), reader.number("I")  # the class and its revision
     arrays = {}
     for _ in range(reader.number("I")):
         name = reader.string()
-        arrays[name] = _array(reader, name, version)
+        arrays[name] = _array(reader, name)
     arrays = _dequantized(reader, arrays)
-    for _ in range(reader.number("I") if version >= 3 else 0):
+    for _ in range(reader.number("I")):
         alias, name = reader.string(), reader.string()
         if name not in arrays:
             raise reader.error(f"says that {alias} is {name}, which it lacks: it is")
@@ -83,13 +84,10 @@ def read_model_bin(path: Path) -> ModelFile:
     return ModelFile(path, spec, arrays)
 
 
-def _array(reader: _Reader, name: str, version: int) -> np.ndarray:
+def _array(reader: _Reader, name: str) -> np.ndarray:
     shape = [reader.number("I") for _ in range(reader.number("B"))]
     kind, count = reader.number("B"), reader.number("I")
-    if version >= 4:
-        dtype = _DTYPES[kind] if kind < len(_DTYPES) else None
-    else:
-        dtype, count = _DTYPE_OF_SIZE.get(kind), count * kind
+    dtype = _DTYPES[kind] if kind < len(_DTYPES) else None
     if dtype is None or count != math.prod(shape) * np.dtype(dtype).itemsize:
         raise reader.error(f"says that {name!r} has {count} bytes of type {kind} for shape {tuple(shape)}: it is")
     try:

@@ -14,10 +14,9 @@ import numpy as np
 from t2t_flax.config import Model
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.ctranslate2_file import (
-    ModelFile,
     read_model_bin,
     read_npz,
     read_tokens,
@@ -25,6 +24,7 @@ from t2t_flax.extensions.interop.ctranslate2_file import (
 )
 from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
 from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair, with_starts
+from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 from t2t_flax.json_file import read_json
 
@@ -33,8 +33,6 @@ WEIGHTS = ("model.bin", "weights.npz")
 PADDING = ("<pad>", "<blank>")
 """The token of padding, if the model has one."""
 _STACKS = {"source": "encoder", "target": "decoder"}
-_HEADS = {"TransformerBase": 8, "TransformerBig": 16}
-"""Of the classes whose files do not say it."""
 _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
 _ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")
 _TEXTS = ("unk_token", "eos_token", "decoder_start_token", "source_language", "target_language")
@@ -90,7 +88,7 @@ def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
     if not path.is_file():
         raise UserError(f"there is no {path}: expected the weights of CTranslate2.")
     file = read_npz(path) if path.suffix == ".npz" else read_model_bin(path)
-    if file.spec not in ("", "TransformerSpec", *_HEADS):
+    if file.spec not in ("", "TransformerSpec"):
         raise UserError(f"{path} holds a {file.spec}; expected an encoder-decoder Transformer (TransformerSpec).")
     arrays, settings = NamedArrays(path, file.arrays, _EXPECTED), _settings(folder)
     encoder_table = "encoder/embeddings_0/weight" if "encoder/embeddings_0/weight" in arrays else ""
@@ -101,16 +99,16 @@ def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
     d_model = tables["source"].shape[1]
     if tables["target"].shape[1] != d_model:
         arrays.take("decoder/embeddings/weight", 0, d_model)
-    num_heads = _num_heads(arrays, file, num_heads, d_model)
+    num_heads = _num_heads(arrays, num_heads, d_model)
     vocabularies = {side: _vocabulary(folder, side, settings, len(table)) for side, table in tables.items()}
     model, positions = _model(arrays, settings, d_model, num_heads)
     model, params, vocabularies = _tables(arrays, model, tables, vocabularies, settings)
     params |= {f"{side}_positions": {"table": table} for side, table in positions.tables.items()}
     for stack, count in (("encoder", model.num_encoder_layers), ("decoder", model.num_decoder_layers)):
         if f"{stack}/layer_norm/gamma" in arrays:
-            params[f"{stack}_norm"] = _norm(arrays, f"{stack}/layer_norm", model)
+            params[f"{stack}_norm"] = CTRANSLATE2.read_norm(arrays, f"{stack}/layer_norm", model)
         for n in range(count):
-            params[f"{stack}_{n}"] = _layer(arrays, f"{stack}/layer_{n}", model)
+            params[f"{stack}_{n}"] = CTRANSLATE2.read(arrays, f"{stack}/layer_{n}/", model, cross=stack == "decoder")
     arrays.refuse_unused()
     if positions.scheme.sines_first:
         params = reordered(params, np.argsort(sines_first(d_model)))
@@ -127,19 +125,19 @@ def _settings(folder: Path) -> dict[str, Any]:
     return {key: value for key, value in settings.items() if value is not None}
 
 
-def _num_heads(arrays: NamedArrays, file: ModelFile, given: int, d_model: int) -> int:
-    known = [int(arrays.scalar(f"{stack}/num_heads", _HEADS.get(file.spec, 0))) for stack in _STACKS.values()]
+def _num_heads(arrays: NamedArrays, given: int, d_model: int) -> int:
+    known = [int(arrays.scalar(f"{stack}/num_heads", 0)) for stack in _STACKS.values()]
     if known[0] != known[1]:
         raise UserError(
-            f"{file.path} has {known[0]} heads in the encoder and {known[1]} in the decoder; expected one number."
+            f"{arrays.path} has {known[0]} heads in the encoder and {known[1]} in the decoder; expected one number."
         )
     if given and known[0] and given != known[0]:
-        raise UserError(f"--num-heads={given}, but {file.path} has {known[0]} heads: leave the flag out.")
+        raise UserError(f"--num-heads={given}, but {arrays.path} has {known[0]} heads: leave the flag out.")
     heads = given or known[0]
     if not heads:
-        raise UserError(f"{file.path} does not say how many attention heads the model has: give --num-heads=N.")
+        raise UserError(f"{arrays.path} does not say how many attention heads the model has: give --num-heads=N.")
     if heads < 1 or d_model % heads:
-        raise UserError(f"num_heads = {heads} does not divide the model's width, {d_model} ({file.path}).")
+        raise UserError(f"num_heads = {heads} does not divide the model's width, {d_model} ({arrays.path}).")
     return heads
 
 
@@ -213,7 +211,7 @@ def _model(
 
 def _flags(arrays: NamedArrays, stack: str, d_model: int) -> dict[str, int | bool]:
     name = f"{stack}/scale_embeddings"
-    scale = arrays.scalar(name, arrays.scalar(f"{stack}/embeddings/multiply_by_sqrt_depth", 1))
+    scale = arrays.scalar(name, 1)
     if not arrays.is_float(name):  # a flag; otherwise the factor itself
         scale = math.sqrt(d_model) if scale else 1.0
     scaled = math.isclose(scale, math.sqrt(d_model), rel_tol=1e-5)
@@ -293,51 +291,6 @@ def _tables(
     params |= {f"{name}_embedding": {"table": table} for name, table in named.items()}
     keys = dict(tie_embeddings=tied, output_bias="output_bias" in params, decoder_start_token=kind)
     return dataclasses.replace(model, **keys), params, vocabularies | {"target": target}
-
-
-def _norm(arrays: NamedArrays, name: str, model: Model) -> dict[str, np.ndarray]:
-    scale = {"scale": arrays.take(f"{name}/gamma", model.d_model)}
-    return scale if model.norm_type == "rmsnorm" else scale | {"bias": arrays.take(f"{name}/beta", model.d_model)}
-
-
-def _linear(
-    arrays: NamedArrays, name: str, into: tuple[int, ...], out: tuple[int, ...], parts: int = 1, *, bias: bool = True
-) -> list[dict[str, Any]]:
-    """`parts` linear maps fused along their outputs: kernels [*into, *out] and biases [*out]."""
-    rows = math.prod(out)
-    kernels = np.split(arrays.take(f"{name}/weight", parts * rows, math.prod(into)), parts)
-    maps = [{"kernel": part.T.reshape(*into, *out)} for part in kernels]
-    if bias:
-        shifts = np.split(arrays.take(f"{name}/bias", parts * rows), parts)
-        maps = [part | {"bias": shift.reshape(out)} for part, shift in zip(maps, shifts, strict=True)]
-    return maps
-
-
-def _layer(arrays: NamedArrays, name: str, model: Model) -> dict[str, Any]:
-    """Parameters of one layer; CTranslate2 names cross-attention `attention`."""
-    width, heads = (model.d_model,), (model.num_heads, model.d_model // model.num_heads)
-    attention = dict(bias=model.attention_bias)
-    query, key, value = _linear(arrays, f"{name}/self_attention/linear_0", width, heads, 3, **attention)
-    (out,) = _linear(arrays, f"{name}/self_attention/linear_1", heads, width, **attention)
-    hidden, gated = (model.d_ff,), model.feed_forward == "gated"
-    ours = ("gate", "down") if gated else ("Einsum_0", "Einsum_1")
-    (first,) = _linear(arrays, f"{name}/ffn/linear_0", width, hidden, bias=not gated)
-    (last,) = _linear(arrays, f"{name}/ffn/linear_1", hidden, width, bias=not gated)
-    layer = {
-        "self_attention": {"query": query, "key": key, "value": value, "out": out},
-        "residual_attention": {"norm": _norm(arrays, f"{name}/self_attention/layer_norm", model)},
-        "feed_forward": {ours[0]: first, ours[1]: last},
-        "residual_ffn": {"norm": _norm(arrays, f"{name}/ffn/layer_norm", model)},
-    }
-    if gated:
-        (layer["feed_forward"]["up"],) = _linear(arrays, f"{name}/ffn/linear_0_noact", width, hidden, bias=False)
-    if name.startswith("decoder"):
-        (query,) = _linear(arrays, f"{name}/attention/linear_0", width, heads, **attention)
-        key, value = _linear(arrays, f"{name}/attention/linear_1", width, heads, 2, **attention)
-        (out,) = _linear(arrays, f"{name}/attention/linear_2", heads, width, **attention)
-        layer["cross_attention"] = {"query": query, "key": key, "value": value, "out": out}
-        layer["residual_cross"] = {"norm": _norm(arrays, f"{name}/attention/layer_norm", model)}
-    return layer
 
 
 def _tokenizers(folder: Path, vocabularies: list[list[str]], notes: list[str]) -> TokenizerPair:

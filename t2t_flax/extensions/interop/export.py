@@ -10,13 +10,13 @@ from t2t_flax.config import Config
 from t2t_flax.data.hooks import all_directions
 from t2t_flax.data.starts import codes_of
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.marian import MarianTokenizer
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
-from t2t_flax.data.tokenizers.subword_nmt import SubwordNmtTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
 from t2t_flax.extensions.interop.finite import check_representable
 from t2t_flax.extensions.interop.marian_export import marian_token
+from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.model_card import Score, front_matter, sections
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, write_model
 from t2t_flax.filesystem import atomic_directory, refuse_existing
@@ -203,7 +203,7 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
             "print(target.decode(result[0].hypotheses[0]))"
         )
         return f"```python\n{code}\n```"
-    kind = "subword-nmt pieces" if isinstance(tokenizers.source, SubwordNmtTokenizer) else "symbols"
+    kind = "symbols" if isinstance(tokenizers.source, SymbolTokenizer) else "pieces"
     code = (
         'import ctranslate2\n\ntranslator = ctranslate2.Translator(".")\n'
         f'result = translator.translate_batch([["a", "sentence", "as", "{kind}"]], {search})'

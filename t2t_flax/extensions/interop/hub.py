@@ -96,18 +96,12 @@ def _explained(what: str, stays: str = "") -> Iterator[None]:
     end = f" {stays}." if stays else ""
     try:
         yield
-    except hub_errors.GatedRepoError:
-        raise UserError(
-            f"{what}: accept the conditions on the model's page, with the account of the token.{end}"
-        ) from None
-    except hub_errors.RevisionNotFoundError:
-        raise UserError(f"{what}: the model has no such revision (a branch, a tag or a commit).{end}") from None
+    except (hub_errors.GatedRepoError, hub_errors.RevisionNotFoundError, hub_errors.HFValidationError) as error:
+        raise UserError(f"{what}: {first_line(error)}{end}") from None
     except hub_errors.RepositoryNotFoundError:
         raise UserError(
             f"{what}: there is no such model, or it is private and the token (`hf auth login`, HF_TOKEN) may not read it.{end}"
         ) from None
-    except hub_errors.HFValidationError as error:
-        raise UserError(f"{what}: {first_line(error)}{end}") from None
     except hub_errors.HfHubHTTPError as error:
         status = getattr(getattr(error, "response", None), "status_code", None)
         reason = {

@@ -10,9 +10,9 @@ from t2t_flax.config.keys import keys_of
 from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.starts import Direction, Starts, codes_of, start_name
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 
 IMPROBABLE = -100.0
 """Bias of a token that the other program never predicts: without probability, but finite in a loss over all classes."""
@@ -108,9 +108,10 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
     models = [path.read_bytes() for path in paths]
     plain = []
     for path, model, tokens in zip(paths, models, (source, target), strict=True):
-        if not SentencePieceTokenizer.recognizes(model):
-            raise UserError(f"{path} is not a SentencePiece model.")
-        tokenizer = SentencePieceTokenizer(model)
+        try:
+            tokenizer = SentencePieceTokenizer(model)
+        except (RuntimeError, ValueError):
+            raise UserError(f"{path} is not a SentencePiece model.") from None
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
         same = [start_name(t) or t for t in pieces[UNK:]] == [start_name(t) or t for t in tokens[UNK:]]
         plain.append(tokenizer if same else None)

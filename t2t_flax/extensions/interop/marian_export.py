@@ -16,10 +16,11 @@ from t2t_flax.config.special_tokens import EOS, PAD
 from t2t_flax.data.hooks import all_directions
 from t2t_flax.data.starts import codes_of
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.marian import MarianTokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.feature_order import reordered, sines_first
+from t2t_flax.extensions.interop.layer_names import MARIAN
+from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.safetensors_file import save
 from t2t_flax.extensions.interop.supported_keys import require_supported
 
@@ -187,37 +188,9 @@ def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
     out = {"model.shared.weight": table, "final_logits_bias": bias[None]}
     for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
         for i in range(count):
-            layer = _layer(params[f"{stack}_{i}"])
-            out |= {f"model.{stack}.layers.{i}.{name}": x for name, x in layer.items()}
+            layer = MARIAN.write(params[f"{stack}_{i}"], always_bias=True)
+            out |= {f"model.{stack}.layers.{i}.{name}": x for name, x in layer}
     return out
-
-
-def _layer(params: Any) -> dict[str, np.ndarray]:
-    out = {}
-    for ours, theirs, residual in (
-        ("self_attention", "self_attn", "residual_attention"),
-        ("cross_attention", "encoder_attn", "residual_cross"),
-    ):
-        if ours not in params:
-            continue
-        for name in ("query", "key", "value"):
-            out |= _linear(f"{theirs}.{name[0]}_proj", params[ours][name])
-        out |= _linear(f"{theirs}.out_proj", params[ours]["out"], inputs=2)
-        out |= _norm(f"{theirs}_layer_norm", params[residual]["norm"])
-    out |= _linear("fc1", params["feed_forward"]["Einsum_0"]) | _linear("fc2", params["feed_forward"]["Einsum_1"])
-    return out | _norm("final_layer_norm", params["residual_ffn"]["norm"])
-
-
-def _linear(name: str, params: Any, inputs: int = 1) -> dict[str, np.ndarray]:
-    """Weight and bias of a kernel with `inputs` input axes; a projection of attention without a bias gets zeros."""
-    kernel = _float32(params["kernel"])
-    weight = kernel.reshape(math.prod(kernel.shape[:inputs]), -1).T
-    bias = _float32(params["bias"]).reshape(-1) if "bias" in params else np.zeros(len(weight), np.float32)
-    return {f"{name}.weight": weight, f"{name}.bias": bias}
-
-
-def _norm(name: str, params: Any) -> dict[str, np.ndarray]:
-    return {f"{name}.weight": _float32(params["scale"]), f"{name}.bias": _float32(params["bias"])}
 
 
 def _float32(x: Any) -> np.ndarray:

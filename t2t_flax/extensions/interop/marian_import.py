@@ -22,6 +22,7 @@ from t2t_flax.extensions.interop.imported import (
     sentencepiece_pair,
     with_starts,
 )
+from t2t_flax.extensions.interop.layer_names import MARIAN
 from t2t_flax.extensions.interop.marian_export import EPSILON
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 from t2t_flax.extensions.interop.safetensors_file import read_tensors
@@ -69,17 +70,9 @@ _DECODING_KEYS: dict[str, tuple[Any, ...]] = {
     "guidance_scale": (1.0, None),
     "penalty_alpha": (0.0, None),
     "min_new_tokens": (0, None),
+    "max_new_tokens": (None,),
+    "sequence_bias": (None,),
 }
-_TAKEN_OVER = {"num_beams", "max_length", "length_penalty", "early_stopping", "bad_words_ids", "renormalize_logits"}
-# Keys of generation_config.json that act only with do_sample, which is reported itself, or on no translation.
-_OF_NO_TRANSLATION = {
-    "temperature", "top_k", "top_p", "min_p", "top_h", "typical_p", "epsilon_cutoff", "eta_cutoff", "transformers_version",
-    "use_cache", "cache_implementation", "cache_config", "compile_config", "output_attentions", "output_hidden_states",
-    "output_scores", "output_logits", "return_dict_in_generate", "bos_token_id", "unk_token_id", "remove_invalid_values",
-    "max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold",
-    "assistant_early_exit", "assistant_lookbehind", "target_lookbehind", "is_assistant", "disable_compile", "low_memory",
-    "prefill_chunk_size",
-}  # fmt: skip
 # Numbers with a range are checked where they are read.
 _GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
 _CONFIG_TYPES = _GENERATION_TYPES | {
@@ -110,7 +103,8 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     params, keys = _tables(arrays, config, model, vocabularies)
     for stack in ("encoder", "decoder"):
         for n in range(config[f"{stack}_layers"]):
-            params[f"{stack}_{n}"] = _layer(arrays, f"model.{stack}.layers.{n}", model, cross=stack == "decoder")
+            name = f"model.{stack}.layers.{n}."
+            params[f"{stack}_{n}"] = MARIAN.read(arrays, name, model, cross=stack == "decoder")
     arrays.refuse_unused()
     never_padding = [[config["pad_token_id"]]] == generation.get("bad_words_ids")
     if never_padding and generation.get("renormalize_logits") and "output_bias" in params:
@@ -127,7 +121,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     )
     pair, codes = with_starts(pair, codes, folder / _CONFIG, config.get("directions"))
     resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
-    return ImportedModel(NAME, resolved, params, pair, _notes(config, own_rules, never_padding))
+    return ImportedModel(NAME, resolved, params, pair, _notes(config, generation, never_padding))
 
 
 def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
@@ -311,39 +305,6 @@ def _tables(
     return params, dict(tie_embeddings=tie, output_bias="output_bias" in params, decoder_start_token=kind)
 
 
-def _layer(arrays: NamedArrays, name: str, model: Model, *, cross: bool) -> dict[str, Any]:
-    d_model, d_ff = (model.d_model,), (model.d_ff,)
-    layer = {
-        "self_attention": _attention(arrays, f"{name}.self_attn", model),
-        "residual_attention": {"norm": _norm(arrays, f"{name}.self_attn_layer_norm", model)},
-        "feed_forward": {
-            "Einsum_0": _linear(arrays, f"{name}.fc1", d_model, d_ff),
-            "Einsum_1": _linear(arrays, f"{name}.fc2", d_ff, d_model),
-        },
-        "residual_ffn": {"norm": _norm(arrays, f"{name}.final_layer_norm", model)},
-    }
-    if cross:
-        layer["cross_attention"] = _attention(arrays, f"{name}.encoder_attn", model)
-        layer["residual_cross"] = {"norm": _norm(arrays, f"{name}.encoder_attn_layer_norm", model)}
-    return layer
-
-
-def _attention(arrays: NamedArrays, name: str, model: Model) -> dict[str, Any]:
-    width, heads = (model.d_model,), (model.num_heads, model.d_model // model.num_heads)
-    parts = {part: _linear(arrays, f"{name}.{part[0]}_proj", width, heads) for part in ("query", "key", "value")}
-    return parts | {"out": _linear(arrays, f"{name}.out_proj", heads, width)}
-
-
-def _linear(arrays: NamedArrays, name: str, into: tuple[int, ...], out: tuple[int, ...]) -> dict[str, np.ndarray]:
-    rows, columns = int(np.prod(out)), int(np.prod(into))
-    kernel = arrays.take(f"{name}.weight", rows, columns).T.reshape(*into, *out)
-    return {"kernel": kernel, "bias": arrays.take(f"{name}.bias", rows).reshape(out)}
-
-
-def _norm(arrays: NamedArrays, name: str, model: Model) -> dict[str, np.ndarray]:
-    return {"scale": arrays.take(f"{name}.weight", model.d_model), "bias": arrays.take(f"{name}.bias", model.d_model)}
-
-
 def _check_search(path: Path, generation: dict[str, Any]) -> None:
     for key in ("num_beams", "max_length"):
         _whole(path, generation, key, 1, optional=True)
@@ -368,22 +329,15 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _notes(config: dict[str, Any], own: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
-    """The rules of decoding in config.json, and all keys of generation_config.json (`own`), that are not taken over."""
-    generation, start = config | own, config.get("decoder_start_token_id")
-    special = {
+def _notes(config: dict[str, Any], generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
+    """The rules of decoding that are not taken over."""
+    start = config.get("decoder_start_token_id")
+    neutral = _DECODING_KEYS | {
         "pad_token_id": (config["pad_token_id"], None),
         "eos_token_id": (config["eos_token_id"], [config["eos_token_id"]], None),
         "decoder_start_token_id": (config["pad_token_id"] if start is None else start, None),
     }
-    neutral = _DECODING_KEYS | special
     rules = {key: value for key, value in generation.items() if key in neutral and value not in neutral[key]}
-    known = neutral.keys() | _FIXED_KEYS.keys() | _TAKEN_OVER | _OF_NO_TRANSLATION
-    rules |= {
-        key: value
-        for key, value in own.items()
-        if key not in known and not key.startswith("_") and value not in (None, False, [], {})
-    }
     if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
         rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:

@@ -67,33 +67,38 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
     path.chmod(mode)
 
 
-def read_tensors(path: Path) -> tuple[dict[str, np.ndarray], dict[str, str]]:
+def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
     try:
         with safe_open(path, framework="numpy") as file:
-            return {name: file.get_tensor(name) for name in file.keys()}, file.metadata() or {}
+            names = file.keys() if with_arrays else ()
+            return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
     except _DAMAGED as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from None
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
-    metadata, arrays = _read(path, with_arrays=True)
+    arrays, metadata = read_tensors(path)
+    config = _object(path, metadata, "config")
+    arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
     check_finite(arrays, path)
     try:
-        return unflatten(arrays), _object(path, metadata, "config")
+        return unflatten(arrays), config
     except ValueError as error:
         raise UserError(f"{path} does not hold parameters of t2t_flax: {error}.") from None
 
 
 def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """(config, checkpoint) of a file of `write_safetensors`, without its parameters. Raises UserError for any other file."""
-    metadata, _ = _read(path, with_arrays=False)
+    _, metadata = read_tensors(path, with_arrays=False)
     return _object(path, metadata, "config"), _object(path, {"checkpoint": "{}"} | metadata, "checkpoint")
 
 
 def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
     """The JSON object of that key."""
+    if metadata.get("format") != _FORMAT:
+        raise UserError(f"{path} was not written by `export --format=safetensors`: its metadata lacks the config.")
     try:
         value = parse_json(metadata[key])
     except (KeyError, ValueError):
@@ -101,17 +106,3 @@ def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} has no JSON object as the {key} of its metadata: export it again.")
     return value
-
-
-def _read(path: Path, *, with_arrays: bool) -> tuple[dict[str, str], dict[str, np.ndarray]]:
-    try:
-        with safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
-            if metadata.get("format") != _FORMAT:
-                raise UserError(
-                    f"{path} was not written by `export --format=safetensors`: its metadata lacks the config."
-                )
-            names = file.keys() if with_arrays else ()
-            return metadata, {name: file.get_tensor(name).astype(np.float32) for name in names}
-    except _DAMAGED as error:
-        raise UserError(f"{path} is not a readable safetensors file: {error}") from None

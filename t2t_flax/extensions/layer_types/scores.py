@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.models.products import product_with_float32_result
+from t2t_flax.models.dense import product_with_float32_result
 
 
 class AdditiveScore(nn.Module):

@@ -1,13 +1,12 @@
 """Bracket files as a corpus: sources are the words of sentences, targets their linearized trees."""
 
 import glob
-import hashlib
 import os
 from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources.base import Source, sha256_of
 from t2t_flax.data.sources.text import check_rereadable, file_sha256, lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.trees import Node, leaves, linear, read_trees
@@ -29,7 +28,7 @@ class TreeSource(Source):
             yield " ".join(leaf.word for leaf in leaves(tree)), linear(tree)
 
     def fingerprint(self):
-        return hashlib.sha256("\n".join(["trees", *map(file_sha256, self._paths)]).encode()).hexdigest()
+        return sha256_of("trees", *map(file_sha256, self._paths))
 
     def where(self, i):
         for n, (path, line, _) in enumerate(self._trees()):

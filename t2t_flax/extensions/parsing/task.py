@@ -1,14 +1,14 @@
 """English constituency parsing (6.3): words to linearized trees, scored by labelled F1."""
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import train_sentencepiece
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers import TokenizerPair, sentencepiece
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
 from t2t_flax.extensions.parsing.source import open_trees
@@ -54,14 +54,14 @@ def labelled_f1(predictions: Predictions, config: Config) -> SentenceStatistics:
     return SentenceStatistics(_counts(predictions), f1, METHOD)
 
 
-def precision(predictions: Predictions, config: Config) -> dict[str, Any]:
-    sums = _sums(predictions)
-    return _percent(sums["matched"], sums["predicted"])
+def share(part: str, whole: str) -> Callable[[Predictions, Config], dict[str, Any]]:
+    """A metric: one of `COUNTS` as a percentage of another."""
 
+    def metric(predictions: Predictions, config: Config) -> dict[str, Any]:
+        sums = _sums(predictions)
+        return _percent(sums[part], sums[whole])
 
-def recall(predictions: Predictions, config: Config) -> dict[str, Any]:
-    sums = _sums(predictions)
-    return _percent(sums["matched"], sums["gold"])
+    return metric
 
 
 def evalb_f1(predictions: Predictions, config: Config) -> dict[str, Any]:
@@ -80,11 +80,6 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
     return _percent(exact, len(predictions.hypotheses)) | {"sentences": exact, "how": EXACT_MATCH}
 
 
-def tagging_accuracy(predictions: Predictions, config: Config) -> dict[str, Any]:
-    sums = _sums(predictions)
-    return _percent(sums["correct_tags"], sums["words"])
-
-
 def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
     """The share of raw outputs that are valid trees with one tag per word, without repair."""
     pairs = zip(predictions.outputs, predictions.sources, strict=True)
@@ -94,11 +89,11 @@ def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
 
 METRICS = [
     Metric("f1", "F1", statistics=labelled_f1, confidence_interval=True),
-    Metric("precision", "precision", precision),
-    Metric("recall", "recall", recall),
+    Metric("precision", "precision", share("matched", "predicted")),
+    Metric("recall", "recall", share("matched", "gold")),
     Metric("evalb_f1", "F1 as EVALB", evalb_f1),
     Metric("exact_match", "exact match", exact_match, unit="%"),
-    Metric("tagging_accuracy", "tagging accuracy", tagging_accuracy, unit="%"),
+    Metric("tagging_accuracy", "tagging accuracy", share("correct_tags", "words"), unit="%"),
     Metric("well_formed", "well-formed", well_formed, unit="%"),
 ]
 
@@ -112,7 +107,7 @@ class Parsing(Task):
     def validate_config(self):
         super().validate_config()
         data = self.config.data
-        if data.joint_vocabulary or data.tokenizer == "subword_nmt" or data.tokenizer_model:
+        if data.joint_vocabulary or data.tokenizer not in ("bpe", "unigram") or data.tokenizer_model:
             raise UserError(
                 "config.data.task = parsing has different vocabularies for words and tree symbols: set "
                 "data.joint_vocabulary = false and model.tie_embeddings = decoder or none, and no data.tokenizer_model."
@@ -128,7 +123,7 @@ class Parsing(Task):
 
     def train_tokenizers(self, source):
         sentences = (sentence for sentence, _ in source.pairs())
-        words = train_sentencepiece(sentences, self.config.data)
+        words = sentencepiece.train(sentences, self.config.data)
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
 
     def preprocess_source(self, text):
@@ -147,18 +142,15 @@ class Parsing(Task):
         return bracketed(from_linear(output, source.split())[0]) if source.strip() else ""
 
     def summary(self, scores):
-        def value(name: str, digits: int = 2) -> str:
-            return f"{scores[name]['score']:.{digits}f}"
-
-        evalb = scores["evalb_f1"]
-        as_evalb = "no sentence scored" if evalb["score"] is None else value("evalb_f1")
-        interval = scores["f1"].get("confidence")
+        value = {name: score["score"] for name, score in scores.items() if isinstance(score, dict)}
+        evalb, interval = value["evalb_f1"], scores["f1"].get("confidence")
+        as_evalb = "no sentence scored" if evalb is None else f"{evalb:.2f}"
         confidence = f" [{interval['low']:.2f}, {interval['high']:.2f}]" if interval else ""
         return [
-            f"  F1 {value('f1')}{confidence}   precision {value('precision')}   recall {value('recall')}   "
-            f"(EVALB's rules, COLLINS.prm)   as EVALB: {as_evalb}, {evalb['left_out']} sentences skipped",
-            f"  exact match {value('exact_match', 1)}%   tagging accuracy {value('tagging_accuracy')}%   "
-            f"well-formed outputs {value('well_formed')}%   perplexity {scores['perplexity']:.3f}",
+            f"  F1 {value['f1']:.2f}{confidence}   precision {value['precision']:.2f}   recall {value['recall']:.2f}   "
+            f"(EVALB's rules, COLLINS.prm)   as EVALB: {as_evalb}, {scores['evalb_f1']['left_out']} sentences skipped",
+            f"  exact match {value['exact_match']:.1f}%   tagging accuracy {value['tagging_accuracy']:.2f}%   "
+            f"well-formed outputs {value['well_formed']:.2f}%   perplexity {scores['perplexity']:.3f}",
         ]
 
 

@@ -15,12 +15,10 @@ HOOKS.add("t2t_flax.extensions.planning.mfu", "planning.mfu")
 EXPLAINED.add("flops", "t2t_flax.extensions.planning.flops")
 
 
-def compile_for(
-    topology: str, config: Any, overrides: Mapping[str, Any] | None = None, *, decode: bool = True
-) -> dict[str, Any]:
-    """Compiles the train step (and the decode step) for a topology such as "v5e-256", with the real compiler and without the
-    device. config, overrides: as in `t2t_flax.train`. Returns memory, FLOPs, traffic, collectives and the predicted step time,
-    as `plan --json` writes them.
+def compile_for(topology: str, config: Any, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Compiles the train step for a topology such as "v5e-256", with the real compiler and without the device. config,
+    overrides: as in `t2t_flax.train`. Returns memory, FLOPs, collectives and the predicted time of an update, as `plan --json`
+    writes them.
     """
     from t2t_flax.api import resolve
     from t2t_flax.errors import UserError
@@ -30,4 +28,4 @@ def compile_for(
     machines = parse_all([topology])
     if len(machines) != 1:
         raise UserError(f"topology = {topology!r} names {len(machines)} machines: name one, for example 'v5e-16'.")
-    return plan_in_child(resolve(config, overrides), machines[0], *([] if decode else ["--no-decode"]))
+    return plan_in_child(resolve(config, overrides), machines[0])

@@ -1,4 +1,4 @@
-"""`plan`: compiles the train and decode steps for a machine that is not at hand; reports memory, collectives, time."""
+"""`plan`: compiles the train step for a machine that is not at hand; reports memory, collectives, time."""
 
 import json
 
@@ -15,8 +15,8 @@ from t2t_flax.extensions.planning.compiler_process import (
 from t2t_flax.filesystem import atomic_write
 
 _DESCRIPTION = f"""\
-Compiles the real train step and decode step ahead of time for a named machine, and reports memory, collectives
-and a predicted (roofline) time. The compilers need no TPU and no GPU. To install them:
+Compiles the real train step ahead of time for a named machine, and reports memory, collectives and a predicted
+(roofline) time. The compilers need no TPU and no GPU. To install them:
 TPU: {install_hint("plan")}
 GPU: {install_hint("plan-gpu")}"""
 _MACHINES = """\
@@ -42,7 +42,6 @@ def run(argv: list[str]) -> int:
         help="packed rows per device, instead of the config's batch",
     )
     parser.add_argument("--largest-batch", action="store_true", help="find the largest batch that fits")
-    parser.add_argument("--no-decode", action="store_true", help="leave out the decode step")
     parser.add_argument("--json", default="", metavar="FILE", help="write the plans to this file as well")
     args, overrides = arguments.parse(parser, argv)
     if args.json:
@@ -58,7 +57,7 @@ def run(argv: list[str]) -> int:
 
     plans = []
     for machine in machines:
-        record = plan.make_plan(config, machine, store=args.store, rows=args.rows, decode=not args.no_decode)
+        record = plan.make_plan(config, machine, store=args.store, rows=args.rows)
         if args.largest_batch:
             record["largest_batch"] = plan.largest_batch(config, machine)
         plans.append(record)

@@ -125,10 +125,10 @@ def _backward_products(model: Model, vocab: int, params: Mapping[str, Any], trai
         reads has one. Returns whether its products without a kernel have gradients.
         """
         inner = {path: size for path, size in kernels.items() if path.startswith(folder)}
-        later = {path for path in inner if path.split("/")[-2] in _LATER_KERNELS}
-        inside = reached or memory or any(path.startswith(folder) for path in set(trained) - later)
+        is_later = lambda path: path.split("/")[-2] in _LATER_KERNELS  # noqa: E731
+        inside = reached or memory or any(path.startswith(folder) and not is_later(path) for path in trained)
         for path, size in inner.items():
-            input_has = inside if path in later else memory if _reads_memory(path) else reached
+            input_has = inside if is_later(path) else memory if _reads_memory(path) else reached
             sides["source" if _reads_memory(path) else own] += size * ((path in trained) + input_has)
         return inside
 

@@ -12,21 +12,18 @@ from t2t_flax.data.batching.batches import Batches, Shape, shape_of
 from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.hooks import training_stream
 from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.extensions.planning.abstract_run import AbstractRun, abstract_run, compile_decode_step, compile_train_step
-from t2t_flax.extensions.planning.flops import Tokens, forward_products, padded_tokens, training_products
+from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
+from t2t_flax.extensions.planning.flops import forward_products, padded_tokens, training_products
 from t2t_flax.extensions.planning.roofline import roofline
 from t2t_flax.extensions.planning.topology import Topology
-from t2t_flax.models.decoding_cache import SHARED_BEAMS
 from t2t_flax.monitoring.memory import resident_bytes
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))
 
 
-def make_plan(
-    config: Config, topology: Topology, *, store: str = "", rows: int = 0, decode: bool = True
-) -> dict[str, Any]:
-    """Compiles the steps and predicts their time. The batch has the largest shape that training on the token store
+def make_plan(config: Config, topology: Topology, *, store: str = "", rows: int = 0) -> dict[str, Any]:
+    """Compiles the train step and predicts its time. The batch has the largest shape that training on the token store
     `store` uses, or `rows` packed rows on each device, or else an estimate from the config.
 
     Raises UserError where the mesh does not fit the machine or the model.
@@ -50,11 +47,10 @@ def make_plan(
         "usable_bytes": topology.chip and topology.chip.usable_bytes,
         "state_bytes": state_bytes,
         "flops_per_device": flops,
-        "ideal": ideal(topology, flops, state_bytes),
         "train": train,
         "prediction": None,
     }
-    line = roofline(topology, flops, train["hbm_bytes"], train["collectives"]) if train["fits"] else None
+    line = roofline(topology, flops, 2 * state_bytes, train["collectives"]) if train["fits"] else None
     if line:
         hours = line.seconds * config.train.steps / 3600
         plan["prediction"] = line.as_dict() | {
@@ -62,33 +58,7 @@ def make_plan(
             "hours": hours,
             "chip_hours": hours * topology.chips,
         }
-    if decode and config.decode.strategy == "beam":
-        plan["decode"] = _decode(run)
     return plan
-
-
-def ideal(topology: Topology, flops: float, state_bytes: int) -> dict[str, float] | None:
-    """Seconds of an update that no program can beat: its matrix products at the chip's bfloat16 peak, or parameters
-    and optimizer state read once and written once, whichever takes longer. None without a data sheet.
-    """
-    line = roofline(topology, flops, 2 * state_bytes, [])
-    return line and {"compute": line.compute, "memory": line.memory, "seconds": line.seconds}
-
-
-def _decode(run: AbstractRun) -> dict[str, Any]:
-    """One target token of every sentence. As in the compiled loop, each beam attends to the whole cache, of all beams that
-    share one.
-    """
-    facts, config = compile_decode_step(run), run.config
-    sentences = config.decode.batch_size * run.shards
-    beams = float(sentences * config.decode.beam_size)
-    entries = facts["cache_length"] * (config.decode.beam_size if config.decode.beam_size <= SHARED_BEAMS else 1)
-    tokens = Tokens(0.0, beams, 0.0, beams * entries, beams * facts["source_length"])
-    products = forward_products(config.model, config.data.vocab_size, run.state.params)
-    flops = products.flops(config.model, tokens) / run.mesh.size
-    line = roofline(run.topology, flops, facts["hbm_bytes"], facts["collectives"]) if facts["fits"] else None
-    prediction = line and line.as_dict() | {"tokens_per_second": sentences / line.seconds}
-    return facts | {"sentences": sentences, "flops_per_device": flops, "prediction": prediction}
 
 
 def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) -> Shape:

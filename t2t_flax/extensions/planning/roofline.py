@@ -9,8 +9,9 @@ from t2t_flax.extensions.planning.topology import Topology
 
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Predicted seconds of one step on a device. `ici`, `dcn`: collectives within a slice (GPU: a host) and between
-    slices; `overlapping`: the part of both that runs beside other work.
+    """Predicted seconds of one update on a device. `compute`: its matrix products at the bfloat16 peak. `memory`: parameters
+    and optimizer state read once and written once. `ici`, `dcn`: collectives within a slice (GPU: a host) and between slices;
+    `overlapping`: the part of both that runs beside other work.
     """
 
     compute: float
@@ -35,15 +36,15 @@ class Roofline:
         return dataclasses.asdict(self) | {"seconds": self.seconds, "bottleneck": self.bottleneck}
 
 
-def roofline(topology: Topology, flops: float, hbm_bytes: float, rows: list[dict[str, Any]]) -> Roofline | None:
-    """`flops`: on one device. `rows`: of `DeviceLayout.summary`. None where the machine has no data sheet (a CPU)."""
+def roofline(topology: Topology, flops: float, memory_bytes: float, rows: list[dict[str, Any]]) -> Roofline | None:
+    """`flops`, `memory_bytes`: of a device. `rows`: of `DeviceLayout.summary`. None for a CPU, which has no data sheet."""
     chip = topology.chip
     if chip is None:
         return None
     times = [(row, collective_seconds(topology, row)) for row in rows]
     return Roofline(
         compute=flops / chip.peak_flops,
-        memory=hbm_bytes / (chip.hbm_bandwidth / chip.devices),
+        memory=memory_bytes / (chip.hbm_bandwidth / chip.devices),
         ici=sum(ici for _, (ici, _) in times),
         dcn=sum(dcn for _, (_, dcn) in times),
         overlapping=sum(ici + dcn for row, (ici, dcn) in times if row["overlaps"]),

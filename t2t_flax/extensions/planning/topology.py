@@ -62,8 +62,7 @@ class Topology:
 
 def parse(name: str) -> Topology:
     """The machine of that name. Raises UserError, suggesting the nearest name, for one that no machine has."""
-    text = re.sub(r"gpu:([a-z]+\d+)(?:x(\d+))?$", lambda m: f"{m[1]}-{m[2] or 1}", name.strip().lower())
-    match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", text)
+    match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", name.strip().lower())
     if not match:
         raise _unknown(name)
     slices, family = int(match[1] or 1), _ALIASES.get(match[2], match[2])
@@ -143,7 +142,7 @@ def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
 
 def _unknown(name: str) -> UserError:
     known = [*vendor_names(), "cpu:8", *(f"{gpu}-8" for gpu in GPUS)]
-    near = difflib.get_close_matches(name.lower().removeprefix("gpu:"), known, n=1, cutoff=0.3)
+    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.3)
     hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(
         f"--topology={name}: no such machine.{hint} Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "

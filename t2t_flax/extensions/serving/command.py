@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
 
-_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "python_multipart", "uvicorn")
+_PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn")
 
 
 def run(argv: list[str]) -> int:

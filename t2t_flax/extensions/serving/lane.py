@@ -3,6 +3,8 @@
 import ctypes
 import logging
 import math
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -14,6 +16,8 @@ from t2t_flax.extensions.serving.batching import Batcher, Process, answer
 log = logging.getLogger("t2t_flax")
 _PROBES = 3
 """Lines of its own that an idle lane translates within its limit."""
+_NICE = 5
+"""By how much a lane that gives way has less of a processor than the others where all want it."""
 _IDLE = 3.0
 """Seconds without a batch after which freed memory goes back to the system."""
 
@@ -22,11 +26,12 @@ class Lane:
     """Computes the batches of a `Batcher` in a thread that `run` is called in.
 
     limit: seconds without a good result after which the lane counts as ill. To have one, it computes `probe()` when the last
-    is a third of that old: idle or not, its state is known. fault: "" or what is wrong.
+    is a third of that old: idle or not, its state is known. gives_way: to lanes whose requests are short. fault: "" or what is
+    wrong.
     """
 
-    def __init__(self, name: str, batcher: Batcher[Any], limit: float):
-        self.name, self.batcher, self._limit = name, batcher, limit
+    def __init__(self, name: str, batcher: Batcher[Any], limit: float, gives_way: bool = False):
+        self.name, self.batcher, self._limit, self._gives_way = name, batcher, limit, gives_way
         self._thread: threading.Thread | None = None
         self._good = self._tried = time.monotonic()
         self._failed = ""
@@ -48,6 +53,8 @@ class Lane:
         """Computes batches until the batcher is closed."""
         every, worked = self._limit / _PROBES, math.inf
         self._thread = threading.current_thread()
+        if self._gives_way and sys.platform == "linux":  # elsewhere priorities are of whole processes
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         self.good()
         while (batch := self.batcher.take(min(max(self._good, self._tried) + every, worked + _IDLE))) is not None:
             if batch.parts:

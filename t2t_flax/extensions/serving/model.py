@@ -123,7 +123,7 @@ class ServedModel:
         self._threads: list[threading.Thread] = []
         self._runs = threading.local()
         limits = [health_limit, *[_PATIENCE * health_limit] * len(USUAL_LENGTHS)]
-        self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit) for i, limit in enumerate(limits)]
+        self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit, i > 0) for i, limit in enumerate(limits)]
         # Programs that span several devices may wait for each other where two threads start them at once.
         self._turn: contextlib.AbstractContextManager = contextlib.nullcontext()
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
@@ -193,7 +193,7 @@ class ServedModel:
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         Raises UserError for a target language that the model does not know, or that it needs.
         """
-        self._restored.chosen_start(target_language)
+        self._restored.tokenizers.starts.chosen(self.config.data, target_language)
         if not 1 <= n_best <= self.max_n_best:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
@@ -231,14 +231,14 @@ class ServedModel:
 
     def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
-        self._restored.chosen_start(target_language)
+        self._restored.tokenizers.starts.chosen(self.config.data, target_language)
         return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is `AttentionMaps`. Raises RequestError for a long source or target, and
         UserError as `translate`.
         """
-        self._restored.chosen_start(target_language)
+        self._restored.tokenizers.starts.chosen(self.config.data, target_language)
         for name, text in (("source", source), ("target", target or "")):
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:

@@ -1,13 +1,11 @@
 """Bodies of requests and answers: read with limits, checked, and described for /openapi.json."""
 
-import logging
 import urllib.parse
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from fastapi import Request
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
-from python_multipart.multipart import create_form_parser
 
 from t2t_flax.extensions.serving.errors import RequestError
 
@@ -18,10 +16,8 @@ class _FailFast(FailFast):
 
 Texts = str | Annotated[list[str], _FailFast()]
 TargetLanguage = Annotated[str | None, Field(description="one of the model's target_languages, if it has any")]
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_FORM = "application/x-www-form-urlencoded"
 _MAX_FIELDS = 2_000
-# It logs what is wrong with each body; the client is told.
-logging.getLogger("python_multipart").setLevel(logging.CRITICAL)
 
 
 class _Strict(BaseModel):
@@ -153,7 +149,7 @@ Shape = TypeVar("Shape", bound=_Strict)
 
 def request_schema(shape: type[BaseModel], *, form: bool = False) -> dict[str, Any]:
     """The part of OpenAPI that describes the body of a request."""
-    types = ["application/json", *(_FORMS if form else ())]
+    types = ["application/json", *([_FORM] if form else [])]
     schema = shape.model_json_schema()
     return {"requestBody": {"required": True, "content": {name: {"schema": schema} for name in types}}}
 
@@ -175,13 +171,13 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool = False) -> Shape:
-    """The request in a body: JSON or, with `form` and a content type of a form, its fields. Raises RequestError at the first
+    """The request in a body: JSON or, with `form` and the content type of a form, its fields. Raises RequestError at the first
     thing that is wrong, so that no body takes longer than one that is right.
     """
     kind = content_type.partition(";")[0].strip().lower()
     fields: Any
-    if form and kind in _FORMS:
-        fields = _form_fields(body, content_type)
+    if form and kind == _FORM:
+        fields = _form_fields(body)
     elif kind == "application/json":
         try:
             fields = from_json(body)
@@ -189,7 +185,7 @@ def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool
             raise RequestError(400, f"the body is not valid JSON: {error}.") from None
     else:
         # Browsers send other types, and forms, to any server for any page.
-        expected = ", ".join(("application/json", *(_FORMS if form else ())))
+        expected = f"application/json{f', {_FORM}' if form else ''}"
         raise RequestError(415, f"the content type is {kind[:50] or 'missing'}: expected {expected}.")
     if not isinstance(fields, dict):
         raise RequestError(422, "the body must be a JSON object.")
@@ -197,47 +193,20 @@ def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool
     if unknown is not None and not shape.other_fields:
         raise RequestError(422, f"unknown field {unknown[:100]!r}: expected {', '.join(shape.model_fields)}.")
     try:
-        return shape.model_validate(fields, strict=kind not in _FORMS)
+        return shape.model_validate(fields, strict=kind != _FORM)
     except ValidationError as error:
         raise _request_error(error, shape) from None
 
 
-def _form_fields(body: bytes, content_type: str) -> dict[str, Texts]:
+def _form_fields(body: bytes) -> dict[str, Texts]:
     """The fields of a form by name; one that comes several times is a list."""
     try:
-        if content_type.lower().startswith("multipart"):
-            pairs = _multipart_fields(body, content_type)
-        else:
-            text = body.decode("utf-8")
-            pairs = urllib.parse.parse_qsl(text, keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS)
-    except Exception:  # whatever the parsers raise for bytes that are no form
-        raise RequestError(
-            400, f"the body is not a form in UTF-8 with at most {_MAX_FIELDS} fields and no files."
-        ) from None
-    fields: dict[str, Any] = {}
-    for name, value in pairs:
-        fields.setdefault(name, []).append(value)
+        fields = urllib.parse.parse_qs(
+            body.decode(), keep_blank_values=True, errors="strict", max_num_fields=_MAX_FIELDS
+        )
+    except ValueError:
+        raise RequestError(400, f"the body is not a form in UTF-8 with at most {_MAX_FIELDS} fields.") from None
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
-
-
-def _multipart_fields(body: bytes, content_type: str) -> list[tuple[str, str]]:
-    """Name and value of each part, which may not be a form itself. Raises ValueError and the parser's errors."""
-    pairs: list[tuple[str, str]] = []
-
-    def add(field: Any) -> None:
-        if len(pairs) == _MAX_FIELDS:
-            raise ValueError("too many fields")
-        pairs.append((field.field_name.decode("utf-8"), (field.value or b"").decode("utf-8")))
-
-    def refuse(file: Any) -> None:
-        raise ValueError("a file")
-
-    # A file is refused at its end: until then it is kept in memory, never on disk.
-    limits = {"MAX_MEMORY_FILE_SIZE": len(body)}
-    parser = create_form_parser({"Content-Type": content_type.encode("latin-1")}, add, refuse, limits)
-    parser.write(body)
-    parser.finalize()
-    return pairs
 
 
 def _request_error(error: ValidationError, shape: type[BaseModel]) -> RequestError:

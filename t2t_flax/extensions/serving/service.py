@@ -3,8 +3,8 @@
 import asyncio
 import dataclasses
 import functools
+import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from fastapi import Request
@@ -21,7 +21,10 @@ CLIENT_GONE = 499
 """Status in the metrics of a request whose client closed the connection."""
 _GONE = "the client closed the connection."
 _LARGE = 2**15
-"""Bytes of a body above which it is parsed after the others of its size."""
+"""Bytes of a body above which it is parsed after the others of its size, which have at most a `_SHARE` of the interpreter."""
+_SHARE = 0.2
+_REFUSED_AFTER = 0.5
+"""Seconds until a body that is too large is refused: a client that sends nothing else has few answers."""
 _RETRY_SOON, _RETRY_LATER = {"Retry-After": "1"}, {"Retry-After": "5"}
 
 
@@ -42,7 +45,7 @@ class Service:
 
     def __init__(self, models: Sequence[ServedModel], limits: Limits):
         self.models, self.limits = models, limits
-        self._large = ThreadPoolExecutor(1, "large-bodies")
+        self._large = asyncio.Lock()
 
     @property
     def ready(self) -> bool:
@@ -73,7 +76,12 @@ class Service:
         request.state.deadline = asyncio.get_running_loop().time() + self.limits.timeout
         try:
             async with asyncio.timeout_at(request.state.deadline):
-                body = await read_body(request, self.limits.max_body_bytes)
+                try:
+                    body = await read_body(request, self.limits.max_body_bytes)
+                except RequestError as error:
+                    if error.status == 413:
+                        await asyncio.sleep(_REFUSED_AFTER)
+                    raise
         except TimeoutError:
             raise RequestError(
                 408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
@@ -82,8 +90,14 @@ class Service:
             raise RequestError(CLIENT_GONE, _GONE) from None
         # In a thread, as everything that takes longer for a larger body: others are answered meanwhile. Large ones take turns.
         parse = functools.partial(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
-        pool = self._large if len(body) > _LARGE else None
-        return await asyncio.get_running_loop().run_in_executor(pool, parse)
+        if len(body) <= _LARGE:
+            return await asyncio.to_thread(parse)
+        async with self._large:
+            began = time.monotonic()
+            try:
+                return await asyncio.to_thread(parse)
+            finally:
+                await asyncio.sleep((time.monotonic() - began) * (1 / _SHARE - 1))
 
     def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
         """`text.check_text` with the server's limits."""

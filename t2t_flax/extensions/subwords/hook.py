@@ -1,12 +1,107 @@
-"""Subword regularisation in the data of a run."""
+"""Subword regularisation in the data of a run: further stores of the training pairs, each in another segmentation, which epochs
+take turns to read.
+"""
 
-from t2t_flax.config import Config
+import dataclasses
+import functools
+import random
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2t_flax.config import Config, Data
+from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
+from t2t_flax.data.encoding import Encode
+from t2t_flax.data.hashing import key_of
 from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.errors import UserError
 from t2t_flax.extensions.subwords.keys import TOKENIZERS, Subwords
-from t2t_flax.extensions.subwords.segmentation import Segmentation
-from t2t_flax.extensions.subwords.turns import take_turns
+from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
 
 _NAMES = {"bpe_dropout": "BPE-dropout", "unigram_alpha": "unigram sampling, alpha"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Segmentation:
+    """One of the segmentations of a corpus, a function of its number. key: of config.subwords, in `SAMPLERS`; strength: its
+    value. seed, number: which one.
+    """
+
+    key: str
+    strength: float
+    seed: int
+    number: int
+
+    def __str__(self):
+        return f"segmentation {self.number}"
+
+    def as_stored(self) -> dict[str, float]:
+        """As part of a store's recipe."""
+        return {SAMPLERS[self.key].STORED: self.strength, "seed": self.seed, "number": self.number}
+
+    def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
+        """See `data.encoding.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
+        takes time with their square.
+        """
+        generator = random.Random(key_of(self.seed, 9, self.number, chunk))
+
+        def encode(tokenizer: Tokenizer, text: str) -> list[int]:
+            ids = tokenizer.encode(text)
+            return ids if len(ids) >= max_length else self.draw(tokenizer, text, generator)
+
+        return [functools.partial(encode, tokenizer) for tokenizer in sides]
+
+    def draw(self, tokenizer: Tokenizer, text: str, generator: random.Random) -> list[int]:
+        """Ids of one of the text's segmentations, without EOS. Raises UserError if the tokenizer has one only."""
+        if not isinstance(tokenizer, SentencePieceTokenizer):
+            raise UserError(
+                f"config.subwords.{self.key} needs a SentencePiece model, not a {type(tokenizer).__name__}."
+            )
+        ids = _sampler(self.key, tokenizer.data).encode(text, self.strength, generator)
+        return tokenizer.renumbered(ids)
+
+
+@functools.lru_cache(8)
+def _sampler(key: str, model: bytes) -> Sampler:
+    return SAMPLERS[key](model)
+
+
+class Turns:
+    """A `Stream` of several, each of which has one epoch at a time, and after the last the first again."""
+
+    def __init__(self, streams: Sequence[Stream]):
+        self._streams = streams
+        self.parts = [part for stream in streams for part in stream.parts]
+        self.updates_per_epoch = streams[0].updates_per_epoch
+        self._ends = np.cumsum([stream.updates_per_epoch for stream in streams])
+        self._latest = streams[0]
+
+    def update(self, k: int) -> Update:
+        rounds, offset = divmod(k, int(self._ends[-1]))
+        number = int(np.searchsorted(self._ends, offset, side="right"))
+        stream = self._streams[number]
+        if stream is not self._latest:
+            self._latest.forget()
+            self._latest = stream
+        offset -= int(self._ends[number]) - stream.updates_per_epoch
+        update = stream.update(rounds * stream.updates_per_epoch + offset)
+        return update._replace(epoch=rounds * len(self._streams) + number)
+
+    def forget(self) -> None:
+        self._latest.forget()
+
+
+def take_turns(make: MakeStream) -> MakeStream:
+    """Of the stores, each a stream of `make`."""
+
+    def make_turns(stores: Sequence[TokenStore], data: Data, seed: int, slots_of: SlotsOf | None = None) -> Stream:
+        seeds = [key_of(seed, 8, number) if number else seed for number in range(len(stores))]
+        return Turns([make([store], data, of_store, slots_of) for store, of_store in zip(stores, seeds, strict=True)])
+
+    return make_turns
 
 
 class SubwordsHook(DataHook):

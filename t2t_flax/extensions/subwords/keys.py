@@ -22,7 +22,9 @@ class Subwords:
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for another tokenizer or task, and for schedules that count epochs."""
+        """Raises UserError for another tokenizer or task, for schedules that count epochs, and for subword_nmt without codes."""
+        if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
+            raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
         for name, tokenizer in TOKENIZERS.items():
             if not (value := getattr(self, name)):
                 continue

@@ -30,7 +30,6 @@ from t2t_flax.training.loop import train_run
 from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
 from t2t_flax.training.run import DueAfterUpdate, Run, TrainingEnd, ValidationScore
 from t2t_flax.training.setup import TrainingSetup, set_up_training
-from t2t_flax.training.train_logger import DelayedMetrics
 from t2t_flax.training.train_state import TrainState
 from t2t_flax.training.workdir import adopt_config, check_config, check_run_folder, completed, writing
 
@@ -180,7 +179,7 @@ class StackedRuns:
         """Shows the progress bar of the first run."""
         for run in self.runs:
             run.open_logs(quiet=run is not self.runs[0])
-        self._metrics = DelayedMetrics(self._log)
+        self._unread: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
 
     @contextlib.contextmanager
     def finish_saves_on_error(self) -> Iterator[None]:
@@ -201,14 +200,15 @@ class StackedRuns:
             batch = batches.next()
         with split_time("step", running), jax.transfer_guard("disallow"):
             self._state, values = self._program(self._state, batch.arrays)
-        self._metrics.add(step, batch, values)
+        self.read_metrics()
+        self._unread = step, batch, values
         if wants_idle(self.runs[0].hooks, step):
             self.read_metrics()
 
     def read_metrics(self) -> None:
-        self._metrics.flush()
-
-    def _log(self, step: int, batch: DeviceBatch, metrics: dict[str, jax.Array]) -> None:
+        if not self._unread:
+            return
+        (step, batch, metrics), self._unread = self._unread, None
         with split_time("step", self.running):
             values = jax.device_get(metrics)
         for i, run in enumerate(self.runs):
@@ -254,7 +254,7 @@ class StackedRuns:
     def close(self) -> None:
         for run in self.runs:
             run.close()
-        del self._metrics, self._state
+        del self._state
 
 
 @contextlib.contextmanager

@@ -1,6 +1,15 @@
-"""The experiment trackers of a run, as a hook of its training."""
+"""Sends metrics to the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead
+network makes the training loop wait. One that fails is reported once and dropped.
 
+What was sent is noted in WORKDIR/trackers/NAME.json, so that a resumed run continues the tracker's run: it sends what is
+missing and repeats nothing. A run that starts over is a new one of the tracker.
+"""
+
+import json
 import logging
+import queue
+import threading
+import time
 from typing import Any
 
 from etils import epath
@@ -8,15 +17,94 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import first_line, require
+from t2t_flax.extensions.trackers.clients import CLIENTS, FINISH_SECONDS, MODULES, PURGING, TrackedRun
 from t2t_flax.extensions.trackers.keys import Trackers
-from t2t_flax.extensions.trackers.threads import TRACKERS, TrackerThread, close_trackers, open_trackers
-from t2t_flax.extensions.trackers.tracker import TrackedRun
-from t2t_flax.monitoring.metrics_writer import GrowingFiles, open_growing_files
+from t2t_flax.filesystem import atomic_write, read_if_exists
+from t2t_flax.json_file import parse_json
+from t2t_flax.monitoring.metrics_writer import GrowingFiles, open_growing_files, read_metrics
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.resume import TrainProgress
 from t2t_flax.training.setup import TrainingSetup
 
+CLOSE_SECONDS = FINISH_SECONDS
+"""How long the end of a run waits for all trackers together."""
 log = logging.getLogger("t2t_flax")
+
+
+class TrackerThread:
+    """Hands lines to one tracker in a thread, first those of the run so far that the tracker lacks."""
+
+    def __init__(self, name: str, run: TrackedRun):
+        self.name, self._run, self._open = name, run, CLIENTS[name]
+        self._queue: queue.SimpleQueue[tuple[int, dict[str, float]] | None] = queue.SimpleQueue()
+        self._ended = False
+        self._thread = threading.Thread(target=self._work, daemon=True, name=f"tracker-{name}")
+        self._thread.start()
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Queues the numbers among the values."""
+        if not self._ended and (numbers := _numbers(values)):
+            self._queue.put((step, numbers))
+
+    def end(self) -> None:
+        """Tells the thread that nothing follows."""
+        self._queue.put(None)
+
+    def join(self, seconds: float) -> None:
+        """Waits until everything is sent, at most so long."""
+        self._thread.join(max(seconds, 0.0))
+        if self._thread.is_alive() and not self._ended:
+            self._ended = True
+            log.warning("%s has not taken everything in %g s; the rest is left out", self.name, CLOSE_SECONDS)
+
+    def _work(self) -> None:
+        try:
+            self._send_all()
+        except BaseException as error:  # noqa: BLE001 - whatever a client raises, the run goes on
+            if not self._ended:
+                log.warning("%s failed and is dropped; metrics.jsonl has all values: %s", self.name, first_line(error))
+        self._ended = True
+
+    def _send_all(self) -> None:
+        run, notes, purges = self._run, f"trackers/{self.name}.json", self.name in PURGING
+        stored = {} if purges or not run.resume_step else _read_notes(run.workdir / notes)
+        tracker = self._open(run, stored.get("id", ""))
+        sent: dict[str, int] = stored["sent"] if stored and tracker.id == stored["id"] else {}
+        if tracker.place:
+            print(f"{self.name}: {tracker.place}", flush=True)
+
+        def note() -> None:
+            if not purges:
+                text = json.dumps({"id": tracker.id, "sent": sent}) + "\n"
+                atomic_write(epath.Path(run.folder) / notes, text)
+
+        def send(step: int, values: dict[str, float]) -> None:
+            if new := {name: value for name, value in values.items() if step > sent.get(name, -1)}:
+                tracker.write(step, new)
+                if not purges:
+                    sent.update(dict.fromkeys(new, step))
+
+        for line in () if purges else read_metrics(run.workdir):
+            if line["step"] <= run.resume_step:
+                send(line.pop("step"), _numbers(line))
+        note()
+        while (item := self._queue.get()) is not None:
+            send(*item)
+            note()
+        tracker.close()
+
+
+def _numbers(values: dict[str, Any]) -> dict[str, float]:
+    return {k: v for k, v in values.items() if isinstance(v, int | float) and not isinstance(v, bool)}
+
+
+def _read_notes(path: epath.Path) -> dict[str, Any]:
+    """What is noted of a tracker's run; nothing if the file is missing or damaged."""
+    try:
+        notes = parse_json(read_if_exists(path) or "{}")
+        return notes if isinstance(notes["id"], str) and isinstance(notes["sent"], dict) else {}
+    except (ValueError, LookupError, TypeError):
+        return {}
 
 
 class TrackersHook(Hook):
@@ -29,7 +117,8 @@ class TrackersHook(Hook):
 
     def on_start(self, run: TrainingSetup | None, progress: TrainProgress) -> None:
         self._files = open_growing_files(self._workdir)
-        self._threads = open_trackers(TrackedRun(self._workdir, self._files.local, self._config, progress.step))
+        tracked = TrackedRun(self._workdir, self._files.local, self._config, progress.step)
+        self._threads = [TrackerThread(name, tracked) for name in Trackers.of(self._config).each()]
 
     def on_log(self, step: int, values: dict[str, Any]) -> None:
         for thread in self._threads:
@@ -40,7 +129,11 @@ class TrackersHook(Hook):
 
     def on_end(self, step: int, scores: dict[str, float]) -> None:
         self.on_log(step, scores)
-        close_trackers(self._threads)
+        deadline = time.monotonic() + CLOSE_SECONDS
+        for thread in self._threads:
+            thread.end()
+        for thread in self._threads:
+            thread.join(deadline - time.monotonic())
         self._threads = []
         self._upload(lambda files: files.close())
 
@@ -61,5 +154,5 @@ def check_installed(config: Config) -> None:
     """Raises UserError if a package of a tracker is missing: before training, not after it."""
     names = Trackers.of(config)
     for name in names.each():
-        for module in TRACKERS[name].modules:
+        for module in MODULES.get(name, (name,)):
             require(module, name, f"config.trackers.names = {names.names}")

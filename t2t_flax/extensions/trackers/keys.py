@@ -8,7 +8,7 @@ from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
 
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
-"""Each has its row in `threads.TRACKERS`."""
+"""Each has its row in `clients.CLIENTS`."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ def workdir(tmp_path_factory, cache):
     return folder
 
 
-def test_average_is_a_loadable_workdir(workdir, loaded, tmp_path):
+def test_average_is_a_loadable_workdir(workdir, tmp_path):
     averaged = average([workdir], tmp_path / "mean", steps=[2, 6], overrides=ALL)
     assert averaged == [(str(workdir), 6), (str(workdir), 2)]
     mean = load(tmp_path / "mean", overrides=ALL)

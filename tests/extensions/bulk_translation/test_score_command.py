@@ -7,7 +7,7 @@ import signal
 import numpy as np
 import pytest
 from helpers.other_values import with_other_value
-from helpers.runs import SHORT_SEARCH, start, tiny_run
+from helpers.runs import SHORT_SEARCH
 
 from t2t_flax.__main__ import main
 from t2t_flax.cli import lines as lines_module
@@ -16,19 +16,10 @@ from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
-from t2t_flax.training import loop
 
 PAIRS = list(toy.pairs("test", 3))
 LINES = [source for source, _ in PAIRS]
 DEVICES = "--config.mesh.data=-1"
-
-
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("pairs") / "run"
-    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=1, keep_last=2))
-    loop.train(start(config, folder, cache), score=None)
-    return folder
 
 
 @pytest.fixture

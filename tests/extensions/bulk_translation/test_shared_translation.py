@@ -24,16 +24,16 @@ def sentences(tmp_path_factory):
 
 
 def command(workdir, sentences, output, *flags):
-    flags = [*flags, "--config.mesh.cpu_devices=2"]
+    flags = [*flags, "--config.mesh.cpu_devices=2", "--config.mesh.data=-1", "--config.distributed.heartbeat_timeout=5"]
     files = [f"--workdir={workdir}", f"--input={sentences}", f"--output={output}"]
     return [sys.executable, "-m", "t2t_flax", "translate_file", *files, "--n-best=2", "--scores", *flags]
 
 
 @pytest.fixture(scope="module")
-def alone(undisturbed, sentences, tmp_path_factory):
+def alone(workdir, sentences, tmp_path_factory):
     """The output of one process."""
     output = tmp_path_factory.mktemp("alone") / "out"
-    subprocess.run(command(undisturbed, sentences, output), env=environment(), check=True)
+    subprocess.run(command(workdir, sentences, output), env=environment(), check=True)
     return output.read_text()
 
 
@@ -45,21 +45,21 @@ def assert_same(text, expected):
         assert start == start_other and abs(float(score) - float(score_other)) < 2e-4
 
 
-@pytest.mark.parametrize("count", [2, 3])
-def test_output_of_several_processes_is_that_of_one(undisturbed, sentences, alone, tmp_path, count):
+@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.drill), 3])
+def test_output_of_several_processes_is_that_of_one(workdir, sentences, alone, tmp_path, count):
     output = tmp_path / "out"
-    with Processes(tmp_path / "logs", count, command(undisturbed, sentences, output)) as processes:
+    with Processes(tmp_path / "logs", count, command(workdir, sentences, output)) as processes:
         assert processes.wait() == [0] * count, processes.outputs()
     assert_same(output.read_text(), alone)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "out"]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_killed_process_ends_the_others_and_the_same_command_resumes(undisturbed, sentences, alone, tmp_path, victim):
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.drill), 1])
+def test_killed_process_ends_the_others_and_the_same_command_resumes(workdir, sentences, alone, tmp_path, victim):
     """Both processes have written a first window when one is killed."""
     output = tmp_path / "out"
     # Small batches: windows of 128 batches of 2 rows, 64 of them a turn.
-    words = command(undisturbed, sentences, output, "--config.decode.batch_size=1")
+    words = command(workdir, sentences, output, "--config.decode.batch_size=1")
     parts = [tmp_path / f"out.partial-{i}-of-2" for i in range(2)]
     with Processes(tmp_path / "logs", 2, words) as processes:
         processes.wait_for(lambda: all(p.exists() and p.stat().st_size for p in parts), "the first windows", 180.0)
@@ -76,10 +76,10 @@ def test_killed_process_ends_the_others_and_the_same_command_resumes(undisturbed
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "out"]
 
 
-def test_signal_to_one_process_stops_both_with_75(undisturbed, tmp_path):
+def test_signal_to_one_process_stops_both_with_75(workdir, tmp_path):
     output, many = tmp_path / "out", tmp_path / "in"
     many.write_text("Where is the dog?\n" * 2 * TURN)
-    words = command(undisturbed, many, output, "--config.decode.batch_size=1")
+    words = command(workdir, many, output, "--config.decode.batch_size=1")
     part = tmp_path / "out.partial-1-of-2"
     with Processes(tmp_path / "logs", 2, words) as processes:
         processes.wait_for(lambda: part.exists() and part.stat().st_size, "the first window", 180.0)
@@ -90,8 +90,8 @@ def test_signal_to_one_process_stops_both_with_75(undisturbed, tmp_path):
     assert not output.exists() and part.stat().st_size
 
 
-def test_mesh_over_several_processes_is_refused(undisturbed, sentences, tmp_path):
-    words = command(undisturbed, sentences, tmp_path / "out", "--config.mesh.tensor=4")
+def test_mesh_over_several_processes_is_refused(workdir, sentences, tmp_path):
+    words = command(workdir, sentences, tmp_path / "out", "--config.mesh.tensor=4")
     with Processes(tmp_path / "logs", 2, words) as processes:
         assert processes.wait() == [2, 2], processes.outputs()
     assert "so config.mesh cannot span several" in processes.output(0)

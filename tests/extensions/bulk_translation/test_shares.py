@@ -96,6 +96,7 @@ def translate(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
+    monkeypatch.setattr(shared_translation, "_PUBLISHED_EVERY", 0.02)
 
     def run(
         count,

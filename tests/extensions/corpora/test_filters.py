@@ -5,11 +5,12 @@ from dataclasses import replace
 import pytest
 
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import preprocess
+from t2t_flax.data import encoding, preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource
+from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
@@ -51,8 +52,8 @@ FILTERED = [
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, monkeypatch, num_workers):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(encoding, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, FILTERED)
     policies = replace(
         POLICIES, max_length=100, on_too_long="drop", empty_lines="drop", filters=(LengthRatio(4.0), Duplicates())

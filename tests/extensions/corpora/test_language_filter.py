@@ -10,16 +10,16 @@ import pytest
 
 from t2t_flax.cli import prepare
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import preprocess
+from t2t_flax.data import encoding
 from t2t_flax.data.dataset import prepare_corpus, training_policies
-from t2t_flax.data.preprocess import Policies, list_dropped, prepare_split, recipe_of
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import list_dropped, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource
+from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.corpora import language_filter
-from t2t_flax.extensions.corpora.filters import OtherLanguages
-from t2t_flax.extensions.corpora.language_filter import LanguageFilter
+from t2t_flax.extensions.corpora import filters
+from t2t_flax.extensions.corpora.filters import LanguageFilter, OtherLanguages
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
@@ -73,7 +73,7 @@ PAIRS = [(ENGLISH, GERMAN), (GERMAN, GERMAN), ("", FRENCH), (ENGLISH, FRENCH), (
 @needs_py3langid
 def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
     """A tag before the source sentence is not taken for text."""
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
+    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 2)
     (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
     opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
     tag = "<die Übersetzung der Maschine>"
@@ -165,7 +165,7 @@ def test_unknown_languages_are_refused_before_the_tokenizer_is_trained(tmp_path)
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    language_filter._identifier.cache_clear()
+    filters._identifier.cache_clear()
     with pytest.raises(UserError, match=r"filters.language needs py3langid: pip install -e '.\[langid\]'"):
         prepare_corpus(task_of(config_of()), tmp_path / "run")
 

@@ -15,7 +15,7 @@ from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import lora
 from t2t_flax.extensions.finetuning.keys import of
 from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
-from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
@@ -195,7 +195,7 @@ def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
         expected,
     )
     after = tiny_run("", 2, finetuning=dict(init_from=str(tmp_path / "whole")))
-    tuned = pretrained_params(start(after, tmp_path / "tuned", cache), {})
+    tuned = start_params(start(after, tmp_path / "tuned", cache), {})
     jax.tree.map(np.testing.assert_array_equal, tuned, merged)
 
 
@@ -216,19 +216,3 @@ def test_adapters_are_added_in_the_order_of_their_paths():
     leaves = {id(x): path for path, x in flatten_dict(of_model(state.params), sep="/").items()}
     paths = [leaves[one] for one in added]
     assert len(paths) > 5 and paths == sorted(paths)
-
-
-def test_muon_says_that_it_cannot_train_adapters():
-    """It orthogonalizes the updates of kernels, which are frozen: adapters would be trained by Adam without a word."""
-    keys = {"optimizer.name": "muon", "finetuning.lora_rank": "4"}
-    with pytest.raises(UserError, match=r"(?s)config\.finetuning\.lora_rank = 4 .*config\.optimizer\.name = muon"):
-        config_lib.resolve(config_lib.override(config_lib.default_config(), keys))
-
-
-@pytest.mark.parametrize("freeze", ["*/kernel", "encoder_* decoder_*"])
-def test_muon_needs_a_kernel_to_train(freeze):
-    config = small_config(optimizer=dict(name="muon"), finetuning=dict(freeze=freeze))
-    with pytest.raises(
-        UserError, match="config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel"
-    ):
-        init_state(config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), abstract=True)

@@ -247,7 +247,7 @@ def test_a_damaged_model_bin_is_refused(tmp_path):
             read_ctranslate2(tmp_path)
     for content, message in (
         (whole + b"\0", "goes on after its last array"),
-        (b"\x07" + whole[1:], "binary version 7; this version of t2t_flax reads up to 6"),
+        (b"\x07" + whole[1:], "binary version 7; expected 6"),
         (b"not a model" * 9, "begins with version"),
         (whole.replace(b"TransformerSpec\0", b"WhisperSpecABCD\0"), "holds a WhisperSpecABCD"),
         (

@@ -12,9 +12,10 @@ from t2t_flax.config import Config, Data, default_config, override, resolve
 from t2t_flax.config.special_tokens import EOS
 from t2t_flax.data import hooks
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
-from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.encoding import Policies
+from t2t_flax.data.preprocess import prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import StartedSource
+from t2t_flax.data.sources.base import StartedSource
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
@@ -107,6 +108,7 @@ def test_no_text_is_encoded_to_a_token(source_tokenizer, text):
     assert None not in tokens and not tokens & set(source_tokenizer.encode(text))
 
 
+@pytest.mark.smoke
 def test_a_literal_token_is_ordinary_text(tmp_path):
     data = prepared(config_of(), tmp_path)
     side = data.tokenizers.source

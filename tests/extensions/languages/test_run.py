@@ -16,7 +16,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate
 from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.evaluation.validation import validation_score
-from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.extensions.languages.table import summary
 from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
@@ -69,7 +69,7 @@ def test_the_best_checkpoint_is_that_of_the_mean(workdir):
         of_sets = [line["valid_nll/en-de"], line["valid_nll/de-en"]]
         assert line["valid_nll"] == pytest.approx(np.mean(of_sets), abs=1e-12) and len(set(of_sets)) == 2
     best = load(workdir, best=True)
-    assert -best.metric == min(line["valid_nll"] for line in lines)
+    assert -best.checkpoint.metric == min(line["valid_nll"] for line in lines)
 
 
 def test_means_count_sets_equally():
@@ -218,5 +218,5 @@ def test_the_table_keeps_zero_shot_apart():
 def test_starting_without_directions_from_such_a_model_is_said(workdir, tmp_path, cache):
     plain = tiny_run(tmp_path, data=dict(vocab_size=400), finetuning=dict(init_from=str(workdir)))
     said = []
-    pretrained_params(start(plain, tmp_path, cache), {}, say=said.append)
+    start_params(start(plain, tmp_path, cache), {}, say=said.append)
     assert any("translates into de, en by a token" in line for line in said), said

@@ -12,14 +12,15 @@ from hypothesis import strategies as st
 from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import check_sources, prepare_corpus
+from t2t_flax.data.encoding import Policies
 from t2t_flax.data.hooks import symbols_of, training_stream
-from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.joined import JoinedSource
+from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.mixtures.hook import Part
 from t2t_flax.extensions.mixtures.keys import parse_shares
-from t2t_flax.extensions.mixtures.part import Part
 from t2t_flax.extensions.mixtures.shares import Mixture, mixtures
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe

@@ -12,6 +12,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
 from t2t_flax.extensions.optimizers.optimizers import muon_axes
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
 from t2t_flax.training.checkpoints import Checkpoints
@@ -124,6 +125,14 @@ def test_muon_trains_every_kernel_of_every_layer(key, value):
 def abstract_state(config: Config):
     model, tx = make_model(config, 37, 37), make_optimizer(config)
     return init_state(config, model, tx, devices_mesh(), abstract=True)[0]
+
+
+def test_muon_needs_a_kernel_to_train():
+    """Not where kernels are frozen, as beside adapters."""
+    with pytest.raises(
+        UserError, match="config.optimizer.name = muon has nothing to orthogonalize: this run trains no kernel"
+    ):
+        muon_axes({"embedding": {"table": jnp.ones((2, 3))}, "lora": {"query": {"a": jnp.ones((2, 1))}}})
 
 
 def test_muon_reports_a_kernel_with_unknown_axes():

@@ -14,7 +14,7 @@ gpu = pytest.mark.skipif(not has_gpu_compiler(), reason="JAX's CUDA plugin is no
 SMALL = {
     "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "model.d_model": 64, "model.d_ff": 128,
     "model.num_heads": 4, "model.pad_vocab_to_multiple": 128, "data.vocab_size": 512, "data.batch_tokens": 2048,
-    "data.pack_length": 64, "data.max_length": 64, "decode.batch_size": 4,
+    "data.pack_length": 64, "data.max_length": 64,
 }  # fmt: skip
 
 
@@ -57,18 +57,18 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
     assert record["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1} and record["train"]["fits"]
     assert low <= bytes_by_kind(record)["all-reduce"] < high
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
-    assert record["prediction"]["seconds"] > record["ideal"]["seconds"] > 0
+    assert record["prediction"]["seconds"] > 0
 
 
 @tpu
-@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("precision", [pytest.param("float32", marks=pytest.mark.drill), "bfloat16"])
 @pytest.mark.parametrize(
     "mesh",
     [dict(), dict(fsdp=4, data=1), dict(fsdp=4, data=1, fsdp_mode="zero1"), dict(tensor=2, data=2)],
     ids=["data", "fsdp", "zero1", "tensor"],
 )
 def test_tpu_program_exchanges_gradients_once_after_its_microbatches(plan, mesh, precision):
-    words = ("--no-decode", "--config.data.microbatch_tokens=64", f"--config.train.precision={precision}")
+    words = ("--config.data.microbatch_tokens=64", f"--config.train.precision={precision}")
     record = plan("v5e:2x2", *words, **mesh)
     exchanges = record["train"]["gradient_exchanges"]
     assert record["shape"]["micro"] > 2
@@ -76,16 +76,8 @@ def test_tpu_program_exchanges_gradients_once_after_its_microbatches(plan, mesh,
 
 
 @tpu
-def test_search_cache_is_divided_over_tpu_chips(plan):
-    record = plan("v5e:2x2")
-    decode = record["decode"]
-    whole_cache = 2 * 4 * 4 * 4 * decode["cache_length"] * 64 * 2  # self and cross, shards, batch, beams
-    assert decode["memory"]["argument"] - record["state_bytes"] / 3 < 0.7 * whole_cache
-
-
-@tpu
 def test_fully_sharded_tpu_program_gathers_parameters(plan):
-    replicated, fsdp = plan("v5e:2x2"), plan("v5e:2x2", "--no-decode", fsdp=4, data=1)
+    replicated, fsdp = plan("v5e:2x2"), plan("v5e:2x2", fsdp=4, data=1)
     assert fsdp["train"]["memory"]["argument"] < 0.75 * replicated["train"]["memory"]["argument"]
     assert fsdp["state_bytes"] < 0.35 * replicated["state_bytes"]
     assert "all-gather" in bytes_by_kind(fsdp) and "all-gather" not in bytes_by_kind(replicated)
@@ -94,7 +86,7 @@ def test_fully_sharded_tpu_program_gathers_parameters(plan):
 @tpu
 def test_zero_1_gathers_parameters_once_over_its_own_axis(plan):
     """On 4 x 4 devices, where misread groups would show, the state is sharded over one axis."""
-    record = plan("v5e:4x4", "--no-decode", fsdp=4, fsdp_mode="zero1")
+    record = plan("v5e:4x4", fsdp=4, fsdp_mode="zero1")
     assert record["mesh"] == {"data": 4, "fsdp": 4, "tensor": 1}
     rows = {(r["kind"], r["devices"]): r["bytes"] for r in record["train"]["collectives"]}
     parameters = plan("v5e:2x2")["state_bytes"] / 3
@@ -105,7 +97,7 @@ def test_zero_1_gathers_parameters_once_over_its_own_axis(plan):
 @tpu
 def test_two_tpu_slices_exchange_parts_of_their_gradients(plan):
     """Each slice sums first; each chip then exchanges its part with its peer over the network."""
-    record = plan("2xv5e:2x2", "--no-decode")
+    record = plan("2xv5e:2x2")
     low, high = gradient_bounds(record)
     rows = record["train"]["collectives"]
     between = [row for row in rows if row["kind"] == "all-reduce" and row["slices"] == 2]
@@ -116,14 +108,14 @@ def test_two_tpu_slices_exchange_parts_of_their_gradients(plan):
 
 @tpu
 def test_tensor_parallel_tpu_program_sends_activations(plan):
-    replicated, tensor = plan("v5e:2x2"), plan("v5e:2x2", "--no-decode", tensor=4, data=1)
+    replicated, tensor = plan("v5e:2x2"), plan("v5e:2x2", tensor=4, data=1)
     runs = [sum(row["runs"] for row in record["train"]["collectives"]) for record in (replicated, tensor)]
     assert runs[1] > runs[0] and tensor["state_bytes"] < 0.35 * replicated["state_bytes"]
 
 
 @tpu
 def test_data_parallel_tpu_program_calls_fused_attention_and_exchanges_no_more(plan):
-    wide = ("--no-decode", "--config.model.num_heads=1", "--config.data.pack_length=128")
+    wide = ("--config.model.num_heads=1", "--config.data.pack_length=128")
     einsum, splash = plan("v5e:2x2", *wide), plan("v5e:2x2", *wide, "--config.model.attention_kernel=auto")
     assert splash["train"]["custom_calls"] == {"tpu_custom_call": 6}  # forward and backward, of three attentions
     assert not einsum["train"]["custom_calls"]
@@ -132,7 +124,7 @@ def test_data_parallel_tpu_program_calls_fused_attention_and_exchanges_no_more(p
 
 @tpu
 def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan):
-    wide = ("--no-decode", "--config.model.d_model=128", "--config.model.num_heads=2", "--config.data.pack_length=128")
+    wide = ("--config.model.d_model=128", "--config.model.num_heads=2", "--config.data.pack_length=128")
     einsum, splash = (
         plan("v5e:2x2", *wide, f"--config.model.attention_kernel={kernel}", data=2, tensor=2)
         for kernel in ("einsum", "splash")
@@ -143,24 +135,23 @@ def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan
 
 @tpu
 def test_tpu7x_compiles_for_two_devices_a_chip(plan):
-    record = plan("tpu7x:2x2x1", "--no-decode", data=8)
+    record = plan("tpu7x:2x2x1", data=8)
     assert record["devices"] == 8 and record["train"]["fits"] and record["prediction"]["seconds"] > 0
 
 
 @gpu
-def test_gpu_program_reduces_gradients_and_multiplies_in_bfloat16(plan):
+def test_gpu_program_reduces_its_gradients_once(plan):
     record = plan("h100-8")
     low, high = gradient_bounds(record)
     assert record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and record["train"]["fits"]
     assert low <= bytes_by_kind(record)["all-reduce"] < high
-    assert record["train"]["products"][0]["types"].startswith("bfloat16 x bfloat16")
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
-    assert record["prediction"]["seconds"] > 0 and record["decode"]["prediction"]["seconds"] > 0
+    assert record["prediction"]["seconds"] > 0
 
 
 @gpu
 def test_gpu_program_calls_fused_attention(plan):
-    calls = plan("h100-8", "--no-decode", "--config.model.attention_kernel=cudnn")["train"]["custom_calls"]
+    calls = plan("h100-8", "--config.model.attention_kernel=cudnn")["train"]["custom_calls"]
     kernels = {name: count for name, count in calls.items() if name.startswith("__cudnn$fmha")}
     assert len(kernels) == 2 and set(kernels.values()) == {3}  # forward and backward, of three attentions
 
@@ -168,11 +159,11 @@ def test_gpu_program_calls_fused_attention(plan):
 @gpu
 @pytest.mark.parametrize("gpu_name", ["a100", "h200", "b200", "gb200", "b300"])
 def test_every_gpu_of_the_table_compiles(plan, gpu_name):
-    assert plan(f"{gpu_name}-1", "--no-decode")["train"]["memory"]["temp"] > 0
+    assert plan(f"{gpu_name}-1")["train"]["memory"]["temp"] > 0
 
 
 @gpu
 def test_gradients_of_two_gpu_hosts_cross_the_network(plan):
-    record = plan("2xh100-2", "--no-decode")
+    record = plan("2xh100-2")
     assert {row["slices"] for row in record["train"]["collectives"]} == {2}
     assert record["prediction"]["dcn"] > 0 and "2 hosts of 2" in record["machine"]

@@ -1,4 +1,4 @@
-"""The text of optimized programs: collectives in all their forms, loops, custom calls and memory traffic."""
+"""The text of optimized programs: collectives in all their forms, loops and custom calls."""
 
 import pytest
 
@@ -14,9 +14,9 @@ ADD = """
 """
 
 
-def program(body: str, before: str = "", platform: str = "tpu"):
+def program(body: str, before: str = ""):
     text = f"HloModule m, is_scheduled=true\n{ADD}{before}\nENTRY %main (p: f32[8,4]) -> f32[8,4] {{\n{body}\n}}\n"
-    return hlo.parse(text, platform)
+    return hlo.parse(text)
 
 
 def collectives_of(body: str, before: str = "", devices: int = 8) -> list[Collective]:
@@ -199,33 +199,6 @@ def test_groups_of_one_device_do_not_count_as_collectives():
     assert collectives_of(body) == []
 
 
-def test_traffic_counts_operands_and_results_in_hbm():
-    kilobyte = "f32[256]{0:T(256)}"
-    near = "f32[256]{0:T(256)S(1)}"
-    body = (
-        f"  %p = {kilobyte} parameter(0)\n"
-        f"  %c = ({near}, {kilobyte}, u32[]{{:S(2)}}) copy-start(%p)\n"  # read once
-        f"  %d = {near} copy-done(%c)\n"
-        f"  %a = {near} add(%d, %d)\n"  # nothing
-        f"  %m = {kilobyte} multiply(%a, %p)\n"  # one operand and the result
-        f"  ROOT %s = f32[16]{{0}} slice(%m), slice={{[0:16]}}"  # the slice that is read, and the output
-    )
-    assert hlo.hbm_traffic(program(body)) == 1024 + 2 * 1024 + 2 * 64
-
-
-def test_fusion_with_gather_reads_only_gathered_rows():
-    before = (
-        "\n%take (t: f32[1000,16], i: s32[4]) -> f32[4,16] {\n"
-        "  %t = f32[1000,16] parameter(0)\n  %i = s32[4] parameter(1)\n"
-        "  ROOT %g = f32[4,16] gather(%t, %i), offset_dims={1}\n}\n"
-    )
-    body = (
-        "  %p = f32[1000,16] parameter(0)\n  %i = s32[4] parameter(1)\n"
-        "  ROOT %f = f32[4,16] fusion(%p, %i), kind=kLoop, calls=%take"
-    )
-    assert hlo.hbm_traffic(program(body, before)) == 2 * 4 * 16 * 4 + 16
-
-
 GPU_STEP = """\
   %p = bf16[8,4]{1,0} parameter(0)
   %start = bf16[8,4]{1,0:S(1)} all-reduce-start(%p), channel_id=1, replica_groups=mesh['axis_0'=8,'axis_1'=1] {'axis_0'}, use_global_device_ids=true, to_apply=%add, backend_config={"collective_backend_config":{"is_sync":false}}
@@ -236,14 +209,10 @@ GPU_STEP = """\
 """
 
 
-def test_gpu_program_overlaps_calls_cublas_and_counts_collective_memory():
-    """Space 1 is memory on a GPU, on the chip on a TPU; cuBLAS's scratch is no traffic."""
-    gpu = program(GPU_STEP, platform="gpu")
+def test_gpu_program_overlaps_and_calls_cublas():
+    gpu = program(GPU_STEP)
     assert collectives(gpu, 8) == [Collective("all-reduce", 64, tuple(range(8)), overlaps=True)]
     assert hlo.custom_calls(gpu) == {"__cublas$gemm": 1}
-    reduce, triton, cublas, last = 64 + 64, 64 + 128, 2 * 64 + 128, 64 + 64
-    assert hlo.hbm_traffic(gpu) == reduce + triton + cublas + last
-    assert hlo.hbm_traffic(program(GPU_STEP, platform="tpu")) == hlo.hbm_traffic(gpu) - 64
 
 
 def test_metadata_of_a_kernel_over_several_lines_does_not_end_the_program():
@@ -255,7 +224,6 @@ def test_metadata_of_a_kernel_over_several_lines_does_not_end_the_program():
         "  ROOT %r = f32[8,4]{1,0} negate(%k)"
     )
     assert hlo.custom_calls(program(body)) == {"tpu_custom_call": 1}
-    assert hlo.hbm_traffic(program(body)) == 4 * 8 * 4 * 4
 
 
 def test_tpu_bookkeeping_calls_do_not_count_as_kernels():
@@ -265,17 +233,3 @@ def test_tpu_bookkeeping_calls_do_not_count_as_kernels():
         '  ROOT %k = f32[8,4] custom-call(%p), custom_call_target="tpu_custom_call"'
     )
     assert hlo.custom_calls(program(body)) == {"tpu_custom_call": 1}
-
-
-def test_fusion_with_scatter_touches_only_updated_rows():
-    before = (
-        "\n%update (t: f32[1000,16], i: s32[4,1], u: f32[4,16]) -> f32[1000,16] {\n"
-        "  %t = f32[1000,16] parameter(0)\n  %i = s32[4,1] parameter(1)\n  %u = f32[4,16] parameter(2)\n"
-        "  ROOT %s = f32[1000,16] scatter(%t, %i, %u), update_window_dims={1}, to_apply=%add\n}\n"
-    )
-    body = (
-        "  %p = f32[1000,16] parameter(0)\n  %i = s32[4,1] parameter(1)\n  %u = f32[4,16] parameter(2)\n"
-        "  ROOT %f = f32[1000,16] fusion(%p, %i, %u), kind=kInput, calls=%update"
-    )
-    rows = 4 * 16 * 4
-    assert hlo.hbm_traffic(program(body, before)) == 16 + rows + 2 * rows  # indices, updates, rows read and written

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 from helpers.configs import VOCAB, devices_mesh, random_pairs, small_config, write_store
+from helpers.matrix_products import matrix_products
 
 from t2t_flax.data.batching.batches import Batches, shape_of
 from t2t_flax.distributed import mesh as mesh_lib
@@ -13,7 +14,7 @@ from t2t_flax.extensions.kernels import splash
 from t2t_flax.extensions.planning import abstract_run as runs
 from t2t_flax.extensions.planning import compiler_process, report
 from t2t_flax.extensions.planning.device_layout import DeviceLayout
-from t2t_flax.extensions.planning.plan import batch_shape, ideal, make_plan, update_flops
+from t2t_flax.extensions.planning.plan import batch_shape, make_plan, update_flops
 from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.models.masks import SegmentMask
 from t2t_flax.monitoring.memory import resident_bytes
@@ -66,13 +67,13 @@ def test_slices_of_simulated_devices_divide_the_data_axis():
 
 @pytest.mark.smoke
 def test_plan_of_simulated_devices():
-    plan = make_plan(config_of(), parse("cpu:8"), rows=2, decode=False)
+    plan = make_plan(config_of(), parse("cpu:8"), rows=2)
     train = plan["train"]
     assert plan["shape"] == {"length": 24, "rows": 16, "micro": 1} and plan["prediction"] is None
     assert train["fits"] and train["memory"]["argument"] >= plan["state_bytes"]
     assert {row["kind"] for row in train["collectives"]} == {"all-reduce"}
     text = report.describe(config_of(), parse("cpu:8"), plan)
-    assert "no time is predicted" in text and "float32 x float32 -> float32" in text
+    assert "no time is predicted" in text
     assert report.table([plan]).splitlines()[1].split()[:2] == ["cpu:8", "8"]
 
 
@@ -81,7 +82,7 @@ def test_traced_products_have_the_flops_of_the_formula(remat):
     config = config_of(train=dict(remat=remat), model=dict(pad_vocab_to_multiple=1), loss=dict(logits_chunk_size=0))
     run = runs.abstract_run(config, parse("cpu:1"))
     shape = batch_shape(config, 1)
-    products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
+    products = matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
     assert sum(row["flops"] for row in products) == pytest.approx(
         update_flops(config, shape, run.state.params), rel=0.05
     )
@@ -109,7 +110,7 @@ def test_products_of_frozen_parameters_are_not_counted(keys, model):
     sizes = dict(num_encoder_layers=2, num_decoder_layers=2, d_model=32, d_ff=96, pad_vocab_to_multiple=1)
     config = config_of(finetuning=keys, model=sizes | model, loss=dict(logits_chunk_size=0))
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=16)
-    products = runs.matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
+    products = matrix_products(runs.trace_train_step(run, shape).jaxpr.jaxpr)
     everything = config_of(model=sizes | model)
     counted = update_flops(config, shape, run.state.params)
     all_trained = update_flops(everything, shape, runs.abstract_run(everything, parse("cpu:1")).state.params)
@@ -134,33 +135,14 @@ def test_products_in_a_kernel_on_each_device_count_with_all_blocks_and_devices()
     q, mask = jnp.zeros((4, 128, 2, 64)), SegmentMask(jnp.ones((4, 128)), jnp.ones((4, 128)))
     with mesh_lib.use(devices_mesh(2, 1, 2)):
         traced = jax.jit(lambda q: splash.attend(q, q, q, mask, scaled=True)).trace(q)
-    (row,) = runs.matrix_products(traced.jaxpr.jaxpr)
+    (row,) = matrix_products(traced.jaxpr.jaxpr)
     assert (row["count"], row["flops"]) == (2, 2 * 2 * q.size * 128)
 
 
-def test_least_traffic_of_a_decode_step_is_its_weights_and_caches():
-    config = config_of(decode=dict(batch_size=3, beam_size=2, precision="bfloat16"), model=dict(num_decoder_layers=2))
-    run = runs.abstract_run(config, parse("cpu:2"))
-    facts = runs.compile_decode_step(run)
-    width, tokens = config.model.d_model, 3 * (2 * facts["cache_length"] + facts["source_length"])
-    caches = 2 * 2 * tokens * width * 2  # layers, keys and values, bytes
-    used = {name: tree for name, tree in run.state.params.items() if not name.startswith("encoder")}
-    weights = resident_bytes(used) // 2
-    assert facts["least_hbm_bytes"] == pytest.approx(weights + caches, rel=0.2)
-    assert facts["least_hbm_bytes"] > weights + caches
-
-
-def test_ideal_time_is_the_larger_of_compute_and_state_pass():
-    v5e = parse("v5e-8")
-    assert ideal(v5e, 197e12, 0)["seconds"] == pytest.approx(1.0)
-    assert ideal(v5e, 197e10, 819e9)["seconds"] == pytest.approx(2.0)
-    assert ideal(parse("cpu:8"), 1.0, 1) is None
-
-
 def test_plan_of_an_oversized_program_is_reported(monkeypatch):
-    refusal = {"fits": False, "needed_bytes": 30 * 2.0**30, "available_bytes": 15.75 * 2**30, "products": []}
+    refusal = {"fits": False, "needed_bytes": 30 * 2.0**30, "available_bytes": 15.75 * 2**30}
     monkeypatch.setattr("t2t_flax.extensions.planning.plan.compile_train_step", lambda run, shape: refusal)
-    plan = make_plan(config_of(), parse("cpu:8"), decode=False)
+    plan = make_plan(config_of(), parse("cpu:8"))
     text = report.describe(config_of(), parse("v5e-8"), plan)
     assert "does not fit" in text and "it needs 30.00 GiB, 15.75 GiB are available" in text
     assert "config.mesh.fsdp" in text and "does not fit" in report.table([plan, plan])

@@ -34,9 +34,6 @@ from t2t_flax.extensions.planning.topology import parse, parse_all, vendor_names
         ("h100-16", 16, 16, (8,), 2),  # hosts of 8, joined by the network
         ("2xh100-8", 16, 16, (8,), 2),
         ("b200-4", 4, 4, (4,), 1),
-        ("gpu:h100x8", 8, 8, (8,), 1),  # the spelling before GPUs were compiled for
-        ("gpu:a100x16", 16, 16, (8,), 2),
-        ("gpu:h200", 1, 1, (1,), 1),
     ],
 )
 def test_topology_names_give_device_shapes(name, chips, devices, shape, slices):
@@ -76,7 +73,6 @@ def test_several_names_by_comma_or_repetition():
         ("h100-12", "groups of 8"),
         ("h100-0", "no such machine"),
         ("b900-8", "Did you mean 'b300-8'"),
-        ("gpu:h100x12", "groups of 8"),
     ],
 )
 def test_errors_list_the_valid_choices(name, message):

@@ -20,7 +20,6 @@ from t2t_flax.tasks import task_of
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
-pytest.importorskip("python_multipart", reason="needs the extra serve")
 pytest.importorskip("httpx", reason="the tests' HTTP client")
 from helpers.http_server import serving  # noqa: E402
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
+for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 import httpx  # noqa: E402
 from helpers.http_server import serving, wait_for  # noqa: E402

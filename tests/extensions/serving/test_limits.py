@@ -15,7 +15,6 @@ import pytest
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("uvicorn", reason="needs the extra serve")
 pytest.importorskip("prometheus_client", reason="needs the extra serve")
-pytest.importorskip("python_multipart", reason="needs the extra serve")
 pytest.importorskip("httpx", reason="the tests' HTTP client")
 import httpx  # noqa: E402
 from fastapi import Request, Response  # noqa: E402

@@ -2,7 +2,7 @@
 
 import pytest
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
+for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import serving  # noqa: E402
 

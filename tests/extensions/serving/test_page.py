@@ -27,7 +27,7 @@ MARKUP, WIDTH = "<img src=x onerror=window.ran=1>", 360
 @pytest.fixture(scope="module")
 def address(tmp_path_factory):
     """The address of a server with two runs: the package's toy model, and the same with noise in its parameters."""
-    for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart"):
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
         pytest.importorskip(package, reason="needs the extra serve")
     folder = tmp_path_factory.mktemp("served")
     for name, noise in (("first", 0), ("second", 0.3)):

@@ -15,7 +15,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.extensions.serving import command
 from t2t_flax.extensions.serving.command import model_names
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "python_multipart", "httpx"):
+for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import wait_for  # noqa: E402
 

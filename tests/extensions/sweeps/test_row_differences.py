@@ -20,7 +20,7 @@ SPREADS = {
 
 
 TABLES = {2: 1000, 3: 500, 5: 400, 10: 250, 40: 80, 200: 40}
-"""Simulated tables of the slow test, by rows."""
+"""Simulated tables of the drill, by rows."""
 
 
 @pytest.fixture
@@ -84,7 +84,7 @@ def test_equal_rows_rarely_differ_and_others_do(few_tables, monkeypatch, rows, s
     assert_rates(measure(monkeypatch, rows, seeds, spreads, tables), rows, seeds, spreads, tables)
 
 
-@pytest.mark.slow
+@pytest.mark.drill
 @pytest.mark.parametrize("spreads", SPREADS)
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("rows", TABLES)

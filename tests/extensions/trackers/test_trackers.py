@@ -1,12 +1,8 @@
 """Experiment trackers: each client in its real offline mode, resuming, groups, and clients that fail."""
 
-import functools
-import importlib
 import json
 import os
 import struct
-import subprocess
-import sys
 import threading
 import tomllib
 from pathlib import Path
@@ -20,9 +16,10 @@ from helpers.runs import start, tiny_run
 from t2t_flax.config import resolve
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage.mirror import Mirror
-from t2t_flax.extensions.trackers import hook, tensorboard, threads
+from t2t_flax.extensions.trackers import clients as clients_lib
+from t2t_flax.extensions.trackers import hook
+from t2t_flax.extensions.trackers.clients import without_credentials
 from t2t_flax.extensions.trackers.keys import NAMES, Trackers
-from t2t_flax.extensions.trackers.mlflow import without_credentials
 from t2t_flax.monitoring.metrics_writer import GrowingFiles, MetricsWriter, read_metrics
 from t2t_flax.process_setup import RUNS_FOLDER
 from t2t_flax.training import loop
@@ -32,13 +29,6 @@ DAMAGED = "not JSON"
 
 def config_of(names: str, group: str = "", **optimizer):
     return small_config(trackers=dict(names=names, group=group), optimizer=optimizer)
-
-
-def client(open, modules=()):
-    """A row of the table of trackers."""
-    opened = functools.partial(open)
-    opened.modules, opened.purges = modules, False
-    return opened
 
 
 class Memory:
@@ -85,7 +75,7 @@ def no_thread_stays():
 @pytest.fixture
 def memory(monkeypatch):
     server = Memory()
-    monkeypatch.setitem(threads.TRACKERS, "wandb", client(server.open))
+    monkeypatch.setitem(hook.CLIENTS, "wandb", server.open)
     return server
 
 
@@ -117,14 +107,14 @@ def expected(last):
 
 
 def test_every_tracker_of_the_config_has_a_row():
-    assert tuple(threads.TRACKERS) == NAMES
+    assert tuple(hook.CLIENTS) == NAMES
     assert Trackers(" tensorboard, mlflow,,mlflow ").each() == ("tensorboard", "mlflow") and Trackers("").each() == ()
     with pytest.raises(UserError, match="there is no tracker 'wandbb'. Did you mean 'wandb'?"):
         resolve({"trackers": {"names": "wandbb"}})
 
 
 def test_missing_package_is_reported_before_training(monkeypatch):
-    monkeypatch.setitem(threads.TRACKERS, "wandb", client(print, ("no_such_package",)))
+    monkeypatch.setitem(hook.MODULES, "wandb", ("no_such_package",))
     with pytest.raises(UserError, match=r"config.trackers.names = wandb needs .* pip install -e '\.\[wandb\]'"):
         hook.check_installed(config_of("wandb"))
     hook.check_installed(config_of(""))
@@ -141,9 +131,9 @@ def test_resumed_run_sends_each_number_once(tmp_path, memory, killed_at, checkpo
 @pytest.mark.smoke
 def test_what_a_killed_run_had_queued_is_sent_when_it_resumes(tmp_path, memory, monkeypatch):
     opened = threading.Event()
-    monkeypatch.setitem(threads.TRACKERS, "wandb", client(lambda run, id: opened.wait(30)))
+    monkeypatch.setitem(hook.CLIENTS, "wandb", lambda run, id: opened.wait(30))
     write_run(tmp_path, config_of("wandb"), 1, 6, close=False)  # killed while the tracker still opened
-    monkeypatch.setitem(threads.TRACKERS, "wandb", client(memory.open))
+    monkeypatch.setitem(hook.CLIENTS, "wandb", memory.open)
     write_run(tmp_path, config_of("wandb"), 5, 8)
     assert sorted(memory.sent()) == expected(8)
     opened.set()
@@ -164,7 +154,7 @@ def test_tracker_that_cannot_be_opened_stops_nothing(tmp_path, monkeypatch, capl
     def no_network(run, id):
         raise SystemExit("no network")
 
-    monkeypatch.setitem(threads.TRACKERS, "wandb", client(no_network))
+    monkeypatch.setitem(hook.CLIENTS, "wandb", no_network)
     write_run(tmp_path, config_of("wandb,tensorboard"), 1, 3)
     assert caplog.text.count("no network") == 1
     assert sorted(board(tmp_path)) == [("loss", 1), ("loss", 2), ("loss", 3), ("valid_nll", 2)]
@@ -172,8 +162,8 @@ def test_tracker_that_cannot_be_opened_stops_nothing(tmp_path, monkeypatch, capl
 
 def test_tracker_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeypatch, caplog):
     hangs = threading.Event()
-    monkeypatch.setitem(threads.TRACKERS, "wandb", client(lambda run, id: hangs.wait(60)))
-    monkeypatch.setattr(threads, "CLOSE_SECONDS", 0.1)
+    monkeypatch.setitem(hook.CLIENTS, "wandb", lambda run, id: hangs.wait(60))
+    monkeypatch.setattr(hook, "CLOSE_SECONDS", 0.1)
     write_run(tmp_path, config_of("wandb"), 1, 200)
     assert "wandb has not taken everything" in caplog.text and not hangs.is_set()
     assert len(read_metrics(tmp_path)) == 300
@@ -200,45 +190,6 @@ def test_tracker_named_later_gets_the_lines_so_far(tmp_path, memory):
     assert sorted(memory.sent()) == expected(6)
 
 
-def test_tensorboard_does_not_import_other_frameworks(tmp_path):
-    """tensorboardX would, in every run, if they were installed."""
-    for name in ("torch", "boto3"):
-        (tmp_path / f"{name}.py").write_text("print('imported', __name__)")
-    code = """
-import sys
-from pathlib import Path
-from types import SimpleNamespace
-from t2t_flax.extensions.trackers.tensorboard import TensorBoard
-board = TensorBoard(SimpleNamespace(folder=Path(sys.argv[1]), resume_step=0), "")
-board.write(1, {"loss": 2.0})
-board.close()
-print("then")
-import torch
-"""
-    path = os.pathsep.join([str(tmp_path), str(Path(__file__).parents[3])])
-    command = [sys.executable, "-c", code, str(tmp_path)]
-    done = subprocess.run(command, env=os.environ | {"PYTHONPATH": path}, capture_output=True, text=True, check=True)
-    assert done.stdout.split("\n")[:2] == ["then", "imported torch"]
-    assert list((tmp_path / "tensorboard").iterdir())
-
-
-def test_a_module_is_refused_to_one_thread_alone(tmp_path, monkeypatch):
-    """What one tracker leaves out, another thread imports at the same time."""
-    names = [f"only_here_{i}" for i in range(3)]
-    for name in names:
-        (tmp_path / f"{name}.py").write_text("")
-    monkeypatch.syspath_prepend(tmp_path)
-    found = []
-    with tensorboard._import_refused(*names[:2]):
-        with pytest.raises(ModuleNotFoundError):
-            importlib.import_module(names[0])
-        other = threading.Thread(target=lambda: found.append(importlib.import_module(names[1])))
-        other.start()
-        other.join(60)
-        assert found and importlib.import_module(names[2])
-    assert importlib.import_module(names[0])
-
-
 def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch):
     """Its writer thread dies when the disk is full, and its queue holds only ten values."""
     from tensorboardX.event_file_writer import EventsWriter
@@ -247,7 +198,7 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(EventsWriter, "flush", full)
-    monkeypatch.setattr(tensorboard, "FLUSH_SECONDS", 0)
+    monkeypatch.setattr(clients_lib, "FLUSH_SECONDS", 0)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     before = threading.enumerate()
     write_run(tmp_path, config_of("tensorboard"), 1, 200)
@@ -359,7 +310,7 @@ def clients(tmp_path_factory):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, tmp_path, clients):
-    for module in threads.TRACKERS[name].modules:
+    for module in hook.MODULES.get(name, (name,)):
         pytest.importorskip(module)
     workdir, config = epath.Path(tmp_path / "lr_scale=2,seed=0"), config_of(name, "sweep-a", lr_scale=2.0)
     workdir.mkdir()
@@ -376,7 +327,7 @@ def test_tracker_has_each_number_once_after_a_resume_with_the_test_scores(name, 
 
 @pytest.mark.parametrize("name", NAMES[2:])
 def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, monkeypatch):
-    for module in threads.TRACKERS[name].modules:
+    for module in hook.MODULES.get(name, (name,)):
         pytest.importorskip(module)
     monkeypatch.setenv(RUNS_FOLDER, str(tmp_path))
     folders = [tmp_path / "trials" / f"lr_scale={scale}" for scale in (1, 2)]

@@ -16,7 +16,7 @@ from t2t_flax.training.train_state import abstract_params, make_model
 from t2t_flax.training.workdir import read_model_config
 
 
-def pretrained_params(
+def start_params(
     setup: TrainingSetup, own: dict[str, Any], group: ProcessGroup | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
     """The parameters of the run that finetuning.init_from names, on the run's devices.

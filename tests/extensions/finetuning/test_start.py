@@ -10,11 +10,11 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.word_level import SymbolTokenizer
+from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning.keys import parse_init_checkpoint
-from t2t_flax.extensions.finetuning.pretrained import pretrained_params
+from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.extensions.finetuning.vocabulary import rows_by_piece, tables_by_piece
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoint_files import write_evaluation
@@ -56,7 +56,7 @@ def with_checkpoint(setup: TrainingSetup, text: str) -> TrainingSetup:
 )
 def test_init_checkpoint_chooses_what_load_chooses(first, tuned, text, choice, reported):
     said = []
-    params = pretrained_params(with_checkpoint(tuned, text), {}, say=said.append)
+    params = start_params(with_checkpoint(tuned, text), {}, say=said.append)
     expected = load(first, overrides={"mesh.data": "-1"}, **choice).params
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(expected))
     assert said == [f"parameters start from {first}, {reported}"]
@@ -66,9 +66,9 @@ def test_a_checkpoint_that_is_not_there_is_refused(tuned):
     with pytest.raises(
         UserError, match=r"config.finetuning.init_checkpoint = 7: .* no checkpoint of step 7: it has \[1, 2, 3, 4\]"
     ):
-        pretrained_params(with_checkpoint(tuned, "7"), {})
+        start_params(with_checkpoint(tuned, "7"), {})
     with pytest.raises(UserError, match="cannot average 5 checkpoints"):
-        pretrained_params(with_checkpoint(tuned, "average:5"), {})
+        start_params(with_checkpoint(tuned, "average:5"), {})
 
 
 @pytest.mark.parametrize("text", ["", "last", "0", "-1", "average:0", "average:", "average:2.5", "best:3"])
@@ -142,7 +142,7 @@ def test_a_run_with_another_vocabulary_starts_by_piece(first, tmp_path, cache):
     assert (old.vocab_size, new.vocab_size) == (300, 340)
     own = init_state(run.config, run.model, run.tx, run.mesh)[0].params
     said = []
-    params = pretrained_params(run, own, say=said.append)
+    params = start_params(run, own, say=said.append)
     table, old_table = (np.asarray(p["shared_embedding"]["table"]) for p in (params, load(first).params))
     common = set(old.pieces(range(300))) & set(new.pieces(range(340)))
     assert (

@@ -7,7 +7,7 @@ import base64
 import re
 
 from t2t_flax.config.special_tokens import EOS, PAD, UNK
-from t2t_flax.data.tokenizers.word_level import ListTokenizer
+from t2t_flax.data.tokenizers.base import ListTokenizer
 
 _LANGUAGE_TAG = re.compile(r">>[^<>]*<<")
 

@@ -7,11 +7,12 @@ import pytest
 from etils import epath
 from helpers.configs import small_config
 
+from t2t_flax.config import resolve
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources.text import lines
 from t2t_flax.data.tokenizers import load_tokenizer
-from t2t_flax.data.tokenizers.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.subwords.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.tasks import task_of
 
 CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"
@@ -40,6 +41,11 @@ def test_untokenized_text_gives_a_warning(caplog):
         with_vocabulary(CODES, ["A dog.", "And, a dog."])
     assert "expects text in which Moses has put spaces around punctuation" in caplog.text
     assert "2 of the first 2 sentences" in caplog.text
+
+
+def test_codes_are_needed():
+    with pytest.raises(UserError, match="needs its BPE codes: set config.data.tokenizer_model"):
+        resolve({"data": {"tokenizer": "subword_nmt"}})
 
 
 def test_invalid_codes_are_rejected(tmp_path):

@@ -5,10 +5,10 @@ import re
 import jax
 import numpy as np
 import pytest
+from helpers.compile_search import compile_search
 from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax.config import Decode
-from t2t_flax.extensions.planning.compile_search import compile_search
 
 ROWS, BEAMS, SOURCE, LENGTH, HEADS, WIDTH = 3, 5, 24, 32, 2, 16
 KEYS, VALUES = [ROWS, HEADS, WIDTH, LENGTH * BEAMS], [ROWS, HEADS, LENGTH * BEAMS, WIDTH]

@@ -1,0 +1,227 @@
+"""The clients of the trackers: one function each, which opens a run and may take its time or fail.
+
+To add one: a function, its row in `CLIENTS`, and its name in `keys.NAMES`.
+"""
+
+import dataclasses
+import fcntl
+import os
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.extensions.trackers.keys import Trackers
+from t2t_flax.filesystem import is_remote
+from t2t_flax.process_setup import RUNS_FOLDER
+
+PROJECT = "t2t_flax"
+FINISH_SECONDS = 30.0
+"""How long a client may take to send the rest at the end."""
+FLUSH_SECONDS = 1.0
+"""How long a client may hold values itself: a kill (SIGKILL) loses them."""
+_TENSORBOARD_QUEUE = 2**15 - 1
+"""Values that may wait, of which a line has some 25."""
+_MLFLOW_PARAMS = 100
+"""MLflow's limit of parameters in a batch."""
+
+
+@dataclasses.dataclass(frozen=True)
+class TrackedRun:
+    """A run as trackers see it. folder: where local files go, the workdir or the local copy of one in an object store.
+    resume_step: the last update that is not repeated.
+    """
+
+    workdir: epath.Path
+    folder: Path
+    config: Config
+    resume_step: int
+
+    @property
+    def name(self) -> str:
+        return self.workdir.name or PROJECT
+
+    @property
+    def runs_folder(self) -> Path | None:
+        """The folder of the runs that this one is compared with, such as a sweep."""
+        return Path(os.environ[RUNS_FOLDER]) if os.environ.get(RUNS_FOLDER) else None
+
+    @property
+    def group(self) -> str | None:
+        return Trackers.of(self.config).group or (self.runs_folder.name if self.runs_folder else None)
+
+    def settings(self) -> dict[str, Any]:
+        """The whole config by dotted keys: of a sweep's trial, its overrides are among them."""
+        groups = {group: keys for group, keys in config_lib.as_json(self.config).items() if isinstance(keys, dict)}
+        return {f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Tracker:
+    """An open run of a tracker. write: takes an update and its numbers. id: by which the run is opened again. place: what to tell
+    the user.
+    """
+
+    write: Callable[[int, dict[str, float]], None]
+    close: Callable[[], None]
+    id: str = ""
+    place: str = ""
+
+
+def tensorboard(run: TrackedRun, id: str) -> Tracker:
+    """Event files in WORKDIR/tensorboard. What lies after the resume step is purged and written again."""
+    import tensorboardX
+
+    # Its thread ends at an error such as a full disk. Neither the next value nor the end of the process may then wait
+    # for it, as they do when the queue is full.
+    writer = tensorboardX.SummaryWriter(
+        str(run.folder / "tensorboard"),
+        purge_step=run.resume_step + 1,
+        flush_secs=FLUSH_SECONDS,
+        max_queue=_TENSORBOARD_QUEUE,
+        filename_suffix=f".{run.resume_step}",  # names have seconds, and a short run closes and opens within one
+    )
+    events = writer.file_writer.event_writer
+    events._event_queue.cancel_join_thread()
+
+    def write(step: int, values: dict[str, float]) -> None:
+        if not events._worker.is_alive():
+            raise OSError("its files can no longer be written")
+        for name, value in values.items():
+            writer.add_scalar(name.replace("+", "_"), value, step)  # as it renames them, with a warning for each
+
+    return Tracker(write, writer.close)
+
+
+def wandb(run: TrackedRun, id: str) -> Tracker:
+    """Weights & Biases; without a login or a network in its offline mode, which `wandb sync` sends later."""
+    import wandb as client
+
+    def mode() -> str:
+        try:  # asks for no login, as `init` would, and does not wait for a server that does not answer
+            return "online" if client.login(prompt=False) else "offline"
+        except client.errors.AuthenticationError:
+            return "offline"
+
+    settings = client.Settings(
+        console="off",  # our output is no one else's
+        silent=True,
+        symlink=False,
+        x_save_requirements=False,
+        finish_timeout=FINISH_SECONDS,
+        x_transaction_log_flush_interval=FLUSH_SECONDS,
+        x_sync_dir_suffix=str(run.resume_step),  # folders are named by the second
+    )
+    opened = client.init(
+        project=os.environ.get("WANDB_PROJECT") or PROJECT,
+        dir=str(run.folder),
+        id=id or os.urandom(4).hex(),
+        name=run.name,
+        group=run.group,
+        config=run.settings(),
+        resume="allow",
+        mode=os.environ.get("WANDB_MODE") or mode(),
+        reinit="create_new",  # runs that train together are open at the same time
+        allow_val_change=True,
+        settings=settings,
+    )
+    # Our own step, not wandb's: two lines may be of one update.
+    opened.define_metric("step", hidden=True)
+    opened.define_metric("*", step_metric="step")
+    place = "" if opened.offline else opened.url or ""
+    place = place or f"offline; `wandb sync {os.path.dirname(opened.dir)}` sends it"
+    return Tracker(lambda step, values: opened.log({"step": step} | values), opened.finish, opened.id, place)
+
+
+def trackio(run: TrackedRun, id: str) -> Tracker:
+    """Trackio of Hugging Face, in its local folder (TRACKIO_DIR), or the server or Space that its variables name."""
+    import trackio as client
+
+    id = id or f"{run.name}-{os.urandom(3).hex()}"  # it finds a run by its name
+    opened = client.init(
+        project=PROJECT,
+        name=id,
+        group=run.group,
+        config=run.settings(),
+        resume="allow",
+        embed=False,
+        auto_log_gpu=False,
+        auto_log_cpu=False,
+    )
+    return Tracker(lambda step, values: opened.log(dict(values), step=step), opened.finish, id)
+
+
+def mlflow(run: TrackedRun, id: str) -> Tracker:
+    """MLflow at MLFLOW_TRACKING_URI; without one in the SQLite file mlflow.db in the workdir, or in the sweep of this run."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
+    os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
+    from mlflow.entities import Metric, Param
+    from mlflow.exceptions import MlflowException
+    from mlflow.tracking import MlflowClient
+
+    own, shared = os.environ.get("MLFLOW_TRACKING_URI"), run.runs_folder
+    store = (shared or run.folder).absolute() / "mlflow.db"
+    client = MlflowClient(tracking_uri=own or f"sqlite:///{store}")
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
+    artifacts = None if own else (run.folder / "mlflow_artifacts").absolute().as_uri()
+    if (
+        not own
+        and not shared
+        and is_remote(run.workdir)
+        and (run.workdir / "mlflow.db").exists()
+        and not store.exists()
+    ):
+        store.write_bytes((run.workdir / "mlflow.db").read_bytes())
+    # The trials of a sweep start together: the first one makes the tables and the experiment.
+    lock = store.with_suffix(".lock") if not own else Path(os.devnull)
+    lock.parent.mkdir(parents=True, exist_ok=True)
+    with lock.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        found = client.get_experiment_by_name(experiment)
+        number = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+    try:
+        id = client.get_run(id).info.run_id if id else ""
+    except MlflowException as error:
+        if error.error_code != "RESOURCE_DOES_NOT_EXIST":
+            raise
+        id = ""  # of another store
+    if id:
+        client.update_run(id, status="RUNNING")
+    else:
+        tags = {"mlflow.source.name": PROJECT} | ({"group": run.group} if run.group else {})
+        id = client.create_run(number, tags=tags, run_name=run.name).info.run_id
+        params = [Param(name, str(value)) for name, value in run.settings().items() if value != ""]
+        for i in range(0, len(params), _MLFLOW_PARAMS):
+            client.log_batch(id, params=params[i : i + _MLFLOW_PARAMS])
+
+    def write(step: int, values: dict[str, float]) -> None:
+        now = int(time.time() * 1000)
+        named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in values.items()}
+        client.log_batch(id, metrics=[Metric(name, value, now, step) for name, value in named.items()])
+
+    return Tracker(write, lambda: client.set_terminated(id), id, without_credentials(own or f"sqlite:///{store}"))
+
+
+def without_credentials(uri: str) -> str:
+    """An address as it may be printed: without user, password and query."""
+    parts = urlsplit(uri)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
+
+
+CLIENTS: dict[str, Callable[[TrackedRun, str], Tracker]] = {
+    "tensorboard": tensorboard,
+    "wandb": wandb,
+    "mlflow": mlflow,
+    "trackio": trackio,
+}
+"""Called with a run and the id of its earlier part, or ""."""
+MODULES = {"tensorboard": ("tensorboardX",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
+"""What the extra of a client installs, unless that is one module of the client's name."""
+PURGING = ("tensorboard",)
+"""Clients that drop what lies after the resume step by themselves."""
