@@ -81,7 +81,7 @@ def test_all_has_every_extra_but_those_that_its_comment_names():
 def test_install_hints_name_an_extra():
     """Those that the modules of the package ask for."""
     package = ROOT / "t2t_flax"
-    asked = re.compile(r'install_hint\("([^"]+)"\)|require\([^,]+, "([^"]+)"')
+    asked = re.compile(r"""install_hint\(["']([^"']+)["']\)|require\([^,]+, "([^"]+)\"""")
     found = {
         name for path in package.rglob("*.py") for names in asked.findall(path.read_text()) for name in names if name
     }
