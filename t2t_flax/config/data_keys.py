@@ -10,13 +10,13 @@ from t2t_flax.registry import TOKENIZERS
 class Data:
     task: str = key(
         "translation",
-        "translation: pairs of sentences, scored by BLEU; parsing: constituency trees in bracket files, scored by F1 (6.3)",
+        "translation: pairs of sentences, scored by BLEU; others belong to extensions",
         changes=TRANSLATIONS,
     )
     train: str = key(
         "",
-        "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'FILE.tsv', 'FILE.jsonl', 'FILE.parquet', "
-        "'hf:FOLDER:SPLIT', 'tfds:NAME:SPLIT', 'mtdata:IDENTIFIER', 'toy:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'tfds:NAME:SPLIT', 'toy:SPLIT', or a form of an extension; "
+        "several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
     valid: str = mutable_key(
         "",
@@ -40,13 +40,13 @@ class Data:
     )
     tokenizer: str = key(
         "bpe",
-        "bpe, unigram = a SentencePiece model trained on the run's own text; subword_nmt = the BPE codes in "
-        "data.tokenizer_model, applied to whitespace-separated tokens; the vocabulary is the pieces of the training text",
+        "bpe, unigram = a SentencePiece model trained on the run's own text; others belong to extensions",
         choices=TOKENIZERS,
     )
     tokenizer_model: str = key(
         "",
-        "existing tokenizer: a SentencePiece .model file, a folder with source and target, or subword-nmt's codes",
+        "existing tokenizer: a SentencePiece .model file, or a folder with source and target; or what the tokenizer of an "
+        "extension is built from",
         path=True,
     )
     vocab_size: int = key(

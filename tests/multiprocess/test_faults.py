@@ -102,7 +102,7 @@ def test_missing_coordinator_is_reported_after_the_timeout(tmp_path, cache):
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
     result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
     assert result.returncode == 1 and "Traceback" not in result.stderr
-    assert "coordinator at 127.0.0.1:9, waiting at most 2 s" in result.stdout
+    assert "coordinator at 127.0.0.1:9: waiting at most 2 s" in result.stdout
     assert "coordinator at 127.0.0.1:9: the processes of this run did not all start" in result.stderr
 
 

@@ -19,8 +19,9 @@ from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
-from t2t_flax.training.workdir import DEVICES
 
+DEVICES = "devices.json"
+"""In a workdir; as `training.workdir` names it, which would import JAX here."""
 CPU = "cpu"
 """Kind of the CPU's devices, which are not chips."""
 UNKNOWN = ""

@@ -81,10 +81,8 @@ class Range:
     def __post_init__(self):
         if self.choices:
             return
-        if not (math.isfinite(self.low) and math.isfinite(self.high)):
-            raise UserError(f"a range from {self.low} to {self.high} is unbounded: give finite numbers.")
-        if not self.low < self.high:
-            raise UserError(f"a range from {self.low} to {self.high} is empty: the first must be below the second.")
+        if not (math.isfinite(self.low) and math.isfinite(self.high) and self.low < self.high):
+            raise UserError(f"a range from {self.low} to {self.high}: give finite numbers, the first below the second.")
         if self.log and self.low <= 0:
             raise UserError(f"a logarithmic range cannot begin at {self.low}: give a number above 0.")
         if self.whole and (self.low != round(self.low) or self.high != round(self.high)):
@@ -145,7 +143,7 @@ class Search:
 
     space: dict[str, Range]
     count: int
-    metric: str = ""
+    metric: str
     method: str = "random"
     prune: bool = False
     seed: int = 0
@@ -158,12 +156,8 @@ class Search:
                 raise UserError(
                     f"the search space has {values!r} for {key}: use choice(...), uniform(low, high) or another range."
                 )
-        if not self.space:
-            raise UserError("the search space is empty: give a range for at least one config key.")
-        if self.count < 1:
-            raise UserError(f"a search with count={self.count}: expected at least 1.")
-        if not self.metric:
-            raise UserError("the search has no metric: name its objective, for example metric='valid_nll'.")
+        if not self.space or self.count < 1:
+            raise UserError("a search needs a range for at least one config key, and a count of at least 1.")
         if not self.metric.startswith("valid_"):
             raise UserError(
                 f"a search that selects by {self.metric} fits the test set: name a score of the validation set, such as "

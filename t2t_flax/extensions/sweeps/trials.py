@@ -88,13 +88,11 @@ def row_names(rows: Sequence[Overrides]) -> list[str]:
     Raises UserError if two rows have the same name.
     """
     for i, row in enumerate(rows):
-        if not isinstance(row, dict):
+        if not isinstance(row, dict) or not isinstance(row.get(NAME, ""), str):
             raise UserError(
-                f"row {i} of the sweep is a {type(row).__name__}, expected a dict of overrides: join the lists of over(...) "
-                "with product, zipped or concat."
+                f"row {i} of the sweep is {row!r}, expected a dict of overrides whose {NAME}, if it has one, is text: join the "
+                "lists of over(...) with product, zipped or concat."
             )
-        if not isinstance(row.get(NAME, ""), str):
-            raise UserError(f"a row of the sweep has the name {row[NAME]!r}: expected text.")
     short = short_keys(key for row in rows for key in row if key != NAME)
     names = []
     for row in rows:

@@ -3,6 +3,8 @@
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -37,6 +39,12 @@ def test_dry_run_lists_trials_and_writes_nothing(tmp_path, capsys):
     assert not (tmp_path / "s").exists()
 
 
+def test_the_process_of_the_sweep_needs_no_jax():
+    """Which its trainings use: it may hold a device."""
+    code = "import sys, t2t_flax.extensions.sweeps.command; assert 'jax' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True, timeout=60)
+
+
 @pytest.mark.parametrize("arguments, message", [
     (["--set", "model.dropoutt=1"], "unknown config key 'model.dropoutt'"),
     (["--set", "model.dropout=x"], "expected float"),
@@ -68,9 +76,9 @@ def test_user_errors_are_reported_without_traceback(tmp_path, capsys, arguments,
     ("import nothing_of_this_name", "line 1: ModuleNotFoundError"),
     ("def get_sweep():\n  return int('x')", "line 2: ValueError"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(over('a.b', [1]), config='x', search=1)", "rows or a search"),
-    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep([over('model.dropout', [0.1])], config='configs/toy.py')", "row 0 of the sweep is a list, expected a dict of overrides: join the lists"),
+    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep([over('model.dropout', [0.1])], config='configs/toy.py')", "expected a dict of overrides whose name, if it has one, is text: join the lists"),
     ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(rows=over('model.dropout', [0.1]))", "has no config"),
-    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "no metric"),
+    ("from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return Sweep(search=Search({'a.b': choice(1, 2)}, 3))", "missing 1 required positional argument: 'metric'"),
 ])  # fmt: skip
 def test_invalid_sweep_file_is_rejected(tmp_path, capsys, text, message):
     (tmp_path / "s.py").write_text(text)
