@@ -161,7 +161,7 @@ START_FLAGS: dict[str, str] = {}
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()
-"""At most one row: the module for paths in object stores, with the functions of `extensions.storage.objects`."""
+"""At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
 GROUPS: dict[str, tuple[str, str]] = {}
 """Groups of config keys that extensions declare: name -> (module, class)."""
 

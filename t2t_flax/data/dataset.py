@@ -293,30 +293,29 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     config = task.config
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
+    stored = TokenizerPair.load(folder) if TokenizerPair.is_complete(folder) else None
+    directions = tuple(trained_directions(config))
+    if stored and stored.starts.directions != directions:  # before anything is trained
+        raise UserError(
+            f"the sources of config.data.train have other directions now than {folder} has, of the run until now. Use "
+            "another --workdir."
+        )
     initial = next((found for module in TOKENIZERS_OF.of(config) if (found := module.tokenizer_folder(config))), None)
     if initial:  # a resumed run needs only its own folder: the other one may have been deleted
-        pair = TokenizerPair.load(folder if TokenizerPair.is_complete(folder) else initial)
+        pair = stored or TokenizerPair.load(initial)
     elif data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data):
         model_file = epath.Path(data.root or ".") / data.tokenizer_model
-        was_deleted = TokenizerPair.is_complete(folder) and not model_file.exists()
-        pair = TokenizerPair.load(folder if was_deleted else model_file)
+        pair = stored if stored and not model_file.exists() else TokenizerPair.load(model_file)
     else:
         pair = _trained_tokenizers(task, cache, source)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
     ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
     of_names = dict(zip(start_names(config), ids, strict=False))  # tokens of other hooks come after them
-    pair = pair.with_starts(Starts(tuple(trained_directions(config)), of_names))
-    if not TokenizerPair.is_complete(folder):
+    pair = pair.with_starts(Starts(directions, of_names))
+    if not stored:
         pair.save(folder)
-        return pair
-    stored = TokenizerPair.load(folder)
-    if stored.starts != pair.starts:
-        raise UserError(
-            f"the sources of config.data.train have other directions now than {folder} has, of the run until now. Use "
-            "another --workdir."
-        )
-    if stored.digest != pair.digest:
+    elif stored.digest != pair.digest:
         raise UserError(
             f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed "
             "since the run began. Use another --workdir."

@@ -138,7 +138,7 @@ def test_each_test_set_has_its_own_record(copy, text, capsys):
 
 def test_missing_test_set_files_explain_the_syntax(copy):
     for spec, split, message in (
-        ("lang=en/a,x", "lang", "as ./lang="),
+        ("lang=en/a,x", "lang", r"config\.data\.test \(lang\) = 'en/a,x'"),
         ("a.en,a.de; b.en,b.de", "test", "Several test sets need names"),
         ("a=n.en,n.de; b=toy:test:2", "a", r"config\.data\.test \(a\) = 'n\.en,n\.de'"),
     ):
