@@ -111,10 +111,15 @@ class Checkpoints:
         self._saving.start()
 
     def _open_writer(self) -> ocp.AsyncCheckpointer:
-        handlers = {name: ocp.StandardCheckpointHandler() for name in _ITEMS}
+        # Processes that are named meet at the coordinator; else all would meet in a program that is compiled for it.
+        processes = ocp.options.MultiprocessingOptions(active_processes=set(range(self.group.count)))
+        handlers = {name: ocp.StandardCheckpointHandler(multiprocessing_options=processes) for name in _ITEMS}
+        composite = ocp.CompositeOptions(multiprocessing_options=processes)
+        handler = ocp.CompositeCheckpointHandler(
+            composite_options=composite, meta=ocp.JsonCheckpointHandler(multiprocessing_options=processes), **handlers
+        )
         options = ocp.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._flush)
-        handler = ocp.CompositeCheckpointHandler(meta=ocp.JsonCheckpointHandler(), **handlers)
-        return ocp.AsyncCheckpointer(handler, async_options=options)
+        return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=processes)
 
     def _flush(self) -> None:
         """Flushes the unfinished checkpoint to disk. Orbax calls it before renaming it to its step."""

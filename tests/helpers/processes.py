@@ -130,7 +130,7 @@ def record(workdir, name: str) -> dict:
 
 def checkpoints(workdir) -> list[int]:
     """Steps that have a checkpoint."""
-    return sorted(int(p.name) for p in (workdir / "checkpoints").iterdir() if p.name.isdigit())
+    return sorted(int(path.name) for path in (workdir / "checkpoints").glob("*") if path.name.isdigit())
 
 
 def resume(tmp_path, cache, count, **keys) -> None:
