@@ -88,9 +88,10 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
             continue
         name, equals, value = arg.removeprefix("--config.").partition("=")
         if not equals:
-            value = next(remaining, None)
-            if value is None:
+            following = next(remaining, None)
+            if following is None:
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
+            value = following
         overrides[name] = value
     args = arguments.parse_args(plain)
     if "average" in args and args.best and (args.step is not None or args.average):

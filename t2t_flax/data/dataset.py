@@ -113,7 +113,7 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     config = task.config
     check_reachable(_cache(config, workdir))
     source = split_source(task, "train")
-    source.fingerprint = functools.cache(source.fingerprint)  # it reads the whole corpus
+    source.fingerprint = functools.cache(source.fingerprint)  # type: ignore[method-assign]  # it reads the whole corpus
     if not TokenizerPair.is_complete(workdir / "tokenizer"):
         for pair_filter in training_policies(config).filters:
             pair_filter.check_available()
@@ -219,8 +219,8 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
         if split in specs:
             name = "" if split == key else f" ({split.removeprefix(VALID_PREFIX)})"
             return f"config.data.{key}{name}", specs[split]
-    if specs := sets.get(split):
-        raise UserError(f"config.data.{split} names the {_SETS[split]} {', '.join(specs)}: choose one of them.")
+    if named := sets.get(split):
+        raise UserError(f"config.data.{split} names the {_SETS[split]} {', '.join(named)}: choose one of them.")
     if split in sets:
         raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
     known = ", ".join(sets["test"]) if set(sets["test"]) - {"test"} else "no named test sets"

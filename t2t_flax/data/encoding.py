@@ -6,8 +6,8 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
@@ -185,7 +185,7 @@ class Encoder:
         reasons = ["empty"] if empty and policies.empty_lines == "drop" else []
         reasons += ["too_long"] if long and policies.on_too_long == "drop" else []
         if policies.filters and not empty:
-            whole = Pair(pair[0].removeprefix(self.tag), pair[1], *ids, self.part)
+            whole = Pair(pair[0].removeprefix(self.tag), pair[1], ids[0], ids[1], self.part)
             filtered = [pair_filter.reason for pair_filter in policies.filters if pair_filter.drops(whole)]
             chunk.counts.update(filtered)
             reasons += filtered
@@ -194,7 +194,9 @@ class Encoder:
         return reasons
 
 
-def encode_parts(encoder: Encoder, source: Source, num_workers: int) -> Iterator[tuple[Source, Iterator[Chunk]]]:
+def encode_parts(
+    encoder: Encoder, source: Source, num_workers: int
+) -> Iterator[tuple[Source, Generator[Chunk, None, None]]]:
     """The chunks of each part of a source, in order; never more than a few in memory."""
     numbers = itertools.count()
     pairs: Sequence[Iterator[Unread]] = [part.pairs() for part in source.parts]
@@ -206,7 +208,9 @@ def encode_parts(encoder: Encoder, source: Source, num_workers: int) -> Iterator
         yield part, _encode_all(of, of_part, num_workers or _num_cores(), numbers)
 
 
-def _encode_all(encoder: Encoder, pairs: Iterator[Unread], num_workers: int, numbers: Iterator[int]) -> Iterator[Chunk]:
+def _encode_all(
+    encoder: Encoder, pairs: Iterator[Unread], num_workers: int, numbers: Iterator[int]
+) -> Generator[Chunk, None, None]:
     chunks = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
     yield from itertools.starmap(encoder, itertools.islice(chunks, inline))
@@ -217,11 +221,11 @@ def _encode_all(encoder: Encoder, pairs: Iterator[Unread], num_workers: int, num
 
 def _encode_in_processes(
     encoder: Encoder, chunks: Iterable[tuple[list[Unread], int]], num_workers: int
-) -> Iterator[Chunk]:
+) -> Generator[Chunk, None, None]:
     # Spawned, because a fork of a process in which JAX runs threads can hang.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(encoder,))
-    pending = collections.deque()
+    pending: collections.deque[Future[Chunk]] = collections.deque()
     try:
         for chunk in chunks:
             pending.append(pool.submit(_work, *chunk))
@@ -251,7 +255,9 @@ def _start_worker(encoder: Encoder) -> None:
 
 def _exit_with_parent() -> None:
     # A worker holds both ends of its queue, so it would wait forever for a parent that was killed.
-    multiprocessing.parent_process().join()
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
     os._exit(1)
 
 

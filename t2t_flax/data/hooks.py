@@ -112,7 +112,7 @@ def symbols_of(config: Config) -> tuple[list[str], list[str]]:
 
 def training_stream(config: Config) -> MakeStream:
     """The function that makes the stream of a run's training pairs."""
-    make = plain_stream
+    make: MakeStream = plain_stream
     for hook in data_hooks(config):
         make = hook.make_stream(make)
     return make

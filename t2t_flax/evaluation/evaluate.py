@@ -12,7 +12,7 @@ import json
 import math
 import platform
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -143,6 +143,7 @@ def compute_scores(
     scores = {}
     for metric in metrics:
         if metric.statistics is None:
+            assert metric.compute
             scores[metric.name] = metric.compute(predictions, config)
             continue
         statistics = metric.statistics(predictions, config)
@@ -155,7 +156,7 @@ def compute_scores(
 def identity(record: dict[str, Any]) -> dict[str, Any]:
     """What a record is of: test set, checkpoints, and settings that differ from the defaults."""
     checkpoint, config = record["checkpoint"], record["config"]
-    settings = {}
+    settings: dict[str, Any] = {}
     for name in keys_that_change(TRANSLATIONS, SCORES):
         group, key = name.split(".")
         default = fields()[name].default
@@ -253,5 +254,5 @@ def _one_or_all(values: list[str]) -> str | list[str]:
     return values[0] if len(values) == 1 else values
 
 
-def _lines(texts: list[str]) -> str:
+def _lines(texts: Sequence[str]) -> str:
     return "".join(text + "\n" for text in texts)

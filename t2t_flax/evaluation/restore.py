@@ -129,10 +129,11 @@ class TrainedModel(StoredRun):
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task.
         """
-        encoded = self._encode(pairs, start)
-        for number, ids in enumerate(encoded, 1):
+        encoded: list[PairIds] = []
+        for number, ids in enumerate(self._encode(pairs, start), 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
+            encoded.append(ids)
         return self._score(encoded)
 
     def score_each(

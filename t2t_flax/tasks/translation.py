@@ -82,7 +82,7 @@ def recipe(name: str, config: Config) -> Recipe:
             method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
             asian = dict(normalized=True, asian_support=True) if language_of(language) in ("zh", "ja") else {}
             return Recipe(prepare, asian, method, "TER")
-        settings = dict(word_order=2) if name == "chrf++" else {}
+        settings: dict[str, Any] = dict(word_order=2) if name == "chrf++" else {}
         method = f"{'chrF++' if settings else 'chrF'} of sacreBLEU {ours} on {text}"
         return Recipe(prepare, settings, method, "CHRF")
     tokenize = list if pretokenized else _tokenizer(language)

@@ -125,9 +125,11 @@ class BatchSampler:
 
     def _limits(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, Callable[[int], int] | None]:
         """The limits of the pieces of an order, as arguments of `cut`."""
-        sums = [np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target)]
+        source, target = (
+            np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in (self._source, self._target)
+        )
         if not self._by_length:
-            return *sums, None
+            return source, target, None
         longer = np.maximum(self._source[order], self._target[order])
         edges = np.array(bucket_edges(int(longer[-1])))
         ends = np.searchsorted(longer, edges, side="right")
@@ -137,7 +139,7 @@ class BatchSampler:
             reach = np.minimum(ends, start + _SLOTS * self._tokens // edges)
             return int(reach[reach > np.maximum(begins, start)].max(initial=start + 1))
 
-        return *sums, furthest
+        return source, target, furthest
 
     def _count(self, window: int) -> int:
         return max(
@@ -178,8 +180,8 @@ class PaddedBatchSampler(BatchSampler):
         return -(-len(self._groups(window)) // self._groups_per_update)
 
     def _attempt(self, window: int, key: int, count: int):
-        groups = self._groups(window)
-        groups = [groups[i] for i in permutation(len(groups), key)]
+        formed = self._groups(window)
+        groups = [formed[i] for i in permutation(len(formed), key)]
         ends = np.cumsum([len(group) for group in groups])
         starts = np.concatenate([[0], ends[self._groups_per_update - 1 :: self._groups_per_update], ends[-1:]])
         return np.concatenate(groups), starts[: count + 1]

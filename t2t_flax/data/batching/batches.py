@@ -60,7 +60,8 @@ class Batch:
         micro, within = np.divmod(self.row, self.shape.rows)
         mine = (first <= within) & (within < last)
         row = micro[mine] * (last - first) + within[mine] - first
-        arrays, size = {}, (self.shape.micro, last - first, self.shape.length)
+        arrays: dict[str, np.ndarray] = {}
+        size = (self.shape.micro, last - first, self.shape.length)
         for side, start in zip(("source", "target"), self.starts, strict=True):
             start = start[mine] if isinstance(start, np.ndarray) else start
             shape = size[0] * size[1], self.shape.length
@@ -129,7 +130,9 @@ class Batches:
         if k % WINDOW_UPDATES == 0:
             self._release()
         store, epoch, layout = self.stream.update(k)
-        shape = self._shapes[smallest_fitting(self._sizes, layout.needed)]
+        fitting = smallest_fitting(self._sizes, layout.needed)
+        assert fitting is not None, "sizes hold every update"
+        shape = self._shapes[fitting]
         return Batch(store, shape, layout.pairs, layout.row, layout.starts, epoch)
 
     def _release(self) -> None:
@@ -160,7 +163,8 @@ def validation_batches(
     edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)
     while edges[-1] < store.longest:
         edges.append(min(2 * edges[-1], longest))
-    parts, shorter = [], 0
+    parts: list[tuple[Shape, Callable[[], Iterator[Batch]]]] = []
+    shorter = 0
     for edge in edges:
         members = np.flatnonzero((shorter < longer) & (longer <= edge))
         rows = max(1, min(tokens, config.batch_tokens) * config.pack_length // edge**2)
@@ -178,7 +182,7 @@ def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Ba
         tokens = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
         candidates = candidates[: np.searchsorted(tokens, slots, side="right")]
         start += len(candidates) - len(leftover)
-        row, *starts = first_fit(*(x[candidates] for x in lengths), shape.length)
+        row, *starts = first_fit(lengths[0][candidates], lengths[1][candidates], shape.length)
         fits = row < shape.rows
         leftover = candidates[~fits]  # pairs without a row open the next batch
         yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])

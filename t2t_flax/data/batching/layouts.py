@@ -8,7 +8,7 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -66,8 +66,11 @@ class Stream(Protocol):
     epoch.
     """
 
-    parts: Sequence["Layouts"]
-    updates_per_epoch: int
+    @property
+    def parts(self) -> Sequence["Layouts"]: ...
+
+    @property
+    def updates_per_epoch(self) -> int: ...
 
     def update(self, k: int) -> Update:
         """Update k >= 0; the order of calls does not matter."""
@@ -127,7 +130,8 @@ class Layouts:
     def _count(self) -> UpdateCounts:
         """Lays out epoch 0, window by window, and chooses sizes that hold all of it."""
         expected = self._expected()
-        cuts, needed = [], Counter()
+        cuts: list[int] = []
+        needed: Counter[Size] = Counter()
         for window in range(self.sampler.windows):
             fitting = self._first_fitting(0, window, expected) if expected else None
             number, layouts = fitting or (0, self._preferred(0, window))
@@ -172,10 +176,10 @@ class Layouts:
         return [*map(self._lay_out, next(itertools.islice(self.sampler.cuts(epoch, window), number, None)))]
 
     def _lay_out(self, pairs: np.ndarray) -> Layout:
-        lengths = [x[pairs] for x in self.store.lengths]
+        source, target = (x[pairs] for x in self.store.lengths)
         if not self._packed:
-            return Layout(pairs, np.arange(len(pairs)), (0, 0), (max(int(x.max()) for x in lengths), len(pairs)))
-        row, *starts = (x.astype(np.int32) for x in first_fit(*lengths, self._config.pack_length))
+            return Layout(pairs, np.arange(len(pairs)), (0, 0), (max(int(source.max()), int(target.max())), len(pairs)))
+        row, *starts = (x.astype(np.int32) for x in first_fit(source, target, self._config.pack_length))
         return Layout(pairs, row, starts, (self._config.pack_length, int(row.max()) + 1))
 
 
@@ -206,7 +210,9 @@ def make_sampler(store: TokenStore, config: Data, seed: int, slots: Slots | None
             f"{config.pack_length}: a pair must fit into one packed row. Raise config.data.pack_length, or lower "
             "config.data.max_length."
         )
-    settings = dict(batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length, slots=slots)
+    settings: dict[str, Any] = dict(
+        batch_tokens=config.batch_tokens, seed=seed, mean_length=store.mean_length, slots=slots
+    )
     if config.batch_size_counts == "padded_tokens":
         return PaddedBatchSampler(*store.lengths, groups=config.batch_groups, **settings)
     return BatchSampler(*store.lengths, by_length=config.batching == "buckets", **settings)

@@ -25,7 +25,7 @@ def first_fit(
     return row, source_start, target_start
 
 
-def _assign(remaining: "_Remaining", count: int, pack_length: int):
+def _assign(remaining: "_Remaining", count: int, pack_length: int) -> tuple[list[int], tuple[list[int], list[int]]]:
     rows, source_places, target_places = [0] * count, [0] * count, [0] * count
     number = 0
     while remaining.levels:

@@ -28,12 +28,13 @@ def closed_list(config: Data, needed: Counter[Size], expected: Sequence[Size] = 
     if config.batching == "buckets":
         # One group an update: groups do not change, so neither do their sizes.
         room = 1.0 if config.batch_size_counts == "padded_tokens" and config.batch_groups == 1 else _ROOM
-        edges, most = bucket_edges(max(length for length, _ in needed)), {}
-        for length, rows in needed:
+        edges = bucket_edges(max(length for length, _ in needed))
+        most: dict[int, int] = {}
+        for length, count in needed:
             edge = next(edge for edge in edges if edge >= length)
-            most[edge] = max(most.get(edge, 0), rows)
+            most[edge] = max(most.get(edge, 0), count)
         return [(edge, math.ceil(room * most[edge])) for edge in sorted(most)]
-    rows = Counter()
+    rows: Counter[int] = Counter()
     for (_, n), updates in needed.items():
         rows[n] += updates
     if config.batch_size_counts == "padded_tokens":
@@ -64,7 +65,7 @@ def levels(rows: Counter[int], at_most: int) -> list[int]:
     """
     # Of many values only every n-th is a candidate, so that the table below stays small.
     grain = math.ceil(max(rows) / 512)
-    counts = Counter()
+    counts: Counter[int] = Counter()
     for n, updates in rows.items():
         counts[min(max(rows), grain * math.ceil(n / grain))] += updates
     values = np.array(sorted(counts))

@@ -92,7 +92,7 @@ class JoinedSource(Source):
         return self._parts
 
     @property
-    def count(self):
+    def count(self):  # type: ignore[override]
         """The sum of the parts' counts; None until all are known."""
         counts = [part.count for part in self._parts]
         return None if None in counts else sum(counts)

@@ -10,7 +10,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Iterator
-from typing import IO
+from typing import IO, Any
 
 from etils import epath
 
@@ -32,7 +32,7 @@ class TextSource(Source):
         self._paths = source, *references
 
     @property
-    def reference_count(self):
+    def reference_count(self):  # type: ignore[override]
         return len(self._paths) - 1
 
     def read(self):
@@ -141,7 +141,7 @@ def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
         yield file
 
 
-def _decompressed(raw: IO[bytes], suffix: str) -> IO[bytes]:
+def _decompressed(raw: IO[bytes], suffix: str) -> Any:
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
     if suffix == ".xz":

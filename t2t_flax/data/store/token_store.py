@@ -140,7 +140,7 @@ class TokenStore:
         if not count:
             return np.zeros(0, dtype)
         mapped = np.memmap(path, dtype, "r")
-        self._maps.append(mapped._mmap)
+        self._maps.append(mapped._mmap)  # type: ignore[attr-defined]
         # As a plain array: every slice of the memmap class costs microseconds, and it is sliced for each sentence.
         return np.asarray(mapped)
 

@@ -58,15 +58,14 @@ class TokenizerPair:
         tokenizer does not have.
         """
         ids = [self.starts.ids.get(start_name(symbol) or "") or self.source.control_id(symbol) for symbol in symbols]
-        for symbol, i in zip(symbols, ids, strict=True):
-            if i is None:
-                raise UserError(
-                    f"the tokenizer has no control symbol {symbol}, which comes before source sentences. "
-                    "A run trains a tokenizer that has it with config.data.tokenizer = bpe or unigram; one in "
-                    "config.data.tokenizer_model must be a SentencePiece model trained with "
-                    f"--control_symbols={','.join(symbols)}, and that of another run must have been made for them."
-                )
-        return ids
+        for symbol in [symbol for symbol, i in zip(symbols, ids, strict=True) if i is None]:
+            raise UserError(
+                f"the tokenizer has no control symbol {symbol}, which comes before source sentences. "
+                "A run trains a tokenizer that has it with config.data.tokenizer = bpe or unigram; one in "
+                "config.data.tokenizer_model must be a SentencePiece model trained with "
+                f"--control_symbols={','.join(symbols)}, and that of another run must have been made for them."
+            )
+        return [i for i in ids if i is not None]
 
     def after_start(self, start: Sequence[int], ids: list[int]) -> list[int]:
         """Ids of a source text after those of `start`. A text that itself begins with one of `starts`, as one for Marian's

@@ -4,6 +4,7 @@ import io
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -95,7 +96,7 @@ def train(
     if not sample:
         raise UserError("there is no text to train a tokenizer on: every sentence is empty")
     model = io.BytesIO()
-    symbols: dict[str, Sequence[str]] = {"control_symbols": list(control_symbols)} if control_symbols else {}
+    symbols: dict[str, Any] = {"control_symbols": list(control_symbols)} if control_symbols else {}
     try:
         SentencePieceTrainer.train(
             sentence_iterator=iter(sample),
