@@ -249,7 +249,8 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
 
 def summaries(records: Sequence[dict[str, Any]]) -> list[str]:
     """What extensions say of the records of an evaluation of several sets."""
-    return [text for module in SUMMARIES.load_all() if (text := module.summary(records))]
+    modules = SUMMARIES.load_all() if len(records) > 1 else ()
+    return [text for module in modules if (text := module.summary(records))]
 
 
 def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:

@@ -67,15 +67,30 @@ def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
     return whole_number
 
 
+class _StoreOnce(argparse._StoreAction):
+    """Refuses a flag that is given twice: of `--workdir=a --workdir=b` neither may be left out without a word."""
+
+    _given = False
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if self._given and option_string:
+            parser.error(f"{option_string} is given twice")
+        self._given = True
+        super().__call__(parser, namespace, values, option_string)
+
+
 def parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
     """An argument parser that raises UserError for wrong arguments."""
-    return _Parser(
+    made = _Parser(
         prog=f"python -m t2t_flax {command}",
         description=description,
         epilog=epilog,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
+    made.register("action", None, _StoreOnce)
+    made.register("action", "store", _StoreOnce)
+    return made
 
 
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:

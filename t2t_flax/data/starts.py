@@ -77,7 +77,7 @@ class Starts:
         shown = ", ".join(names[:20]) + (f" and {more} more" if more > 0 else "")
         if name is None and len(names) > 1:
             flags = "".join(f", on the command line {flag}={names[0]}" for flag in START_FLAGS)
-            raise UserError(f"the model translates into {shown}: choose one{flags}.")
+            raise UserError(f"the model translates into {shown}: choose one, by start= in Python{flags}.")
         if name is not None and name not in self.ids:
             raise UserError(f"the model does not translate into {name!r}, but into {shown}.")
         return name or names[0]

@@ -137,13 +137,19 @@ def _draw(options: SampleOptions, keys_BxK, position, logits_BxKxV) -> jax.Array
     if options.top_k or options.top_p < 1:
         logits_BxKxC, ids_BxKxC = top_k(logits_BxKxC, min(options.top_k or vocabulary, vocabulary))
     largest_BxKx1 = jnp.max(logits_BxKxC, axis=-1, keepdims=True)
-    cumulative_BxKxC = jnp.cumsum(jnp.exp((logits_BxKxC - largest_BxKx1) / options.temperature), axis=-1)
-    total_BxK = cumulative_BxKxC[..., -1]
+    weights_BxKxC = jnp.exp((logits_BxKxC - largest_BxKx1) / options.temperature)
+    cumulative_BxKxC = jnp.cumsum(weights_BxKxC, axis=-1)
     if options.top_p < 1:
-        total_BxK = _take(cumulative_BxKxC, nucleus_size(cumulative_BxKxC, options.top_p) - 1)
+        last_BxK = nucleus_size(cumulative_BxKxC, options.top_p) - 1
+        total_BxK = _take(cumulative_BxKxC, last_BxK)
+    else:
+        last_BxK = weights_BxKxC.shape[-1] - 1 - jnp.argmax(jnp.flip(weights_BxKxC > 0, -1), axis=-1)
+        total_BxK = cumulative_BxKxC[..., -1]
     # The inverse of the cumulative distribution at a uniform number: the first token that exceeds it.
     uniform_BxK = jax.vmap(jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position))))(keys_BxK)
     drawn_BxK = jnp.sum(cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32)
+    # Sums are added in another order for each of them, so that one may be above a later one.
+    drawn_BxK = jnp.minimum(drawn_BxK, last_BxK.astype(jnp.int32))
     return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
 
 

@@ -175,10 +175,12 @@ class RunSupervisor:
         """Whether signs of progress are expected again and again within the block; not during a first save, which may take
         long.
         """
+        self.note_progress()  # what came before was not expected to show any
         before, self.progress_expected = self.progress_expected, expected
         try:
             yield
         finally:
+            self.note_progress()
             self.progress_expected = before
 
     def say(self, text: str) -> None:

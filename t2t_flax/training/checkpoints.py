@@ -79,7 +79,9 @@ class Checkpoints:
         return steps
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, ascending; the newest may still be in the making."""
+        """Steps with a checkpoint, ascending; the newest may still be in the making. Of several processes only the first one
+        leaves out those that were deleted since the start.
+        """
         return sorted(self._steps)
 
     def metrics(self) -> dict[int, float]:
@@ -102,6 +104,8 @@ class Checkpoints:
         meta |= {"metric": metric} if metric is not None and math.isfinite(metric) else {}
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self.wait()
+        # Orbax's own barriers wait five minutes; process 0 may still be deleting what the save before made superfluous.
+        self.group.barrier("the save before has ended", 3600.0)
         with reporting_full_disk(self._folder):
             self._writer = self._writer or self._open_writer()
             args = ocp.args.Composite(meta=ocp.args.JsonSave(with_digest(meta)), **items)
@@ -158,8 +162,8 @@ class Checkpoints:
         if self.group.is_lead:
             with reporting_full_disk(self._folder):
                 files.write_evaluation(self._folder / str(step), progress, metric)
-        self.group.barrier("an evaluation is added", self.group.MINUTES)
         self.delete_old()
+        self.group.barrier("an evaluation is added", self.group.MINUTES)
 
     def check_for_errors(self) -> None:
         """Raises the error of a save in the background, if one has failed so far, a full disk as UserError."""

@@ -125,7 +125,8 @@ class Run:
     def compile_besides_updates(self) -> None:
         """Compiles the programs for evaluating and saving."""
         self._valid_loss = validation_loss(self.setup)
-        for tree in (self.state.params, self.state.opt_state, self.state.ema):
+        state = self.state  # of a stacked run each access is a copy
+        for tree in (state.params, state.opt_state, state.ema):
             checksums(tree)
 
     def open_logs(self, *, quiet: bool = False) -> None:

@@ -87,3 +87,8 @@ def test_output_where_nothing_can_be_created_is_a_user_error(command, path, monk
     err = capsys.readouterr().err
     assert f"={path} cannot be written: " in err and "Give another path." in err
     assert [each.name for each in tmp_path.iterdir()] == ["lines"]
+
+
+def test_a_flag_that_is_given_twice_is_refused(capsys):
+    assert main(["evaluate", "--workdir=runs/a", "--workdir=runs/b"]) == 2
+    assert "--workdir is given twice" in capsys.readouterr().err

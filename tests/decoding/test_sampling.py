@@ -176,6 +176,21 @@ def test_excluded_tokens_are_never_drawn():
         assert set(np.unique(tokens)) == {7, 299}
 
 
+@pytest.mark.parametrize("options", [SampleOptions(), SampleOptions(top_p=0.9)])
+def test_largest_uniform_number_draws_an_allowed_token(monkeypatch, options):
+    """Sums of many weights are not monotone: the last token's may be below the total."""
+    largest = np.float32(1 - 2.0**-24)
+    monkeypatch.setattr(jax.random, "uniform", lambda key: jnp.asarray(largest))
+    logits = np.random.default_rng(0).normal(size=(64, 1, 8064)).astype(np.float32)
+    logits[..., 8000:] = -1e9
+    keys = sampling._keys(sampling._seed_key(3), np.arange(64, dtype=np.uint32), 1)
+    tokens = np.asarray(sampling._draw(options, keys, 0, logits))
+    assert tokens.max() < 8000
+    weights = np.exp(logits, dtype=np.float64)
+    likelier = logits > np.take_along_axis(logits, tokens[..., None], -1)
+    assert ((weights * likelier).sum(-1) / weights.sum(-1)).max() < options.top_p + 1e-4
+
+
 def test_wide_vocabulary_is_sampled_from_the_softmax():
     logits = np.full(300, -np.inf, np.float32)
     likely = np.array([1, 5, 127, 128, 200, 255, 256, 299])

@@ -5,6 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
+import tensorboardX  # noqa: F401  before a run does so in a thread, whose folder would come late
 from helpers.configs import small_config
 from helpers.runs import start, tiny_run
 from hypothesis import given

@@ -150,7 +150,7 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     """The finished store at `folder` if it has this digest; None if there is none, or one of an older format. Raises UserError
     for a damaged store and for a folder of something else.
     """
-    return TokenStore.open(Path(folder), folder) if matches(read_meta(epath.Path(folder)), digest) else None
+    return TokenStore.open(Path(folder), epath.Path(folder)) if matches(read_meta(epath.Path(folder)), digest) else None
 
 
 @by_storage

@@ -24,6 +24,8 @@ class LanguagesHook(DataHook):
         return [*(lines if trained else ()), *self._zero_shot()]
 
     def describe(self, corpus):
+        if not self._directions:
+            return []
         counts = dict.fromkeys(trained_directions(self._config), 0)
         names = parse_train_sources(self._config.data.train)
         for name, count in zip(names, corpus.train.pairs_of_sources, strict=True):
@@ -38,8 +40,9 @@ class LanguagesHook(DataHook):
         return [f"zero-shot, no training text: {', '.join(map(str, others))}"] if others else []
 
     def record(self, name, starts):
-        direction = self.direction(name)
-        return {"direction": str(direction), "zero_shot": direction not in starts.directions}
+        if not (direction := self.direction(name)):
+            return {}
+        return {"direction": str(direction), "zero_shot": bool(starts.ids) and direction not in starts.directions}
 
 
 def hook(config: Config) -> LanguagesHook:

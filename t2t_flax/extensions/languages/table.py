@@ -8,11 +8,11 @@ _METRICS = {"sacrebleu": "sacreBLEU", "chrf": "chrF", "ter": "TER"}
 
 
 def summary(records: Sequence[dict[str, Any]]) -> str:
-    """Markdown: a row for each record, then the means of directions with and without training text; "" unless there are several
-    records and each has a direction. TER is left out where a target language has none.
+    """Markdown: a row for each record, then the means of directions with and without training text; "" unless each has a
+    direction. TER is left out where a target language has none.
     """
     directions = [record["data"].get("direction") for record in records]
-    if len(records) < 2 or None in directions:
+    if None in directions:
         return ""
     metrics = [metric for metric in _METRICS if all(metric in record["scores"] for record in records)]
     lines = [["direction", "set", *(_METRICS[metric] for metric in metrics), "tokenizer of sacreBLEU"]]

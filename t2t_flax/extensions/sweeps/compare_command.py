@@ -1,6 +1,6 @@
 """`compare`: tests the differences between evaluated systems."""
 
-from pathlib import Path
+from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
@@ -47,16 +47,16 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def record_of(system: str, split: str | None) -> Path:
+def record_of(system: str, split: str | None) -> epath.Path:
     """The record that a system's name stands for: the file itself, or that of a run's final evaluation.
 
     Raises UserError for a run without one, and for one with several test sets and no `split`.
     """
-    folder = Path(system)
+    folder = epath.Path(system)
     if not folder.is_dir():
         return folder
     try:
-        records = parse_json((folder / "complete.json").read_bytes())["records"]
+        records = dict(parse_json((folder / "complete.json").read_bytes())["records"])
     except (OSError, ValueError, LookupError, TypeError):
         records = {}
     if split is None and len(records) > 1:

@@ -119,7 +119,7 @@ def test_directions_come_back(workdir, tmp_path, kind, capsys):
         (a,), (b,) = (r.score([(TEXT, "Es ist.")], start=language) for r in (run, ours))
         assert a.log_prob == pytest.approx(b.log_prob, abs=0.1)  # Marian's norms have another epsilon
     assert main(["translate", f"--workdir={tmp_path / 'run'}", "--input=/dev/null"]) == 2
-    assert "choose one, on the command line --target-language=de" in capsys.readouterr().err
+    assert "choose one, by start= in Python, on the command line --target-language=de" in capsys.readouterr().err
     test_set = ["--config.data.test=de-en=toy:test:2", "--config.languages.directions=by_name"]
     assert main(["evaluate", f"--workdir={tmp_path / 'run'}", *test_set]) == 0
     (record,) = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("de-en-*.json")]
