@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import importlib.util
 import os
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,8 @@ def run(argv: list[str]) -> int:
     if args.dry_run:
         _open(args, fixed)
         return OK
-    config_file = _sweep_of(args).config if args.sweep or args.config else ""
-    config = config_lib.load_config(config_file, fixed) if config_file else Config()  # its timeouts count for a pod
-    return run_job(config, lambda supervisor: _work(args, fixed, resources, supervisor), use_devices=False)
+    body = lambda supervisor: _work(args, fixed, resources, supervisor)  # noqa: E731
+    return run_job(_process_config(args, fixed), body, use_devices=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -227,6 +227,19 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
         print(text_table(("trial", "overrides"), lines))
 
 
+def _process_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
+    """The config whose timeouts count for a pod: that of the trials, without what the sweep varies."""
+    if args.sweep or args.config:
+        file = _sweep_of(args).config
+        return config_lib.load_config(file, fixed) if file else Config()
+    folder = Folder(Path(args.workdir))
+    if not (folder.path / "sweep.json").exists():  # `_work` names the hosts that do not see it
+        return Config()
+    paths = [folder.base, *map(folder.config, read_sweep(args.workdir)["trials"])]
+    stored = next((path for path in paths if path.exists()), None)
+    return config_lib.from_json(stored.read_text()) if stored else Config()
+
+
 def _work(
     args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor
 ) -> int:
@@ -285,7 +298,6 @@ def _check_cwd(cwd: str) -> None:
 
 
 def _submit(args: argparse.Namespace, fixed: dict[str, str]) -> int:
-    """Workers that run this command: the first one creates the sweep, for its folder may not be visible here."""
     if not args.submit:
         raise UserError("--submit-option is for submitted workers: give --submit=[LAUNCHER:]N too.")
     options = dict(text.partition("=")[::2] for text in args.submit_option)
@@ -293,6 +305,27 @@ def _submit(args: argparse.Namespace, fixed: dict[str, str]) -> int:
         raise UserError(
             f"--submit-option {' '.join(args.submit_option)}: expected --submit-option FLAG=VALUE, once for each flag."
         )
+    launcher = LAUNCHERS[args.submit.launcher]
+    calls = _calls_that_join(args, fixed, options) if launcher.local else _calls_that_create(args, fixed, options)
+    code = launch(calls, watches=launcher.watches)
+    if not args.dry_run and code == OK:
+        print(f"their progress, where the folder is: python -m t2t_flax sweep --workdir={args.workdir} --report")
+    return code
+
+
+def _calls_that_join(args: argparse.Namespace, fixed: dict[str, str], options: dict[str, str]) -> dict[str, list[str]]:
+    """Of workers that see the files of this host: the sweep is created now, so later edits of its config do not count."""
+    workdir = args.workdir if is_remote(args.workdir) else str(Path(args.workdir).absolute())
+    command = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={workdir}", *_worker_flags(args)]
+    calls = launcher_calls(args.submit, workdir, command, options, dry_run=args.dry_run)
+    _open(args, fixed)
+    return calls
+
+
+def _calls_that_create(
+    args: argparse.Namespace, fixed: dict[str, str], options: dict[str, str]
+) -> dict[str, list[str]]:
+    """Of workers that run this command: the first one creates the sweep, for its folder may not be visible here."""
     if not Path(args.workdir).is_absolute() or is_remote(args.workdir):
         raise UserError(
             f"--submit={args.submit.launcher} needs the absolute path of a folder that all hosts mount, with file locks "
@@ -307,14 +340,16 @@ def _submit(args: argparse.Namespace, fixed: dict[str, str]) -> int:
         command += [f"--config.{key}={value}" for key, value in fixed.items()]
     else:
         _check_join_flags(args, fixed)
-    command += [f"--parallel={args.parallel}", f"--stack={args.stack}", f"--retries={args.retries}"]
-    command += ["--any-code"] * args.any_code
-    command += [f"--{name}={getattr(args, name)}" for name in ("score", "baseline") if getattr(args, name)]
+    command += _worker_flags(args)
     calls = launcher_calls(args.submit, args.workdir, command, options, dry_run=args.dry_run)
     if args.retry_failed and not args.dry_run:  # here, as the workers would retry at each of their restarts
         for name in read_sweep(args.workdir)["trials"]:
             Folder(Path(args.workdir)).retry(name, all_failures=True)
-    code = launch(calls, watches=LAUNCHERS[args.submit.launcher].watches)
-    if not args.dry_run and code == OK:
-        print(f"their progress, where the folder is: python -m t2t_flax sweep --workdir={args.workdir} --report")
-    return code
+    return calls
+
+
+def _worker_flags(args: argparse.Namespace) -> list[str]:
+    """The flags that a worker needs beside those that say which sweep it is."""
+    flags = [f"--parallel={args.parallel}", f"--stack={args.stack}", f"--retries={args.retries}"]
+    flags += ["--any-code"] * args.any_code
+    return flags + [f"--{name}={getattr(args, name)}" for name in ("score", "baseline") if getattr(args, name)]

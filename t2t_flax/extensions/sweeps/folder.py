@@ -267,10 +267,10 @@ def open_or_create(
 
 def _is_foreign(path: Path) -> bool:
     """Whether the folder has content that is neither a sweep nor one whose creation was interrupted."""
-    if not path.exists() or (path / "sweep.json").exists():
+    if not path.exists():
         return False
-    names = {item.name for item in path.iterdir() if ".partial-" not in item.name}
-    return bool(names - {_LOCK, "base.json", "configs"})
+    names = {item.name for item in path.iterdir() if ".partial-" not in item.name}  # once: another worker may write
+    return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 
 def check_code(path: Path, stored: dict[str, Any], any_code: bool) -> None:

@@ -24,7 +24,8 @@ _MAX_NAME = 30
 @dataclasses.dataclass(frozen=True)
 class Launcher:
     """A script of launch/. action: its sub-command that starts a worker. program: the command-line tool that it needs.
-    install: where that comes from. watches: whether the script runs as long as the worker.
+    install: where that comes from. watches: whether the script runs as long as the worker. local: whether workers see the
+    files of the host that starts them, its Python among them.
     """
 
     script: str
@@ -32,10 +33,11 @@ class Launcher:
     program: str
     install: str
     watches: bool = False
+    local: bool = False
 
 
 LAUNCHERS = {
-    "slurm": Launcher("slurm.sh", "run", "sbatch", "run this on a login node of a SLURM cluster"),
+    "slurm": Launcher("slurm.sh", "run", "sbatch", "run this on a login node of a SLURM cluster", local=True),
     "skypilot": Launcher(
         "skypilot.sh", "run", "sky", "pip install 'skypilot[gcp]' (or of another cloud), then `sky check`"
     ),

@@ -3,12 +3,13 @@
 To add one: a function, its row in `CLIENTS`, and its name in `keys.NAMES`.
 """
 
+import contextlib
 import dataclasses
 import fcntl
 import os
 import re
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -167,9 +168,10 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
 
     own, shared = os.environ.get("MLFLOW_TRACKING_URI"), run.runs_folder
     store = (shared or run.folder).absolute() / "mlflow.db"
-    client = MlflowClient(tracking_uri=own or f"sqlite:///{store}")
+    uri = own or f"sqlite:///{store}"
+    database = _sqlite_file(uri)
     experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-    artifacts = None if own else (run.folder / "mlflow_artifacts").absolute().as_uri()
+    artifacts = (run.folder / "mlflow_artifacts").absolute().as_uri() if database else None
     if (
         not own
         and not shared
@@ -178,13 +180,17 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
         and not store.exists()
     ):
         store.write_bytes((run.workdir / "mlflow.db").read_bytes())
-    # The trials of a sweep start together: the first one makes the tables and the experiment.
-    lock = store.with_suffix(".lock") if not own else Path(os.devnull)
-    lock.parent.mkdir(parents=True, exist_ok=True)
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    # The trials of a sweep start together: the first one makes the tables and the experiment. A server does so by itself,
+    # and one that does not answer must hold up no other run.
+    with _locked(database.with_suffix(".lock")) if database else contextlib.nullcontext():
+        client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
-        number = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        try:
+            number = found.experiment_id if found else client.create_experiment(experiment, artifact_location=artifacts)
+        except MlflowException:  # another run may have just made it
+            if (found := client.get_experiment_by_name(experiment)) is None:
+                raise
+            number = found.experiment_id
     try:
         id = client.get_run(id).info.run_id if id else ""
     except MlflowException as error:
@@ -205,7 +211,21 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
         named = {re.sub(r"[^\w\-. :/]", "_", name): value for name, value in values.items()}
         client.log_batch(id, metrics=[Metric(name, value, now, step) for name, value in named.items()])
 
-    return Tracker(write, lambda: client.set_terminated(id), id, without_credentials(own or f"sqlite:///{store}"))
+    return Tracker(write, lambda: client.set_terminated(id), id, without_credentials(uri))
+
+
+def _sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite store; None for a server."""
+    path = uri.removeprefix("sqlite:///").partition("?")[0]
+    return Path(path) if uri.startswith("sqlite:///") and path not in ("", ":memory:") else None
+
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def without_credentials(uri: str) -> str:

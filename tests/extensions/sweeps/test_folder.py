@@ -5,6 +5,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import hypothesis
 import pytest
@@ -34,6 +35,21 @@ def test_interrupted_creation_is_repeated(fake_sweep):
     assert json.loads(sweep.folder.config("one,seed=0").read_text())["train"]["steps"] == 101
     assert FakeSweep(sweep.folder.path, {"one": "ok"}).names == ["one,seed=0"]
     assert json.loads(sweep.folder.config("one,seed=0").read_text())["train"]["steps"] == 100
+
+
+def test_sweep_that_another_worker_finishes_creating_meanwhile_is_joined(fake_sweep, monkeypatch):
+    sweep = fake_sweep({"one": "ok"})
+    file = sweep.folder.path / "sweep.json"
+    hidden, listing = file.rename(file.with_name("sweep.json.partial-1")), Path.iterdir
+
+    def other_worker_writes(path):
+        if hidden.exists():
+            hidden.rename(file)
+            sweep.update_status("one,seed=0", attempts=1)
+        return listing(path)
+
+    monkeypatch.setattr(Path, "iterdir", other_worker_writes)
+    assert FakeSweep(sweep.folder.path, {"one": "ok"}).names == ["one,seed=0"] and not hidden.exists()
 
 
 def test_pruned_trial_stays_pruned_when_its_training_fails(fake_sweep):

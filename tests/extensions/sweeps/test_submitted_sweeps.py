@@ -15,6 +15,7 @@ from helpers.cloud_programs import recorded_calls, recording_programs
 from helpers.thread_groups import wait_until
 
 from t2t_flax.__main__ import main
+from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
 from t2t_flax.extensions.sweeps.launchers import worker_name
 
 ROOT = Path(__file__).parents[3]
@@ -119,11 +120,35 @@ def test_signal_ends_the_watch_and_leaves_the_workers(slices):
 
 
 def test_slurm_gets_a_job_for_each_worker(programs):
-    assert submit("2", "gpus_per_node=1", "time=10:00:00") == 0
+    """They join the sweep that is created now: an edit of its config before they start does not count."""
+    arguments = [f"--workdir={programs}/My_Dropout", *SWEEP[:1], *SWEEP[2:], "--retry-failed"]
+    assert submit("2", "gpus_per_node=1", "time=10:00:00", arguments=arguments) == 0
     calls = recorded_calls(programs)
     assert [call[:2] for call in calls] == [["sbatch", f"--job-name=my-dropout-{i}"] for i in (1, 2)]
+    joins = [sys.executable, *WORKER[1:4], f"--workdir={programs}/My_Dropout", *WORKER[-3:]]
     for call in calls:
-        assert {"--gres=gpu:1", "--time=10:00:00"} <= set(call) and call[-len(WORKER) :] == WORKER
+        assert {"--gres=gpu:1", "--time=10:00:00"} <= set(call) and call[call.index(sys.executable) :] == joins
+    assert list(read_sweep(programs / "My_Dropout")["trials"]) == ["dropout=0.1,seed=0", "dropout=0.2,seed=0"]
+    assert Folder(programs / "My_Dropout").read_config("dropout=0.1,seed=0").train.steps == 7
+
+
+def test_slurm_gets_relative_folders_and_options_of_sbatch(programs, monkeypatch):
+    monkeypatch.chdir(programs)
+    arguments = [f"--config={ROOT}/configs/toy.py", "--workdir=s"]
+    assert submit("1", "options=--gres=gpu:4", "restarts=3", arguments=[*arguments, "--parallel=4"]) == 0
+    (call,) = recorded_calls(programs)
+    assert {"--gres=gpu:4", "--ntasks-per-node=1", "--export=ALL,T2T_RESTARTS=3"} <= set(call)
+    assert {f"--workdir={programs}/s", "--parallel=4"} <= set(call) and (programs / "s" / "sweep.json").exists()
+
+
+def test_slurm_dry_run_lists_the_trials_of_an_existing_sweep(programs, capfd):
+    arguments = [f"--workdir={programs}/s", *SWEEP[:1], *SWEEP[2:]]
+    assert submit("1", arguments=[*arguments, "--dry-run"]) == 0 and not (programs / "s").exists()
+    assert submit("1", arguments=arguments) == 0
+    capfd.readouterr()
+    assert submit("1", arguments=[*arguments[:1], "--dry-run"]) == 0 and len(recorded_calls(programs)) == 1
+    out = capfd.readouterr().out
+    assert out.index("dropout=0.2,seed=0") < out.index("sbatch --job-name=s-1")
 
 
 @pytest.mark.parametrize("launcher, options, expected", [
@@ -147,18 +172,19 @@ def test_dry_run_prints_commands_and_runs_none(tmp_path, monkeypatch, capfd, lau
     ("2", "sbatch", "on a login node"), ("skypilot", "sky", "pip install 'skypilot[gcp]'"), ("gke:3", "kubectl", "kubernetes.io/docs/tasks/tools"),
     ("queued-resource", "gcloud", "cloud.google.com/sdk/docs/install"),
 ])  # fmt: skip
-def test_missing_program_is_named_with_its_installation(monkeypatch, capsys, launcher, program, hint):
+def test_missing_program_is_named_with_its_installation(tmp_path, monkeypatch, capsys, launcher, program, hint):
     monkeypatch.chdir(ROOT)
     monkeypatch.setattr(shutil, "which", lambda name: None)
-    assert submit(launcher) == 2
+    assert submit(launcher, arguments=[*SWEEP[:1], f"--workdir={tmp_path}/s"]) == 2
     err = capsys.readouterr().err
-    assert f"needs `{program}`, which is not on PATH" in err and hint in err
+    assert f"needs `{program}`, which is not on PATH" in err and hint in err and not (tmp_path / "s").exists()
 
 
 @pytest.mark.parametrize("launcher, arguments, message", [
     ("gke", [*SWEEP[:1], "--workdir=relative"], "needs the absolute path of a folder that all hosts mount"),
     ("gke", [*SWEEP[:1], "--workdir=gs://b/s"], "needs the absolute path of a folder that all hosts mount"),
     ("gke", [*SWEEP, "--retry-failed"], "/sweeps/My_Dropout has no sweep.json"),
+    ("slurm", [*SWEEP[:1], "--workdir=gs://b/s"], "not an object store"), ("slurm", ["--workdir=/sweeps/x"], "has no sweep.json"),
     ("gke", [*SWEEP, "--set", "model.dropoutt=1"], "unknown config key 'model.dropoutt'"),
     ("gke", ["--workdir=/sweeps/x", "--seeds=2"], "need --config or --sweep"),
     ("nimbus:2", SWEEP, "there is no launcher 'nimbus': expected one of slurm, skypilot, gke, queued-resource"),

@@ -345,6 +345,54 @@ def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, mo
     assert not any((folder / "mlflow.db").exists() for folder in folders)
 
 
+def tracked_run(folder):
+    folder.mkdir()
+    return clients_lib.TrackedRun(epath.Path(folder), folder, config_of("mlflow"), 0)
+
+
+def test_mlflow_server_where_another_run_makes_the_experiment_first(tmp_path, clients, monkeypatch):
+    """Without a lock, which a server that does not answer would hold."""
+    tracking, exceptions = pytest.importorskip("mlflow.tracking"), pytest.importorskip("mlflow.exceptions")
+    found = [None, SimpleNamespace(experiment_id="7")]
+    made = []
+
+    class Client:
+        def __init__(self, tracking_uri):
+            assert tracking_uri == "https://server"
+
+        def get_experiment_by_name(self, name):
+            return found.pop(0)
+
+        def create_experiment(self, name, artifact_location):
+            assert artifact_location is None
+            raise exceptions.MlflowException("RESOURCE_ALREADY_EXISTS")
+
+        def create_run(self, experiment, **options):
+            made.append(experiment)
+            return SimpleNamespace(info=SimpleNamespace(run_id="r"))
+
+        def log_batch(self, *arguments, **options):
+            pass
+
+    monkeypatch.setattr(tracking, "MlflowClient", Client)
+    monkeypatch.setattr(clients_lib.fcntl, "flock", lambda *arguments: pytest.fail("locked"))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://server")
+    assert clients_lib.mlflow(tracked_run(tmp_path / "run"), "").id == "r" and made == ["7"]
+    found[:] = [None, None]
+    with pytest.raises(exceptions.MlflowException, match="ALREADY_EXISTS"):
+        clients_lib.mlflow(tracked_run(tmp_path / "other"), "")
+
+
+def test_own_sqlite_file_of_mlflow_is_locked_and_keeps_artifacts_with_the_run(tmp_path, clients, monkeypatch):
+    tracking = pytest.importorskip("mlflow.tracking")
+    uri = f"sqlite:///{tmp_path}/stores/own.db"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    clients_lib.mlflow(tracked_run(tmp_path / "run"), "").close()
+    experiment = tracking.MlflowClient(tracking_uri=uri).get_experiment_by_name(clients_lib.PROJECT)
+    assert experiment.artifact_location == (tmp_path / "run" / "mlflow_artifacts").as_uri()
+    assert (tmp_path / "stores" / "own.lock").exists()
+
+
 def test_credentials_of_a_server_are_not_shown():
     shown = without_credentials
     assert shown("postgresql://me:secret@host:5432/db?password=x") == "postgresql://host:5432/db"
