@@ -9,6 +9,8 @@ from helpers.configs import small_config
 from helpers.thread_groups import run_processes
 
 from t2t_flax.data import dataset, encoding
+from t2t_flax.data.batching import layouts
+from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.store.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -88,6 +90,19 @@ def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     failed = run_processes(3, lambda group: prepare_corpus(task_of(config), tmp_path / "run", group=group))
     assert isinstance(failed[0], UserError) and "v.en line 2: byte 0xe4" in str(failed[0])
     assert all("aborted" in str(error) for error in failed[1:])
+
+
+def test_every_process_opens_stores_whose_updates_are_cached(tmp_path, monkeypatch):
+    """The number of updates in each window is stored beside a large store, which all processes read."""
+    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 1)
+    config = config_of()
+
+    def updates(group):
+        corpus = prepare_corpus(task_of(config), tmp_path / "run", group=group)
+        return Batches(corpus.train, config.data, seed=1).updates_per_epoch
+
+    counts = run_processes(3, updates)
+    assert counts[0] > 0 and counts == [counts[0]] * 3
 
 
 def test_unshared_cache_is_an_error(tmp_path, single_process, monkeypatch):
