@@ -118,7 +118,7 @@ def test_imported_run_is_fine_tuned(imported, tmp_path, capsys):
 
 @pytest.fixture(scope="module")
 def transliteration(real_data, tmp_path_factory):
-    """The trained model of CTranslate2's tests, as model.bin and as a NumPy archive."""
+    """The trained model of CTranslate2's tests, as a NumPy archive and as its model.bin of binary version 2."""
     source = real_data / "models" / "ct2-aren-transliteration"
     if not source.is_dir():
         pytest.skip("the data folder has no models/ct2-aren-transliteration")
@@ -133,17 +133,21 @@ def transliteration(real_data, tmp_path_factory):
 
 
 @pytest.mark.real_data
-@pytest.mark.parametrize("kind", ["bin", "npz"])
-def test_trained_model_of_ctranslate2_translates_as_there(transliteration, kind, tmp_path, capsys):
+def test_files_of_older_versions_of_ctranslate2_are_refused(transliteration, tmp_path, capsys):
+    folder = transliteration[1]["bin"]
+    assert "has binary version 2; expected 6" in error_of(capsys, f"--from={folder}", f"--workdir={tmp_path / 'run'}")
+
+
+@pytest.mark.real_data
+def test_trained_model_of_ctranslate2_translates_as_there(transliteration, tmp_path, capsys):
     """Beam 4 without a length penalty, from the reference file; its tokens are characters."""
     source, folders = transliteration
     rules = {"early_stopping": "top_finished", "length_penalty": "none", "max_length_ratio": 0, "max_length_offset": 256,
              "n_best": 4}  # fmt: skip
-    words = [f"--from={folders[kind]}", "--source-language=ar", "--target-language=en"]
+    words = [f"--from={folders['npz']}", "--source-language=ar", "--target-language=en"]
     words += [f"--config.decode.{key}={value}" for key, value in rules.items()]
-    if kind == "npz":
-        assert "does not say how many attention heads" in error_of(capsys, *words, f"--workdir={tmp_path / 'run'}")
-        words.append("--num-heads=8")
+    assert "does not say how many attention heads" in error_of(capsys, *words, f"--workdir={tmp_path / 'run'}")
+    words.append("--num-heads=8")
     assert main(["import", *words, f"--workdir={tmp_path / 'run'}"]) == 0
     out = capsys.readouterr().out
     assert "CTranslate2, ar-en" in out and "tokens are separated by spaces" in out

@@ -150,7 +150,10 @@ def worker_errors(tmp_path, folders, *flags) -> list[str]:
         words = [f"--config={TOY}", f"--workdir={tmp_path / folders[group.index]}", *flags]
         args, fixed = arguments.parse(command._parser(), words)
         supervisor = SimpleNamespace(group=group, stop_requested=threading.Event())
-        return command._work(args, fixed, [Resources()], supervisor)
+        try:  # raised here, it would end the others first
+            return command._work(args, fixed, [Resources()], supervisor)
+        except UserError as error:
+            return error
 
     errors = run_processes(2, work)
     assert all(isinstance(error, UserError) for error in errors), errors
