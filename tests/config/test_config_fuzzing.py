@@ -168,7 +168,8 @@ def parsed(*argv: str):
     parser = arguments.parser("x", "")
     arguments.add_workdir(parser, "")
     arguments.add_checkpoint(parser)
-    return arguments.parse(parser, ["--workdir=w", *argv])
+    named = any(arg.startswith("--workdir") for arg in argv)
+    return arguments.parse(parser, [*([] if named else ["--workdir=w"]), *argv])
 
 
 @pytest.mark.parametrize(
