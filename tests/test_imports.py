@@ -7,19 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.configs import TINY_FLAGS
 
 ROOT = Path(__file__).parents[1]
-TINY = [
-    "--config=configs/toy.py",
-    *(
-        f"--config.{key}"
-        for key in (
-            "data.train=toy:train:300", "data.valid=toy:valid:20", "data.test=toy:test:10", "data.vocab_size=200",
-            "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "train.steps=2", "eval.bootstrap_samples=0",
-            "decode.max_length_offset=5", "decode.beam_size=1", "mesh.cpu_devices=1",
-        )
-    ),
-]  # fmt: skip
 LISTING = """
 import atexit, json, sys
 import t2t_flax.__main__
@@ -54,7 +44,7 @@ def of_unused_extensions(modules: set[str], used: set[str]) -> set[str]:
 @pytest.mark.slow
 def test_commands_import_the_core_and_the_extensions_that_they_use(tmp_path):
     run = f"--workdir={tmp_path / 'run'}"
-    trained = loaded(tmp_path, "train", *TINY, run)
+    trained = loaded(tmp_path, "train", *TINY_FLAGS, run)
     translated = loaded(tmp_path, "translate", run, stdin="It is late.\n")
     assert not of_unused_extensions(trained, BY_DEFAULT) and not of_unused_extensions(translated, set())
     assert {name for name in trained if "serving" in name or "sweeps" in name} == {

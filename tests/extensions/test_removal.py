@@ -10,6 +10,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+from helpers.configs import TINY_FLAGS
 from helpers.forked_python import ForkedPython
 
 from t2t_flax.extensions import EXTENSIONS, KNOWN
@@ -33,17 +34,6 @@ from t2t_flax.registry import (
 )
 
 ROOT = Path(__file__).parents[2]
-TINY = [
-    "--config=configs/toy.py",
-    *(
-        f"--config.{key}"
-        for key in (
-            "data.train=toy:train:300", "data.valid=toy:valid:20", "data.test=toy:test:10", "data.vocab_size=200",
-            "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "train.steps=2", "eval.bootstrap_samples=0",
-            "eval.decode_every_steps=0", "decode.max_length_offset=5", "decode.beam_size=1", "mesh.cpu_devices=1",
-        )
-    ),
-]  # fmt: skip
 REGISTERED = {
     "commands": COMMANDS,
     "groups": GROUPS,
@@ -110,8 +100,8 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
         return done.stderr if code else done.stdout
 
     workdir = f"--workdir={tmp_path / 'run'}"
-    run("prepare", *TINY, workdir)
-    run("train", *TINY, workdir)
+    run("prepare", *TINY_FLAGS, workdir)
+    run("train", *TINY_FLAGS, workdir)
     run("evaluate", workdir, "--split=valid")
     assert len(run("translate", workdir, stdin="It is late.\nA dog.\n").splitlines()) == 2
     run("explain", workdir)
@@ -119,7 +109,7 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
     for command in KNOWN[extension].get("commands", ()):
         assert named in run(command, code=2)
     for group in KNOWN[extension].get("groups", ()):
-        assert named in run("explain", *TINY, f"--config.{group}.anything=1", code=2)
+        assert named in run("explain", *TINY_FLAGS, f"--config.{group}.anything=1", code=2)
         lines = (
             "from t2t_flax.config import default_config",
             "def get_config():",
@@ -136,10 +126,12 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
         assert named in run("translate", workdir, f"{flag}=x", code=2)
     for source in KNOWN[extension].get("sources", ()):
         assert named in run(
-            "prepare", *TINY, f"--config.data.train={source}:x", f"--workdir={tmp_path / 'new'}", code=2
+            "prepare", *TINY_FLAGS, f"--config.data.train={source}:x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for task in KNOWN[extension].get("data.task", ()):
-        assert named in run("prepare", *TINY, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2)
+        assert named in run(
+            "prepare", *TINY_FLAGS, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2
+        )
     for preset in KNOWN[extension].get("presets", ()):
         assert named in run("explain", f"--config={preset.replace('*', '9')}", code=2)
     if "workdirs" in KNOWN[extension]:
@@ -148,10 +140,10 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, python: Forked
         (tmp_path / "exported" / "model.safetensors").touch()
         assert named in run("translate", f"--workdir={tmp_path / 'exported'}", code=2, stdin="It is late.\n")
     if "paths" in KNOWN[extension]:
-        assert named in run("train", *TINY, "--workdir=gs://bucket/run", code=2)
+        assert named in run("train", *TINY_FLAGS, "--workdir=gs://bucket/run", code=2)
         assert named in run(
-            "prepare", *TINY, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
+            "prepare", *TINY_FLAGS, "--config.data.cache=s3://bucket/x", f"--workdir={tmp_path / 'new'}", code=2
         )
     for key, values in KNOWN[extension].items():
         for value in values if key.startswith(("decode.", "model.", "optimizer.", "data.tokenizer")) else ():
-            assert named in run("explain", *TINY, f"--config.{key}={value}", code=2)
+            assert named in run("explain", *TINY_FLAGS, f"--config.{key}={value}", code=2)

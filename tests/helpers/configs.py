@@ -81,3 +81,17 @@ def pairs_of(plan, k):
     """The pairs of update k by the preferred cut of its window."""
     epoch, window, piece = plan.locate(k)
     return next(plan.cuts(epoch, window))[piece]
+
+
+TINY_FLAGS = [
+    "--config=configs/toy.py",
+    *(
+        f"--config.{key}"
+        for key in (
+            "data.train=toy:train:300", "data.valid=toy:valid:20", "data.test=toy:test:10", "data.vocab_size=200",
+            "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "train.steps=2", "eval.bootstrap_samples=0",
+            "eval.decode_every_steps=0", "decode.max_length_offset=5", "decode.beam_size=1", "mesh.cpu_devices=1",
+        )
+    ),
+]  # fmt: skip
+"""Of commands: two updates of a very small model on the built-in corpus."""
