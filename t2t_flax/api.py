@@ -31,7 +31,7 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
 
     Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM and Ctrl-C stop the
     run after a checkpoint (`result.finished` is then False); the same call goes on. Raises UserError, and
-    `t2t_flax.training.divergence.NonFiniteUpdate` where an update was not finite.
+    `t2t_flax.errors.NonFiniteUpdate` where an update was not finite.
     """
     from etils import epath
 
@@ -79,9 +79,9 @@ def evaluate(
 
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
+    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import check_shared
     from t2t_flax.distributed.supervisor import run_job
-    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.tasks import task_of

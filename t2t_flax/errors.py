@@ -1,4 +1,4 @@
-"""Exit codes, and the one error that a user's mistake raises."""
+"""Exit codes, and the errors that end a command with one of its own: a user's mistake, and a run that diverged."""
 
 import importlib.util
 
@@ -15,6 +15,14 @@ class UserError(Exception):
 
     The command line prints it without a traceback and exits with code 2.
     """
+
+
+class NonFiniteUpdate(Exception):
+    """Loss, gradient norm or parameters of update `step` were not finite; it was not applied."""
+
+    def __init__(self, step: int, reason: str):
+        super().__init__(reason)
+        self.step = step
 
 
 def first_line(error: BaseException, *, limit: int = 300) -> str:

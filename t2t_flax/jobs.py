@@ -123,7 +123,7 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
 
 def check_metrics_available(config: Config) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
-    from t2t_flax.evaluation.decoder import check_decoder
+    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.tasks import task_of
     from t2t_flax.training.hooks import check_hooks
 
@@ -149,11 +149,12 @@ def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> Trai
 def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
     """Prepares the data, trains and evaluates a run that is adopted and locked."""
     from t2t_flax.data.dataset import prepare_corpus
-    from t2t_flax.evaluation.validation import validation_score
+    from t2t_flax.errors import NonFiniteUpdate
+    from t2t_flax.evaluation.evaluate import validation_score
     from t2t_flax.tasks import task_of
-    from t2t_flax.training.divergence import NonFiniteUpdate, mark
     from t2t_flax.training.loop import train as train_loop
     from t2t_flax.training.setup import set_up_training
+    from t2t_flax.training.workdir import mark
 
     group, say = supervisor.group, supervisor.group.say
     with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
@@ -297,7 +298,7 @@ def print_samples(triples: list, say: Callable[[str], None] = print) -> None:
 @contextlib.contextmanager
 def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
     """Progress bars for tokenising, one split after the other: `progress(split)` returns the callback of its bar."""
-    from t2t_flax.monitoring.progress import Progress
+    from t2t_flax.training.progress import Progress
 
     with contextlib.ExitStack() as stack:
 
@@ -319,7 +320,7 @@ def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], Non
 @contextlib.contextmanager
 def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
     """A progress bar of decoded sentences. Each batch is also a sign of progress."""
-    from t2t_flax.monitoring.progress import Progress
+    from t2t_flax.training.progress import Progress
 
     with contextlib.ExitStack() as stack:
         bars: list[Progress] = []

@@ -96,8 +96,8 @@ COMMANDS = {
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
 }  # fmt: skip
-DECODERS = Table({"jax": "t2t_flax.evaluation.decoder:JaxDecoder"})
-"""Choices of decode.engine: classes as `evaluation.decoder.Decoder`."""
+DECODERS = Table({"jax": "t2t_flax.decoding.translator:JaxDecoder"})
+"""Choices of decode.engine: classes as `decoding.translator.Decoder`."""
 SOURCES = {
     "toy": SourceForm(
         "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
@@ -124,12 +124,12 @@ PARAMETERS = Features()
 TOKENIZERS_OF = Features()
 """Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
-"""Choices of model.mixer; see `t2t_flax.models.mixer`."""
+"""Choices of model.mixer; see `t2t_flax.models.attention`."""
 SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})
 """Choices of model.attention_score: functions that return a flax module, (q [..., T, N, H], k [..., S, N, H]) -> float32
 [..., N, T, S].
 """
-FEED_FORWARDS = Table({"dense": "t2t_flax.models.feed_forward:FeedForward"})
+FEED_FORWARDS = Table({"dense": "t2t_flax.models.layers:FeedForward"})
 """Choices of model.feed_forward: flax modules with the interface of `FeedForward`."""
 ACTIVATIONS = Table({"relu": "flax.linen:relu", "gelu": "flax.linen:gelu", "swish": "flax.linen:swish"})
 """Choices of model.activation: functions of an array."""
@@ -137,7 +137,7 @@ NORMS = Table({"layernorm": "t2t_flax.models.dense:layer_norm"})
 """Choices of model.norm_type: functions (epsilon, dtype) -> function or flax module, [..., D] -> [..., D]."""
 POSITIONS = Table(
     {
-        name: f"t2t_flax.models.positions:{name.upper()}"
+        name: f"t2t_flax.models.embeddings:{name.upper()}"
         for name in ("sinusoid_interleaved", "sinusoid_halves", "learned", "none")
     }
 )
@@ -162,8 +162,8 @@ HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
-GROUPS: dict[str, tuple[str, str]] = {}
-"""Groups of config keys that extensions declare: name -> (module, class)."""
+GROUPS: dict[str, type] = {}
+"""The dataclasses of groups of config keys that extensions declare, by name."""
 
 
 def add_command(name: str, module: str, summary: str, *, hidden: bool = False) -> None:
@@ -172,13 +172,15 @@ def add_command(name: str, module: str, summary: str, *, hidden: bool = False) -
         raise ValueError(f"two commands are called {name!r}: {COMMANDS[name].module} and {module}")
 
 
-def add_group(name: str, module: str, keys: str) -> None:
-    """Adds a group of config keys, `config.NAME.KEY`: the frozen dataclass `keys` of `module`, whose fields are made by
-    `t2t_flax.config.keys.key`. A method `check(self, config)`, if it has one, raises UserError for an impossible combination.
-    Raises ValueError for a name that is taken.
+def add_group(name: str, keys: type) -> None:
+    """Adds a group of config keys, `config.NAME.KEY`: a frozen dataclass whose fields are made by `t2t_flax.config.keys.key`. A
+    method `check(self, config)`, if it has one, raises UserError for an impossible combination. Raises ValueError for a name
+    that is taken.
     """
-    if GROUPS.setdefault(name, (module, keys)) != (module, keys):
-        raise ValueError(f"two extensions declare the config group {name!r}: {GROUPS[name][0]} and {module}")
+    if GROUPS.setdefault(name, keys) is not keys:
+        raise ValueError(
+            f"two extensions declare the config group {name!r}: {GROUPS[name].__module__} and {keys.__module__}"
+        )
 
 
 def add_source(name: str, form: SourceForm) -> None:
@@ -196,12 +198,6 @@ def add_model_form(name: str, form: ModelForm) -> None:
 def load_extensions() -> None:
     """Imports the extensions, each of which registers what it adds."""
     importlib.import_module("t2t_flax.extensions")
-
-
-def group_class(name: str) -> type:
-    """The dataclass of a group of keys that an extension declares."""
-    module, keys = GROUPS[name]
-    return getattr(importlib.import_module(module), keys)
 
 
 def absent_extension(kind: str, name: str) -> str:

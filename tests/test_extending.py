@@ -9,8 +9,8 @@ from helpers import documented_modules
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
+from t2t_flax.training.progress import read_metrics
 
 
 @pytest.fixture

@@ -19,7 +19,6 @@ ALLOWED_IMPORTS = {
     "data": {"config", "registry", "errors", "filesystem", "json_file", "locks"},
     "models": {"config", "errors", "registry"},
     "distributed": {"config", "errors", "filesystem", "process_setup", "registry"},
-    "monitoring": {"config", "errors", "filesystem", "json_file", "models"},
     "training": {
         "registry",
         "config",
@@ -31,11 +30,10 @@ ALLOWED_IMPORTS = {
         "tasks",
         "models",
         "distributed",
-        "monitoring",
         "model_forms",
         "version",
     },
-    "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "monitoring"},
+    "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "registry"},
     "evaluation": {
         "registry",
         "config",

@@ -25,8 +25,7 @@ print(run.attend("It is late.").cross.shape)  # layers, heads, target tokens, so
 def page() -> str:
     """The text of docs/api.md."""
     from t2t_flax import api
-    from t2t_flax.decoding.attention_weights import AttentionMaps
-    from t2t_flax.decoding.scoring import PairScore
+    from t2t_flax.decoding.scoring import AttentionMaps, PairScore
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.jobs import TrainResult

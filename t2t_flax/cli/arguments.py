@@ -204,8 +204,8 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or its
     decode.engine cannot be had.
     """
+    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import require_single_process
-    from t2t_flax.evaluation.decoder import check_decoder
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.process_setup import prepare_process
 

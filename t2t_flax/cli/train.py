@@ -35,7 +35,8 @@ def run(argv: list[str]) -> int:
 
 
 def _job(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: list[str]) -> int:
-    from t2t_flax.training.divergence import NonFiniteUpdate, advice
+    from t2t_flax.errors import NonFiniteUpdate
+    from t2t_flax.training.workdir import advice
 
     try:
         result = jobs.train(config, workdir, supervisor, notes)

@@ -1,7 +1,6 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
 from t2t_flax.config.load import from_python_file, load_config
-from t2t_flax.config.named_sources import parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     as_json,
@@ -32,6 +31,7 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
+from t2t_flax.config.text_values import parse_test_sets, parse_train_sources, parse_valid_sets
 
 __all__ = [
     "NOT_A_CONFIG",

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
 from t2t_flax.registry import TOKENIZERS
 
+PAD, EOS, UNK = 0, 1, 2
+
 
 @dataclass(frozen=True)
 class Data:

@@ -9,11 +9,11 @@ from t2t_flax.registry import (
     ACTIVATIONS,
     ATTENTION_KERNELS,
     FEED_FORWARDS,
+    GROUPS,
     MIXERS,
     NORMS,
     POSITIONS,
     SCORES,
-    group_class,
 )
 
 model_key = functools.partial(key, changes=MODEL)
@@ -136,7 +136,7 @@ class Model:
 
     def group(self, name: str) -> Any:
         """The keys of an extension that belong to the model."""
-        return dict(self.extensions).get(name) or group_class(name)()
+        return dict(self.extensions).get(name) or GROUPS[name]()
 
     @property
     def head_widths(self) -> tuple[int, int]:

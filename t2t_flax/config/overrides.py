@@ -7,7 +7,8 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config import keys
-from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups
+from t2t_flax.config.keys import MODEL, TRAINING
+from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups, keys_that_change
 from t2t_flax.config.validation import check_combinations
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
@@ -148,3 +149,28 @@ def _known(name: str) -> str:
     )
     hint = absent_extension("groups", group) or (f" Did you mean {near[0]!r}?" if near else "")
     raise UserError(f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
+
+
+def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
+    """{key: [stored value, given value]} of the mutable keys that change the training."""
+    recorded = {key for key in keys_that_change(TRAINING) if fields()[key].metadata["mutable"]}
+    return {key: list(values) for key, values in differences(stored, given).items() if key in recorded}
+
+
+def recorded_changes(meta: dict[str, Any]) -> list[dict[str, Any]]:
+    """The changes recorded in the metadata of a checkpoint or an average, oldest first."""
+    return meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
+
+
+def stored_config(meta: dict[str, Any]) -> Config:
+    """The config in a checkpoint's metadata. Raises UserError if it is none."""
+    return from_json(json.dumps(meta["config"]))
+
+
+def check_same_model(stored: Config, given: Config, what: str) -> None:
+    """Raises UserError naming the model keys in which `stored` and `given` differ. `what`: the stored run, for messages."""
+    of_model = keys_that_change(MODEL)
+    differ = {k: v for k, v in differences(stored, given).items() if k in of_model}
+    if differ:
+        lines = format_differences(differ, "there", "here")
+        raise UserError(f"{what} is of another model:\n{lines}")

@@ -13,12 +13,102 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from t2t_flax.config.data_keys import Data
-from t2t_flax.config.decode_keys import Decode
 from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
 from t2t_flax.config.model_keys import Model
-from t2t_flax.config.optimizer_keys import Optimizer
-from t2t_flax.config.sharding_rules import DEFAULT_RULES
-from t2t_flax.registry import GROUPS, group_class, load_extensions
+from t2t_flax.config.text_values import DEFAULT_RULES
+from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, load_extensions
+
+HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
+"""Direction of each metric, by its name in eval.metric and after `valid_` in metrics.jsonl."""
+
+
+rate_key = functools.partial(key, mutable=True, changes=TRAINING)
+"""A key that the rest of a resumed run may read anew."""
+
+
+@dataclass(frozen=True)
+class Optimizer:
+    name: str = key("adam", "adam (5.3); with weight_decay it is AdamW", choices=OPTIMIZERS)
+    schedule: str = key(
+        "noam",
+        "noam = lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup^-1.5) (5.3). The others warm up linearly to peak_lr; then "
+        "inverse_sqrt = peak_lr * sqrt(warmup / t), constant = peak_lr",
+        choices=SCHEDULES,
+    )
+    lr_scale: float = rate_key(1.0, "factor of the noam schedule", low=0.0, read_with=("optimizer.schedule", "noam"))
+    peak_lr: float = rate_key(
+        5e-4, "peak learning rate of every schedule but noam", low=0.0, ignored_with=("optimizer.schedule", "noam")
+    )
+    warmup_steps: int = rate_key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1)
+    warmup_init: float = rate_key(
+        0.0,
+        "learning rate at the start of the warm-up to peak_lr",
+        low=0.0,
+        ignored_with=("optimizer.schedule", "noam"),
+    )
+    b1: float = key(0.9, "beta 1 of Adam (5.3)", low=0.0, high=0.9999)
+    b2: float = key(0.98, "beta 2 of Adam (5.3)", low=0.0, high=0.999999)
+    eps: float = key(1e-9, "Adam epsilon (5.3)", low=1e-30, high=1e3)
+    schedule_first_step: int = key(
+        1, "t of the first update in the schedule: 1, or 0 as in later codebases", low=0, high=1
+    )
+    max_grad_norm: float = rate_key(0.0, "largest global gradient norm; 0 = no clipping, as in the paper", low=0.0)
+    weight_decay: float = key(
+        0.0, "decoupled weight decay on matrices, never on biases and norms; 0 = none, as in the paper", low=0.0
+    )
+    ema_decay: float = key(
+        0.0, "decay of a moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
+    )
+
+
+decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)
+"""A key of the search, which another decoding may choose anew."""
+
+
+@dataclass(frozen=True)
+class Decode:
+    strategy: str = decode_key("beam", "how translations are searched for", choices=("beam", "greedy", "sample"))
+    beam_size: int = decode_key(4, "hypotheses in the beam (6.1)", low=1, high=256)
+    length_penalty: str = decode_key(
+        "gnmt",
+        "divisor of the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or none",
+        choices=("gnmt", "power", "none"),
+    )
+    alpha: float = decode_key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0)
+    early_stopping: str = decode_key(
+        "exact",
+        "when the search for a sentence ends: once its result can no longer change, once beam_size hypotheses have finished "
+        "(fairseq), or once the most likely one has",
+        choices=("exact", "beam_full", "top_finished"),
+    )
+    max_length_offset: int = decode_key(
+        50, "output tokens allowed beyond max_length_ratio * source tokens (6.1)", low=0, high=10**5
+    )
+    max_length_ratio: float = decode_key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0)
+    n_best: int = decode_key(
+        1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024
+    )
+    temperature: float = decode_key(1.0, "divides the logits in sampling", low=1e-4, high=1e4)
+    top_k: int = decode_key(0, "sample from the k most likely tokens; 0 = all", low=0)
+    top_p: float = decode_key(1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0)
+    seed: int = decode_key(0, "seed of sampling", low=-(2**63), high=2**63 - 1)
+    engine: str = decode_key("jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS)
+    precision: str = decode_key(
+        "auto",
+        "precision of matrix products where a trained run translates, scores or is evaluated; auto = train.precision, but "
+        "float32 in place of bfloat16 on a CPU, which has no fast bfloat16",
+        choices=("auto", "float32", "tf32", "bfloat16"),
+    )
+    batch_size: int = key(
+        32,
+        "sentences decoded at once on each data shard; fewer where sources are long",
+        low=1,
+        high=2**13,
+        mutable=True,
+    )
+    max_source_length: int = decode_key(
+        1024, "longer sources are truncated to this length, EOS included, and reported", unit="tokens", low=2
+    )
 
 
 @dataclass(frozen=True)
@@ -192,7 +282,7 @@ class Config:
         """The dataclass of a group of keys, of the core or of an extension."""
         if name in CORE_GROUPS:
             return getattr(self, name)
-        return dict(self.extensions).get(name) or group_class(name)()
+        return dict(self.extensions).get(name) or GROUPS[name]()
 
     def value(self, name: str) -> Any:
         """The value of a key by its dotted name."""
@@ -230,7 +320,7 @@ CORE_GROUPS: dict[str, type] = {
 def groups() -> dict[str, type]:
     """The dataclass of every group of keys by name: those of the core, then those of the extensions."""
     load_extensions()
-    return CORE_GROUPS | {name: group_class(name) for name in GROUPS}
+    return CORE_GROUPS | GROUPS
 
 
 @functools.cache

@@ -1,9 +1,7 @@
 """Checks combinations of config values, one function per group of keys."""
 
-from t2t_flax.config.named_sources import parse_test_sets, parse_valid_sets
-from t2t_flax.config.schema import Config, Mesh, Model, fields
-from t2t_flax.config.sharding_rules import sharding_rules
-from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
+from t2t_flax.config.schema import HIGHER_IS_BETTER, Config, Mesh, Model, fields
+from t2t_flax.config.text_values import parse_test_sets, parse_valid_sets, sharding_rules
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS
 

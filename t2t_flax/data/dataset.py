@@ -11,7 +11,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.named_sources import FORM, VALID_PREFIX
+from t2t_flax.config.text_values import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.encoding import Policies, Segmentation
 from t2t_flax.data.hooks import (
@@ -25,7 +25,7 @@ from t2t_flax.data.hooks import (
 from t2t_flax.data.preprocess import ProgressCallback, prepare_split, recipe_of, start_tokens
 from t2t_flax.data.sources.base import JoinedSource, Source, StartedSource
 from t2t_flax.data.starts import Starts, start_symbol
-from t2t_flax.data.store.token_store import TokenStore, find_store
+from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable

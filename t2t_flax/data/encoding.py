@@ -14,7 +14,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources.base import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import Tokenizer

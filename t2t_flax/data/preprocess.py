@@ -13,8 +13,7 @@ from etils import epath
 from t2t_flax.data import encoding
 from t2t_flax.data.encoding import Encoder, Policies, Segmentation, encode_parts
 from t2t_flax.data.sources.base import Source
-from t2t_flax.data.store.token_store import TokenStore, find_store, local_path, upload
-from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.data.token_store import StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer

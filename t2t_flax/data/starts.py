@@ -11,7 +11,7 @@ from typing import NamedTuple
 from etils import epath
 
 from t2t_flax.config import Data
-from t2t_flax.config.special_tokens import UNK
+from t2t_flax.config.data_keys import UNK
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import read_json

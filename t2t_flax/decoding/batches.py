@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from t2t_flax.config import Decode, Model
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 

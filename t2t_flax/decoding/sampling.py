@@ -9,7 +9,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config.special_tokens import EOS, PAD
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
     LENGTHS,
@@ -19,10 +19,11 @@ from t2t_flax.decoding.search_loop import (
     StepFn,
     check_cache,
     forced_tokens,
+    log_sum_exp,
     make_sentences,
     run_stages,
+    top_k,
 )
-from t2t_flax.decoding.top_k import log_sum_exp, top_k
 
 
 @dataclasses.dataclass(frozen=True)

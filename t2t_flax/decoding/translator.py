@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 
-from t2t_flax.config import Decode
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config import Config, Decode
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import (
     Batch,
@@ -28,6 +28,7 @@ from t2t_flax.decoding.sampling import SampleOptions, sample
 from t2t_flax.decoding.search_loop import LENGTHS, SearchResult, next_length
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
+from t2t_flax.registry import DECODERS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -224,3 +225,64 @@ def _by_rows(x: jax.Array) -> jax.Array:
     """Shards by sentences. Without it XLA replicates the empty cache, which depends on no sharded input."""
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     return jax.lax.with_sharding_constraint(x, PartitionSpec(*mesh_lib.ROWS, *free))
+
+
+class Decoder:
+    """Translates with a trained model (`evaluation.restore.TrainedModel`). name: as in decode.engine. version: of its package.
+    dtype: of its matrices. Records name all three.
+    """
+
+    name: str
+    version: str
+    dtype: str
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """Raises UserError if it cannot decode for a run of this config on this machine."""
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        starts: Sequence[Sequence[int]] | None = None,
+        first_line: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Translation]:
+        """One Translation per line, in order; arguments as of `Translator.translate`."""
+        raise NotImplementedError
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.version}, {self.dtype}"
+
+
+class JaxDecoder(Decoder):
+    """Beam search, greedy search and sampling on the devices of the model's mesh."""
+
+    name, version = "jax", jax.__version__
+
+    def __init__(self, model: Any):
+        config = model.config
+        self.dtype, self._params = np.dtype(model.model.dtype).name, model.params
+        self._translator = Translator(
+            model.model, model.tokenizers, model.mesh, config.decode, source_eos=config.data.source_eos
+        )
+
+    def translate(self, lines, **options) -> list[Translation]:
+        """See `Decoder`."""
+        return self._translator.translate(self._params, lines, **options)
+
+    def compile(self, shape: tuple[int, int, int]) -> None:
+        """See `Translator.compile`."""
+        self._translator.compile(self._params, shape)
+
+
+def check_decoder(config: Config) -> None:
+    """Raises UserError if the decoder of this config cannot be had."""
+    DECODERS.load(config.decode.engine).check(config)
+
+
+def make_decoder(model: Any) -> Decoder:
+    """The decoder of a trained model (`TrainedModel`). Raises UserError if it cannot be had."""
+    check_decoder(model.config)
+    return DECODERS.load(model.config.decode.engine)(model)

@@ -5,6 +5,7 @@ Records of different evaluations have different names, so none overwrites anothe
 evaluation writes to the same name.
 """
 
+import contextlib
 import hashlib
 import importlib.metadata
 import itertools
@@ -19,21 +20,22 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.config import Config
+from t2t_flax.config import Config, parse_valid_sets
+from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
-from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks
+from t2t_flax.decoding.translator import Translator
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.evaluation.bootstrap import confidence_interval
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Task, lower_is_better, task_of
-from t2t_flax.tasks.metrics import Metric, Predictions
+from t2t_flax.tasks.metrics import Metric, Predictions, confidence_interval
+from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import count_params
-from t2t_flax.training.validation_loss import ValidationLoss
+from t2t_flax.training.validation_loss import ValidationLoss, with_means
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1
@@ -256,3 +258,36 @@ def _one_or_all(values: list[str]) -> str | list[str]:
 
 def _lines(texts: Sequence[str]) -> str:
     return "".join(text + "\n" for text in texts)
+
+
+def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
+    """A function of (parameters, after_batch, compiling) that decodes the first eval.decode_sentences of
+    each validation set (0 = all); see `Translator.translate`.
+
+    It returns the task's primary metric and that of eval.metric, as `valid_NAME`: the mean over the sets, and with several
+    that of each, see `with_means`.
+    """
+    config, task = run.config, task_of(run.config)
+    eos = config.data.source_eos
+    translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config.decode, source_eos=eos)
+
+    def score_set(name: str, params: Any, after_batch: Callable[[], None], compiling) -> dict[str, float]:
+        valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)
+        sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
+        targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
+        starts = [run.corpus.tokenizers.start_ids(valid.start_tokens)] * len(sources)
+        translations = translator.translate(
+            params, sources, starts=starts, progress=lambda *_: after_batch(), compiling=compiling
+        )
+        predictions = of_set.predictions(sources, [t.text for t in translations], targets)
+        metrics = of_set.validation_metrics()
+        scores = compute_scores(of_set.config, metrics, predictions)
+        return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}
+
+    def score(
+        params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext
+    ) -> dict[str, float]:
+        sets = parse_valid_sets(config.data.valid)
+        return with_means({name: score_set(name, params, after_batch, compiling) for name in sets})
+
+    return score

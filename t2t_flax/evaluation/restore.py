@@ -11,14 +11,14 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.overrides import check_same_model
 from t2t_flax.data.hooks import direction_of_set, in_direction
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import source_limit
-from t2t_flax.decoding.translator import Translation
+from t2t_flax.decoding.translator import Decoder, Translation, make_decoder
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.decoder import Decoder, make_decoder
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
@@ -26,12 +26,10 @@ from t2t_flax.registry import absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
-from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.attention_weights import AttentionMaps
-    from t2t_flax.decoding.scoring import PairIds, PairScore
+    from t2t_flax.decoding.scoring import AttentionMaps, PairIds, PairScore
 
 log = logging.getLogger("t2t_flax")
 
@@ -156,7 +154,7 @@ class TrainedModel(StoredRun):
 
         Raises UserError for an empty or too long side.
         """
-        from t2t_flax.decoding.attention_weights import attention_maps
+        from t2t_flax.decoding.scoring import attention_maps
 
         ids = self.start_ids(start)
         if target is None:

@@ -1,14 +1,17 @@
 """Token embeddings and output logits (3.4), and the start vector of the decoder."""
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from t2t_flax.config import Model
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.models.dense import product_with_float32_result
+from t2t_flax.registry import POSITIONS
 
 INITS = {
     "normal_rsqrt_d": lambda d_model: nn.initializers.normal(d_model**-0.5),
@@ -59,3 +62,88 @@ class DecoderStart(nn.Module):
         if kind == "zeros":
             return jnp.zeros((d_model,), self.dtype)
         return embedding(jnp.asarray({"eos": EOS, "pad": 0}[kind]))
+
+
+class PositionScheme(NamedTuple):
+    """`vectors(module, position)`: int32 [...] -> [..., D], added to the embeddings. Positions of rows [..., T] are below T.
+    `rotate(module, x, position)`: queries or keys of self-attention [..., T, N, H], position [..., T].
+    `bias(module, query_position, key_position)`: int32 [..., T] and [..., S] -> float32 [..., N, T, S],
+    added to the scores of self-attention.
+    """
+
+    vectors: Callable[[nn.Module, jax.Array], jax.Array] | None = None
+    rotate: Callable[[nn.Module, jax.Array, jax.Array], jax.Array] | None = None
+    bias: Callable[[nn.Module, jax.Array, jax.Array], jax.Array] | None = None
+
+
+def sinusoid_interleaved(position: jax.Array, d_model: int) -> jax.Array:
+    """int32 [...] -> float32 [..., D]: PE[pos, 2i] = sin(pos / 10000^(2i/d)), PE[pos, 2i+1] = cos (3.5)."""
+    inverse = 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
+    angle = position[..., None].astype(jnp.float32) * inverse.astype(np.float32)
+    return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*position.shape, d_model)
+
+
+def sinusoid_halves(position: jax.Array, d_model: int) -> jax.Array:
+    """int32 [...] -> float32 [..., D]: all sines, then all cosines, exponents i / (d/2 - 1) (tensor2tensor)."""
+    half = d_model // 2
+    inverse = 10000.0 ** (-np.arange(half) / max(half - 1, 1))
+    angle = position[..., None].astype(jnp.float32) * inverse.astype(np.float32)
+    return jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+
+
+def _fixed(vectors: Callable[[jax.Array, int], jax.Array]) -> PositionScheme:
+    def shifted(module, position):
+        offset, d_model = module.config.position_offset, module.config.d_model
+        if position.ndim < 2:
+            return vectors(position + offset, d_model)
+        # Sines once for each position of a row [..., T], where they are below T, and not for each token.
+        table = vectors(jnp.arange(position.shape[-1]) + offset, d_model)
+        return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
+
+    return PositionScheme(vectors=shifted)
+
+
+def learned(module: nn.Module, position: jax.Array) -> jax.Array:
+    """A trained row for each position (Table 3, row E); NaN beyond max_positions instead of JAX's clamped index."""
+    c = module.config
+    init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
+    table: Any = module.param("table", init, (c.max_positions, c.d_model), jnp.float32)
+    return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
+
+
+SINUSOID_INTERLEAVED, SINUSOID_HALVES = _fixed(sinusoid_interleaved), _fixed(sinusoid_halves)
+LEARNED, NONE = PositionScheme(vectors=learned), PositionScheme()
+
+
+class PositionVectors(nn.Module):
+    """int32 positions [...] -> the vectors [..., D] of the scheme that are added to the embeddings, or 0."""
+
+    config: Model
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, position: jax.Array) -> jax.Array:
+        vectors = POSITIONS.load(self.config.position).vectors
+        return vectors(self, position).astype(self.dtype) if vectors else jnp.zeros((), self.dtype)
+
+
+class PositionBias(nn.Module):
+    """int32 [..., T] and [..., S] -> the scheme's bias on the scores, float32 [..., N, T, S], or None."""
+
+    config: Model
+
+    @nn.compact
+    def __call__(self, query_position: jax.Array, key_position: jax.Array) -> jax.Array | None:
+        bias = POSITIONS.load(self.config.position).bias
+        return bias(self, query_position, key_position) if bias else None
+
+
+class PositionRotation(nn.Module):
+    """Queries or keys [..., T, N, H] at positions [..., T], turned as the scheme says, or as they are."""
+
+    config: Model
+
+    @nn.compact
+    def __call__(self, x: jax.Array, position: jax.Array) -> jax.Array:
+        rotate = POSITIONS.load(self.config.position).rotate
+        return rotate(self, x, position) if rotate else x

@@ -5,12 +5,11 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.models.attention import Mask, MultiHeadAttention
+from t2t_flax.models.attention import Mask, MixerInputs, MultiHeadAttention, make_mixer
 from t2t_flax.models.decoding_cache import from_decoding_layout
-from t2t_flax.models.dense import make_norm
-from t2t_flax.models.dropout import Dropout
-from t2t_flax.models.feed_forward import make_feed_forward
-from t2t_flax.models.mixer import MixerInputs, make_mixer
+from t2t_flax.models.dense import Einsum, make_norm
+from t2t_flax.models.dropout import Dropout, Noise
+from t2t_flax.registry import ACTIVATIONS, FEED_FORWARDS
 
 
 class EncoderLayer(nn.Module):
@@ -83,3 +82,23 @@ class Residual(nn.Module):
         if self.config.norm_placement == "pre":
             return x + self.drop(sublayer(self.norm(x)), noise)
         return self.norm(x + self.drop(sublayer(x), noise))
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2 (3.3), or another activation in place of max(0, .). x [..., D] -> [..., D]."""
+
+    config: Model
+    dtype: jnp.dtype = jnp.float32
+
+    @nn.compact
+    def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:
+        c = self.config
+        up = Einsum("...d,df->...f", (c.d_model, c.d_ff), ("embed", "mlp"), use_bias=True, dtype=self.dtype)
+        down = Einsum("...f,fd->...d", (c.d_ff, c.d_model), ("mlp", "embed"), use_bias=True, dtype=self.dtype)
+        hidden = ACTIVATIONS.load(c.activation)(up(x))
+        return down(Dropout(c.dropout_ffn, name="hidden_dropout")(hidden, noise))
+
+
+def make_feed_forward(config: Model, dtype: jnp.dtype) -> nn.Module:
+    """Returns the feed-forward sub-layer of a layer."""
+    return FEED_FORWARDS.load(config.feed_forward)(config, dtype)

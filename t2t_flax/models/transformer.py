@@ -15,14 +15,12 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
+from t2t_flax.models.attention import MixerInputs, SegmentMask
 from t2t_flax.models.decoding_cache import decoding_layout
 from t2t_flax.models.dense import make_norm
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.embeddings import DecoderStart, Embedding
+from t2t_flax.models.embeddings import DecoderStart, Embedding, PositionVectors
 from t2t_flax.models.layers import DecoderLayer, EncoderLayer
-from t2t_flax.models.masks import SegmentMask
-from t2t_flax.models.mixer import MixerInputs
-from t2t_flax.models.positions import PositionVectors
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:

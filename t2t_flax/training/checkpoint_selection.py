@@ -14,20 +14,19 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.config.overrides import recorded_changes
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
-from t2t_flax.training.checkpoint_schedule import regular_steps
+from t2t_flax.training.checkpoint_files import DamagedCheckpoint, regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.config_changes import recorded_changes
-from t2t_flax.training.damage import DamagedCheckpoint
 
 log = logging.getLogger("t2t_flax")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointChoice:
-    """Which checkpoints: the newest; checkpoint `step`; the last `average` regular ones up to it (`checkpoint_schedule`), of
+    """Which checkpoints: the newest; checkpoint `step`; the last `average` regular ones up to it (`checkpoint_files`), of
     which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there are fewer or some are
     damaged.
     """
@@ -45,7 +44,7 @@ class CheckpointChoice:
 @dataclasses.dataclass(frozen=True)
 class RestoredParams:
     """Parameters, and the steps that they are the mean of. metric: value by which a best checkpoint was chosen, higher is
-    better. config_changes: changes of optimization keys during the run (`training.config_changes`). dtype: to which the
+    better. config_changes: changes of optimization keys during the run (`config.overrides`). dtype: to which the
     parameters were rounded when they were stored.
     """
 

@@ -19,18 +19,18 @@ import orbax.checkpoint as ocp
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.config.overrides import check_same_model, stored_config
 from t2t_flax.distributed.coordination import ProcessGroup, appears, broken_connection
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import atomic_write, fsync_tree, is_write_refused, list_names, real_path
 from t2t_flax.training import checkpoint_files as files
-from t2t_flax.training.checkpoint_schedule import kept_steps
-from t2t_flax.training.config_changes import check_same_model, stored_config
-from t2t_flax.training.damage import (
+from t2t_flax.training.checkpoint_files import (
     DamagedCheckpoint,
     array_shapes,
     checksums,
     describe_error,
     is_damage,
+    kept_steps,
     shape_differences,
     with_digest,
 )

@@ -11,9 +11,8 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.registry import HOOKS
 
 if TYPE_CHECKING:
-    from t2t_flax.training.prefetch import DeviceBatch
-    from t2t_flax.training.resume import TrainProgress
-    from t2t_flax.training.setup import TrainingSetup
+    from t2t_flax.training.setup import DeviceBatch, TrainingSetup
+    from t2t_flax.training.train_state import TrainProgress
 
 
 class Hook:

@@ -4,10 +4,9 @@ from collections.abc import Callable
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
-from t2t_flax.monitoring.progress import seconds_since_start
-from t2t_flax.training.prefetch import Prefetcher
+from t2t_flax.training.progress import seconds_since_start
 from t2t_flax.training.run import Run, TrainingEnd, ValidationScore, due_after
-from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.setup import Prefetcher, TrainingSetup
 
 
 def train(

@@ -5,26 +5,58 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
+from t2t_flax import config as config_lib
+from t2t_flax.config.overrides import changes_of_training, stored_config
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.monitoring.progress import Clock, Progress
+from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import lower_is_better
-from t2t_flax.training.checkpoint_schedule import is_scheduled
+from t2t_flax.training.checkpoint_files import checksums, is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.damage import checksums
-from t2t_flax.training.divergence import NonFiniteUpdate
 from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
 from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
-from t2t_flax.training.resume import TrainProgress, checkpoint_meta, restore_or_init
-from t2t_flax.training.setup import TrainingSetup, compile_train_steps
+from t2t_flax.training.progress import Clock, Progress
+from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps
 from t2t_flax.training.train_logger import TrainLogger
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.train_state import TrainProgress, TrainState, init_state
 from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import begin
+
+
+def restore_or_init(
+    setup: TrainingSetup, checkpoints: Checkpoints, say: Callable[[str], None]
+) -> tuple[TrainState, TrainProgress]:
+    """The newest checkpoint, else a new state. Raises UserError."""
+    restored = checkpoints.restore_latest(setup.abstract, setup.config, setup.digests)
+    if restored:
+        state, meta = restored
+        progress = TrainProgress(**meta["progress"])
+        note = f"resuming {setup.workdir} after update {meta['step']}"
+        if changed := changes_of_training(stored_config(meta), setup.config):
+            progress.config_changes.append({"step": meta["step"], "changed": changed})
+            note += ", with " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
+        say(note)
+        return state, progress
+    state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
+    params = parameters_of(setup.config).start(setup, state.params, checkpoints.group, say)
+    if params is not state.params:
+        ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
+        state = dataclasses.replace(state, params=params, ema=ema)
+    return state, TrainProgress()
+
+
+def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
+    """The metadata of a checkpoint, from which `restore_or_init` resumes."""
+    return {
+        "step": progress.step,
+        "updates_per_epoch": setup.batches.updates_per_epoch,
+        "config": config_lib.as_json(setup.config),
+        "digests": setup.digests,
+        "progress": dataclasses.asdict(progress),
+    }
 
 
 class DueAfterUpdate(NamedTuple):

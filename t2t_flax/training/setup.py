@@ -1,7 +1,10 @@
 """The components of a run (data, mesh, model, optimizer, batches) and its compiled programs, one per batch shape."""
 
+import concurrent.futures
 import dataclasses
+from collections import deque
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -9,11 +12,11 @@ import optax
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.data.dataset import Corpus
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.monitoring import memory
+from t2t_flax.training import memory
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, make_model
@@ -88,3 +91,53 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
     return {side + name: struct for side in ("source", "target") for name in names}
+
+
+_AHEAD = 3
+
+
+class DeviceBatch(NamedTuple):
+    """A batch on the mesh, and where it comes from."""
+
+    arrays: dict[str, jax.Array]  # int32 [A, B, L]
+    batch: Batch
+
+
+class Prefetcher:
+    """Batches `first` to `last - 1` as global arrays. A batch is a function of its number, so prefetched batches are no state
+    that a checkpoint would need.
+    """
+
+    def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int):
+        self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
+        self._prefetched: deque[concurrent.futures.Future[DeviceBatch]] = deque()
+
+    def __enter__(self):
+        for _ in range(_AHEAD):
+            self._start_next()
+        return self
+
+    def __exit__(self, *error):
+        self._thread.shutdown(cancel_futures=True)
+
+    def next(self) -> DeviceBatch:
+        """The next batch. Raises any error of the thread."""
+        batch = self._prefetched.popleft().result()
+        self._start_next()
+        return batch
+
+    def _start_next(self) -> None:
+        k = next(self._numbers, None)
+        if k is not None:
+            self._prefetched.append(self._thread.submit(self._make, k))
+
+    def _make(self, k: int) -> DeviceBatch:
+        return put_batch(self._batches.batch(k), self._mesh)
+
+
+def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:
+    """The batch on the mesh; this process builds only the rows of its own devices."""
+    size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
+    arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
+    return DeviceBatch(arrays, batch)

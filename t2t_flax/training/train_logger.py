@@ -6,13 +6,11 @@ from typing import Any
 
 import jax
 
-from t2t_flax.monitoring.metrics_writer import MetricsWriter
-from t2t_flax.monitoring.progress import Clock, Progress
-from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.prefetch import DeviceBatch
-from t2t_flax.training.resume import TrainProgress
-from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.progress import Clock, MetricsWriter, Progress
+from t2t_flax.training.setup import DeviceBatch, TrainingSetup
+from t2t_flax.training.train_state import TrainProgress
 
 MOST_SKIPPED = 10
 """Updates in a row that are skipped with train.non_finite = skip."""

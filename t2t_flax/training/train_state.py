@@ -38,6 +38,31 @@ class TrainState:
         return self.params if self.ema is None else self.ema
 
 
+@dataclasses.dataclass
+class TrainProgress:
+    """Host-side training state, stored in the checkpoint's metadata: all that a resumed run cannot derive from the config
+    and the step.
+    """
+
+    step: int = 0
+    best_metric: float | None = None
+    best_step: int = 0
+    evaluations_without_better: int = 0
+    evaluation_due: bool = False
+    """The run stopped before or during the evaluation of `step`; the resumed run starts with it."""
+    seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    skipped_updates: int = 0
+    skipped_in_a_row: int = 0
+    """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""
+    config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
+    """`{"step", "changed"}` of each resume with other optimization keys (`changes_of_training`), oldest first."""
+
+    def of_evaluation(self) -> dict[str, Any]:
+        """What an evaluation changes."""
+        changed = ("best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds")
+        return {name: getattr(self, name) for name in changed}
+
+
 def compute_dtype(precision: str) -> jnp.dtype:
     """The type of the products: `auto` is bfloat16 on TPU and GPU, float32 on CPU, which has no fast bfloat16."""
     if precision == "auto":

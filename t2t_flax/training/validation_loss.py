@@ -7,15 +7,15 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.config.named_sources import VALID_PREFIX
+from t2t_flax.config.text_values import VALID_PREFIX
 from t2t_flax.data.batching.batches import Shape, validation_batches
 from t2t_flax.data.dataset import split_source
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.monitoring import memory
 from t2t_flax.tasks import task_of
+from t2t_flax.training import memory
 from t2t_flax.training.losses import means
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.setup import TrainingSetup, batch_struct

@@ -23,15 +23,15 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.schema import Optimizer
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, list_names, read_if_exists, real_path
+from t2t_flax.errors import NonFiniteUpdate, UserError
+from t2t_flax.filesystem import atomic_write, list_names, list_numbers, read_if_exists, real_path
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
 from t2t_flax.model_forms import check_writable, open_model
 from t2t_flax.training.checkpoint_files import finished_steps
-from t2t_flax.training.divergence import unmark
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
@@ -113,7 +113,9 @@ def _is_abandoned(path: epath.Path) -> bool:
     """
     age = time.time() - os.path.getmtime(path)
     try:
-        return age > 1.0 and holder_of(path) is None
+        if age < 1.0 and holder_of(path) is None:  # just created, and perhaps about to be locked
+            time.sleep(1.0)
+        return holder_of(path) is None
     except OSError:
         return age > 3600.0
 
@@ -229,3 +231,49 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         if reason == "steps"
         else f"To continue, raise --config.eval.patience (now {config.eval.patience}; 0 = no limit)."
     )
+
+
+MARKER = "diverged.json"
+"""{"step", "reason"} in the workdir of a diverged run; removed when it trains again."""
+
+
+def advice(config: Config, workdir: epath.Path) -> str:
+    """Suggested flags, and the checkpoint from which the run resumes."""
+    o, steps = config.optimizer, list_numbers(workdir / "checkpoints")
+    name = "lr_scale" if o.schedule == "noam" else "peak_lr"
+    current = getattr(o, name)
+    rate = min(current / 2, getattr(Optimizer, name))
+    norm = min(1.0, o.max_grad_norm / 10) if o.max_grad_norm else 1.0
+    lines = [
+        "The update was not applied and the run stopped. The same command would repeat it: rerun it with a lower learning "
+        "rate, gradient clipping, or both:",
+        f"  --config.optimizer.{name}={rate:g}  (now {current:g})",
+        f"  --config.optimizer.max_grad_norm={norm:g}  (now {o.max_grad_norm:g})",
+        "or, if single batches cause it, with --config.train.non_finite=skip.",
+    ]
+    if not steps:
+        return "\n".join([*lines, "There is no checkpoint yet: the run starts from scratch."])
+    if len(steps) > 1:
+        folder, away = workdir / "checkpoints" / str(steps[-1]), workdir / f"diverged-{steps[-1]}"
+        remedy = f"move it away, and the run resumes from checkpoint {steps[-2]}"
+    else:
+        folder, away = workdir, workdir.with_name(f"{workdir.name}-diverged")
+        remedy = "it is the only one: move the run away, and the same command starts from scratch"
+    return "\n".join(
+        [
+            *lines,
+            f"The run resumes from checkpoint {steps[-1]}; the change is recorded in metrics.jsonl and in later records. If "
+            f"it diverges again, the checkpoint itself is bad: {remedy}:",
+            f"  mv {folder} {away}",
+        ]
+    )
+
+
+def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
+    """Writes the marker."""
+    atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
+
+
+def unmark(workdir: epath.Path) -> None:
+    """Removes the marker. Call it before a run trains."""
+    (workdir / MARKER).unlink(missing_ok=True)

@@ -12,9 +12,9 @@ from helpers.configs import model_and_state, small_config
 
 from t2t_flax.config import Config, Model, resolve
 from t2t_flax.config.presets import preset
-from t2t_flax.models import positions
+from t2t_flax.models import embeddings as positions
 from t2t_flax.models.attention import MultiHeadAttention
-from t2t_flax.models.feed_forward import FeedForward
+from t2t_flax.models.layers import FeedForward
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.train_state import count_params
 

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from helpers.configs import DATA, random_pairs, small_config, write_store
 
+from t2t_flax.data.batching.batch_sampler import bucket_edges
 from t2t_flax.data.batching.batches import Batches, Shape, shape_of, validation_batches
 from t2t_flax.data.batching.packing import first_fit
-from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.errors import UserError
 
 KINDS = ["packed", "buckets"]

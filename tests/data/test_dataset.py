@@ -12,7 +12,7 @@ from t2t_flax.data import dataset, encoding
 from t2t_flax.data.batching import layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
-from t2t_flax.data.store.token_store import VERIFIED
+from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of

@@ -11,11 +11,11 @@ import pytest
 from helpers.corpora import open_pairs
 
 from t2t_flax.config import Data
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import encoding, preprocess
 from t2t_flax.data.encoding import PairFilter, Policies
 from t2t_flax.data.preprocess import prepare_split
-from t2t_flax.data.store.token_store import VERIFIED, TokenStore
+from t2t_flax.data.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.shape_list import closed_list, levels, smallest_fitting
+from t2t_flax.data.batching.batch_sampler import closed_list, levels, smallest_fitting
 
 
 def slots(rows: Counter, chosen) -> int:

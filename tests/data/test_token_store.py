@@ -7,8 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from t2t_flax.data.store.token_store import VERIFIED, TokenStore
-from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
 from t2t_flax.errors import UserError
 
 PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1])]
@@ -111,7 +110,7 @@ def test_inconsistent_files_are_damage_despite_valid_checksums(tmp_path, name, d
 def test_verified_store_is_not_read_again(tmp_path, monkeypatch):
     write(tmp_path / "s", digest="abc")
     TokenStore.open(tmp_path / "s")
-    monkeypatch.setattr("t2t_flax.data.store.token_store._verify_side", None)
+    monkeypatch.setattr("t2t_flax.data.token_store._verify_side", None)
     assert TokenStore.open(tmp_path / "s").num_pairs == 3
     (tmp_path / "s" / VERIFIED).write_text("{")
     with pytest.raises(TypeError):
@@ -123,7 +122,7 @@ def test_read_only_store_opens(tmp_path, monkeypatch):
         raise PermissionError(13, "Permission denied")
 
     write(tmp_path / "s")
-    monkeypatch.setattr("t2t_flax.data.store.token_store.atomic_write", refuse)
+    monkeypatch.setattr("t2t_flax.data.token_store.atomic_write", refuse)
     assert TokenStore.open(tmp_path / "s").num_pairs == 3 and not (tmp_path / "s" / VERIFIED).exists()
 
 

@@ -5,7 +5,7 @@ import pytest
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from t2t_flax.config import Data
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
 from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
 from t2t_flax.errors import UserError

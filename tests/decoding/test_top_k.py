@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 
-from t2t_flax.decoding.top_k import log_sum_exp, top_k
+from t2t_flax.decoding.search_loop import log_sum_exp, top_k
 
 
 def brute_force(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

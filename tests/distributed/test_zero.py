@@ -9,7 +9,7 @@ from t2t_flax.config import Mesh
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.setup import put_batch
 from t2t_flax.training.train_step import make_train_step
 
 

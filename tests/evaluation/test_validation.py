@@ -6,7 +6,7 @@ from helpers.scores import score_translations
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import Hypothesis, Translation, Translator
-from t2t_flax.evaluation.validation import validation_score
+from t2t_flax.evaluation.evaluate import validation_score
 
 
 @pytest.mark.parametrize("sentences", [0, 7])

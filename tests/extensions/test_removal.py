@@ -60,7 +60,7 @@ def test_what_extensions_add_is_known():
     for kind, table in REGISTERED.items():
         known = {name: extension for extension, rows in KNOWN.items() for name in rows.get(kind, ())}
         modules = {
-            name: getattr(row, "module", row[0] if isinstance(row, tuple) else row) for name, row in table.items()
+            name: row if isinstance(row, str) else getattr(row, "module", row.__module__) for name, row in table.items()
         }
         added = {
             name: module.split(".")[2] for name, module in modules.items() if module.startswith("t2t_flax.extensions.")

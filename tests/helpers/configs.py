@@ -7,8 +7,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config, Data, Model, Optimizer
-from t2t_flax.data.store.token_store import TokenStore
-from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model

@@ -9,7 +9,7 @@ import sys
 import time
 from pathlib import Path
 
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training.progress import read_metrics
 
 ROOT = Path(__file__).parents[2]
 KEYS = {

@@ -9,7 +9,7 @@ import numpy as np
 from t2t_flax import locks
 from t2t_flax.data import encoding
 from t2t_flax.data.preprocess import prepare_split
-from t2t_flax.data.store.writer import StoreWriter
+from t2t_flax.data.token_store import StoreWriter
 from t2t_flax.locks import exclusive_writer
 
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -8,8 +8,7 @@ import pytest
 
 from t2t_flax.config import Model, resolve
 from t2t_flax.errors import UserError
-from t2t_flax.models.attention import MultiHeadAttention, SelfAttention
-from t2t_flax.models.mixer import MixerInputs
+from t2t_flax.models.attention import MixerInputs, MultiHeadAttention, SelfAttention
 
 LENGTH, ROWS = 37, 2
 CASES = {

@@ -9,8 +9,7 @@ from helpers.configs import model_and_state, random_pairs, rows_alone, small_con
 from t2t_flax.config import Model
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.models import decoding_cache
-from t2t_flax.models.attention import SelfAttention
-from t2t_flax.models.mixer import MixerInputs
+from t2t_flax.models.attention import MixerInputs, SelfAttention
 
 
 @pytest.mark.parametrize("keys", [{}, dict(num_kv_heads=2, position="learned")])

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
-from t2t_flax.models import positions
-from t2t_flax.models.positions import PositionVectors
+from t2t_flax.models import embeddings as positions
+from t2t_flax.models.embeddings import PositionVectors
 
 
 def test_sinusoids_have_the_papers_values():

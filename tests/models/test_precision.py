@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
+from t2t_flax.models.attention import masked_softmax
 from t2t_flax.models.dense import product_with_float32_result
 from t2t_flax.models.dropout import Dropout, Noise
-from t2t_flax.models.masks import masked_softmax
 from t2t_flax.training.train_step import make_train_step
 
 _DOT = re.compile(

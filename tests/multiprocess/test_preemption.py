@@ -22,7 +22,7 @@ from helpers.processes import (
     resume,
 )
 
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training.progress import read_metrics
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from helpers.processes import Processes, command, evaluations, losses, record
 
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training.progress import read_metrics
 
 pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
 STEPS = 30

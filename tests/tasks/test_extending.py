@@ -12,7 +12,7 @@ from helpers.records import noisy, record
 from helpers.scores import score_translations, translation_config
 
 from t2t_flax.__main__ import main
-from t2t_flax.config.validation_metrics import HIGHER_IS_BETTER
+from t2t_flax.config.schema import HIGHER_IS_BETTER
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.compare import compare

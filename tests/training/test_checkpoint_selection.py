@@ -60,7 +60,7 @@ def live_bytes() -> int:
 
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, monkeypatch):
-    monkeypatch.setattr("t2t_flax.training.damage._SMALL", 0)  # NumPy's copies of small trees stay with them
+    monkeypatch.setattr("t2t_flax.training.checkpoint_files._SMALL", 0)  # NumPy's copies of small trees stay with them
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
     original = Checkpoints.restore_params

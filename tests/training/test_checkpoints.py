@@ -20,8 +20,8 @@ from helpers.full_disk import full_disk
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
+from t2t_flax.training.checkpoint_files import checksums
 from t2t_flax.training.checkpoints import Checkpoints, reporting_full_disk
-from t2t_flax.training.damage import checksums
 from t2t_flax.training.train_state import init_state
 
 

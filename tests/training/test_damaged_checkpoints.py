@@ -22,9 +22,8 @@ from t2t_flax import config as config_lib
 from t2t_flax.config.schema import Checkpoint
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.training.checkpoint_schedule import kept_steps
+from t2t_flax.training.checkpoint_files import DamagedCheckpoint, is_damage, kept_steps
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.damage import DamagedCheckpoint, is_damage
 from t2t_flax.training.train_state import init_state
 
 # TensorStore drops concurrent reads beside the damaged array with a long warning.

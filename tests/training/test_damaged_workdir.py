@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.resume import restore_or_init
+from t2t_flax.training.progress import MetricsWriter, read_metrics
+from t2t_flax.training.run import restore_or_init
 from t2t_flax.training.workdir import completed
 
 

@@ -9,11 +9,11 @@ from etils import epath
 from helpers.runs import start, tiny_run
 
 from t2t_flax.errors import UserError
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.resume import TrainProgress
+from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.run import note_metric
+from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import completed
 
 

@@ -8,9 +8,9 @@ from helpers.configs import VOCAB, devices_mesh, model_and_state, random_pairs, 
 
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.mesh import over_shards, sum_over_shards
 from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
 from t2t_flax.extensions.planning.topology import parse
-from t2t_flax.training.shards import over_shards, sum_over_shards
 from t2t_flax.training.train_step import loss_sums
 
 SHARDS = 4

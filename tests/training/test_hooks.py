@@ -7,9 +7,9 @@ import pytest
 from helpers.runs import start, tiny_run
 
 from t2t_flax import registry
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.training import hooks, loop, run
-from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.progress import read_metrics
 
 
 class Recorder(hooks.Hook):

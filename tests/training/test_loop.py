@@ -20,16 +20,15 @@ from helpers.processes import environment
 from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
+from t2t_flax.config.overrides import recorded_changes
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.errors import UserError
+from t2t_flax.errors import NonFiniteUpdate, UserError
 from t2t_flax.extensions.finetuning.start import start_params
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.config_changes import recorded_changes
-from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.workdir import adopt_config, begin
 
 ROOT = Path(__file__).parents[2]
@@ -307,7 +306,7 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
 
 
 def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypatch):
-    from t2t_flax.monitoring import memory
+    from t2t_flax.training import memory
 
     monkeypatch.setattr(memory, "device_memory", lambda: 100_000)
     with pytest.raises(UserError, match="the train step for .* GiB .* Lower config.data.microbatch_tokens"):

@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.evaluation.restore import load
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint_schedule import is_scheduled, regular_steps
-from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.checkpoint_files import is_scheduled, regular_steps
+from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_logger import TrainLogger
 
 HERE = {"mesh.data": "-1"}

@@ -10,8 +10,8 @@ from helpers.runs import start, tiny_run
 from t2t_flax.data.dataset import split_store
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.monitoring import memory
 from t2t_flax.tasks import task_of
+from t2t_flax.training import memory
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.validation_loss import ValidationLoss, validation_loss
 

@@ -13,11 +13,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES
+from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES, Size, smallest_fitting
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.batching.shape_list import Size, smallest_fitting
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.token_store import TokenStore
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -13,10 +13,16 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import BatchSampler, PaddedBatchSampler, Slots
+from t2t_flax.data.batching.batch_sampler import (
+    BatchSampler,
+    PaddedBatchSampler,
+    Size,
+    Slots,
+    closed_list,
+    smallest_fitting,
+)
 from t2t_flax.data.batching.packing import first_fit
-from t2t_flax.data.batching.shape_list import Size, closed_list, smallest_fitting
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from t2t_flax.data.store.token_store import Sentences
+from t2t_flax.data.token_store import Sentences
 
 
 def first_fit(

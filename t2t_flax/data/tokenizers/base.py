@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 
 from etils import epath
 
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 

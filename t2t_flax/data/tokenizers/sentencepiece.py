@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.hashing import mix
 from t2t_flax.data.starts import start_name, start_symbol
 from t2t_flax.data.tokenizers.base import Tokenizer

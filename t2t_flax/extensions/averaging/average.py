@@ -6,13 +6,13 @@ from collections.abc import Iterator, Sequence
 
 from etils import epath
 
+from t2t_flax.config.overrides import check_same_model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.filesystem import refuse_existing
 from t2t_flax.model_forms import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
-from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.params_run import write_params_run
 

@@ -28,7 +28,7 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
     """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
     command line, with an effect on the output.
     """
-    from t2t_flax.training.damage import checksums
+    from t2t_flax.training.checkpoint_files import checksums
 
     split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
     keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}

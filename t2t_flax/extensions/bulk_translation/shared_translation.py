@@ -56,7 +56,7 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
     share.
     """
-    from t2t_flax.evaluation.decoder import check_decoder
+    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.evaluation.restore import stored_config
 
     for flag, name in (("--input", args.input), ("--output", args.output), ("--prefix", args.prefix)):

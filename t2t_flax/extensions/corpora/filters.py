@@ -16,7 +16,7 @@ from t2t_flax.data.encoding import Pair, PairFilter, Unread
 from t2t_flax.data.hooks import DataHook, config_of_set
 from t2t_flax.data.sources.base import Source
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.extensions.corpora.keys import Filters
+from t2t_flax.extensions.corpora import Filters
 
 _NO_LANGUAGE = "zxx"
 """What py3langid calls numbers, markup and the like."""

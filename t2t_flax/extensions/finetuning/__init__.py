@@ -1,9 +1,111 @@
 """Fine-tuning: parameters of another run to start from, frozen parameters, low-rank adapters, another vocabulary."""
 
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import key
+from t2t_flax.errors import UserError
+from t2t_flax.model_forms import run_folder
 from t2t_flax.registry import PARAMETERS, TOKENIZERS_OF, add_group
 
-add_group("finetuning", "t2t_flax.extensions.finetuning.keys", "FineTuning")
+
+@dataclass(frozen=True)
+class FineTuning:
+    init_from: str = key(
+        "", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from", path=True
+    )
+    init_vocabulary: str = key(
+        "same",
+        "same = the tokenizer of finetuning.init_from; by_piece = this run's own tokenizer: rows of pieces that both know are "
+        "copied, those of new pieces start near the mean of all",
+        choices=("same", "by_piece"),
+    )
+    init_checkpoint: str = key(
+        "newest",
+        "checkpoint of finetuning.init_from: newest, best, the number of an update, or average:N = mean of the last N",
+    )
+    freeze: str = key(
+        "",
+        "parameters that are not trained: glob patterns of their paths, separated by spaces (encoder_* shared_embedding); "
+        "empty = none",
+    )
+    lora_rank: int = key(
+        0,
+        "rank of the adapters that are trained in place of the parameters (LoRA, Hu et al. 2021); 0 = none",
+        low=0,
+        high=4096,
+    )
+    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", low=1e-6)
+    lora_modules: str = key(
+        "*/query */value",
+        "kernels that have adapters: glob patterns of their paths, separated by spaces (encoder_*/query)",
+    )
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for a value that is none, and for a key without, or beside, one that it depends on."""
+        parse_init_checkpoint(self.init_checkpoint)
+        for name in ("lora_alpha", "lora_modules"):
+            if not self.lora_rank and getattr(self, name) != getattr(type(self), name):
+                raise UserError(
+                    f"config.finetuning.{name} = {getattr(self, name)} is for adapters: set config.finetuning.lora_rank."
+                )
+        for name, used in (("freeze", bool(self.freeze)), ("lora_modules", self.lora_rank > 0)):
+            if used and not patterns_of(getattr(self, name)):
+                raise UserError(
+                    f"config.finetuning.{name} = {getattr(self, name)!r} names no parameters: give a pattern of paths."
+                )
+        if self.lora_rank and self.freeze:
+            raise UserError(
+                f"config.finetuning.lora_rank = {self.lora_rank} trains adapters alone, all else is frozen already: leave out "
+                "config.finetuning.freeze."
+            )
+        for name in ("init_checkpoint", "init_vocabulary"):
+            if not self.init_from and getattr(self, name) != getattr(type(self), name):
+                raise UserError(
+                    f"config.finetuning.{name} = {getattr(self, name)} is about the run to start from: name its workdir in "
+                    "config.finetuning.init_from."
+                )
+
+
+def of(config: Config) -> FineTuning:
+    """The keys of a config."""
+    return config.group("finetuning")
+
+
+def parse_init_checkpoint(text: str) -> dict[str, Any]:
+    """The fields of a `checkpoint_selection.CheckpointChoice` that finetuning.init_checkpoint names: `best` is {"best": True}.
+    Raises UserError for any other text.
+    """
+    if text == "newest":
+        return {}
+    if text == "best":
+        return {"best": True}
+    match = re.fullmatch(r"(average:)?([1-9][0-9]{0,8})", text)
+    if not match:
+        raise UserError(
+            f"config.finetuning.init_checkpoint = {text[:40]!r}: expected newest, best, the number of an update (1800), or "
+            "average:N, the mean of the last N."
+        )
+    return {"average" if match[1] else "step": int(match[2])}
+
+
+def patterns_of(text: str) -> list[str]:
+    """The patterns in a key such as finetuning.freeze, separated by spaces or commas."""
+    return text.replace(",", " ").split()
+
+
+def tokenizer_folder(config: Config) -> epath.Path | None:
+    """Where the tokenizer of config.finetuning.init_from is; None for a run with its own."""
+    keys = of(config)
+    return run_folder(keys.init_from) / "tokenizer" if keys.init_vocabulary == "same" else None
+
+
+add_group("finetuning", FineTuning)
 PARAMETERS.add(
     "t2t_flax.extensions.finetuning.parameters", "finetuning.init_from", "finetuning.freeze", "finetuning.lora_rank"
 )
-TOKENIZERS_OF.add("t2t_flax.extensions.finetuning.keys", "finetuning.init_from")
+TOKENIZERS_OF.add("t2t_flax.extensions.finetuning", "finetuning.init_from")

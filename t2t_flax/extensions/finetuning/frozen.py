@@ -9,7 +9,7 @@ from typing import Any
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.finetuning.keys import patterns_of
+from t2t_flax.extensions.finetuning import patterns_of
 
 
 def split_frozen(patterns: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from flax.traverse_util import flatten_dict, unflatten_dict
 from jax.sharding import NamedSharding, PartitionSpec
 
+from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.finetuning.frozen import matching
-from t2t_flax.extensions.finetuning.keys import FineTuning
 from t2t_flax.training.parameters import matrix_axes_of
 
 NAME = "lora"

@@ -10,9 +10,8 @@ from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.extensions.finetuning import lora
+from t2t_flax.extensions.finetuning import FineTuning, lora, of
 from t2t_flax.extensions.finetuning.frozen import split_frozen
-from t2t_flax.extensions.finetuning.keys import FineTuning, of
 from t2t_flax.training.parameters import Parameters
 
 if TYPE_CHECKING:

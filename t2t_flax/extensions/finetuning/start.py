@@ -3,14 +3,14 @@
 from collections.abc import Callable
 from typing import Any
 
+from t2t_flax.config.overrides import check_same_model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.finetuning.keys import of, parse_init_checkpoint
+from t2t_flax.extensions.finetuning import of, parse_init_checkpoint
 from t2t_flax.extensions.finetuning.vocabulary import tables_by_piece
 from t2t_flax.model_forms import run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean, restore_chosen
-from t2t_flax.training.config_changes import check_same_model
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import abstract_params, make_model
 from t2t_flax.training.workdir import read_model_config

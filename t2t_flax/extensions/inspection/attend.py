@@ -6,7 +6,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.extensions.inspection import attention
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.attention_weights import AttentionMaps
+    from t2t_flax.decoding.scoring import AttentionMaps
 
 
 def run(argv: list[str]) -> int:

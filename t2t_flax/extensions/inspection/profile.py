@@ -8,7 +8,7 @@ import jax
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.extensions.inspection.keys import Inspection
+from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.filesystem import copy_file, is_remote
 from t2t_flax.training.hooks import Hook
 

@@ -1,6 +1,28 @@
 """Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
 
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.registry import DECODERS, TOKENIZER_FILES, ModelForm, add_command, add_group, add_model_form
+
+
+@dataclass(frozen=True)
+class CTranslate2:
+    quantization: str = key(
+        "float32",
+        "type of the matrices of decode.engine = ctranslate2",
+        choices=("float32", "int8"),
+        changes=TRANSLATIONS,
+        mutable=True,
+        read_with=("decode.engine", "ctranslate2"),
+    )
+
+    @classmethod
+    def of(cls, config: Config) -> "CTranslate2":
+        """The group of a config."""
+        return config.group("ctranslate2")
+
 
 add_command(
     "export",
@@ -12,7 +34,7 @@ add_command(
     "t2t_flax.extensions.interop.import_command",
     "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
 )
-add_group("ctranslate2", "t2t_flax.extensions.interop.keys", "CTranslate2")
+add_group("ctranslate2", CTranslate2)
 add_model_form(
     "safetensors",
     ModelForm(

@@ -12,12 +12,10 @@ from typing import TYPE_CHECKING, Any
 import jax
 
 from t2t_flax.config import Config
-from t2t_flax.decoding.translator import Translation
+from t2t_flax.decoding.translator import Decoder, JaxDecoder, Translation
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.evaluation.decoder import Decoder, JaxDecoder
-from t2t_flax.extensions.interop import ctranslate2_export, ctranslate2_translator
+from t2t_flax.extensions.interop import CTranslate2, ctranslate2_export, ctranslate2_translator
 from t2t_flax.extensions.interop.exported_cache import digest_of, open_exported
-from t2t_flax.extensions.interop.keys import CTranslate2
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t2t_flax.config import Model
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError

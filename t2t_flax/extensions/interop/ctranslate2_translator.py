@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from t2t_flax.config import Decode, Model
-from t2t_flax.config.special_tokens import EOS, PAD
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import EncodedLines, encode_lines, plan_batches
 from t2t_flax.decoding.translator import Hypothesis, Translation, empty_translation

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t2t_flax.extensions.interop.safetensors_file import flatten, unflatten
-from t2t_flax.models.positions import sinusoid_halves, sinusoid_interleaved
+from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
 _TOLERANCE = 2e-3  # of float32 sines of angles of thousands
 _FIRST_AXIS = ("query", "key", "value", "Einsum_0", "gate", "up")

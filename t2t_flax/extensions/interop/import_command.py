@@ -45,10 +45,10 @@ def run(argv: list[str]) -> int:
 
     check_workdir(args.workdir)
     prepare_process(config_lib.resolve(config_lib.override(config_lib.default_config(), overrides)))
+    from t2t_flax.config.overrides import check_same_model
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
-    from t2t_flax.training.config_changes import check_same_model
-    from t2t_flax.training.damage import array_shapes, shape_differences
+    from t2t_flax.training.checkpoint_files import array_shapes, shape_differences
     from t2t_flax.training.params_run import write_params_run
     from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
 

@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config, Data, Model, resolve
+from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import keys_of
-from t2t_flax.config.special_tokens import UNK
 from t2t_flax.data.starts import Direction, Starts, codes_of, start_name
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer

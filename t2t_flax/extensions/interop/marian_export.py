@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config, Decode, Model
-from t2t_flax.config.special_tokens import EOS, PAD
+from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.hooks import all_directions
 from t2t_flax.data.starts import codes_of
 from t2t_flax.data.tokenizers import TokenizerPair

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Decode, Model
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
 from t2t_flax.extensions.interop.imported import (

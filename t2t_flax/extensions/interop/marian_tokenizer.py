@@ -6,7 +6,7 @@ Both languages may share the vocabulary while each has its own SentencePiece mod
 import base64
 import re
 
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers.base import ListTokenizer
 
 _LANGUAGE_TAG = re.compile(r">>[^<>]*<<")

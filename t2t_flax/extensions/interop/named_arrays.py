@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from t2t_flax.config.special_tokens import EOS, PAD, UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.finite import check_finite
 from t2t_flax.extensions.interop.imported import IMPROBABLE

@@ -2,7 +2,7 @@
 
 import jax
 
-from t2t_flax.models.masks import SegmentMask, mask_array
+from t2t_flax.models.attention import SegmentMask, mask_array
 
 PLATFORM = "gpu"
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from t2t_flax.models.masks import SegmentMask
+from t2t_flax.models.attention import SegmentMask
 
 PLATFORM = "tpu"
 _LANES = 128  # of a vector register: blocks are multiples of it

@@ -1,8 +1,118 @@
 """Languages: several directions in one model, which is told the target language by a token before the source sentence."""
 
+import functools
+import itertools
+import re
+import types
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from t2t_flax.config import Config, Data
+from t2t_flax.config.keys import key
+from t2t_flax.config.text_values import (
+    VALID_PREFIX,
+    named_entries,
+    parse_test_sets,
+    parse_train_sources,
+    parse_valid_sets,
+)
+from t2t_flax.data.starts import Direction
+from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, START_FLAGS, SUMMARIES, add_group
 
-add_group("languages", "t2t_flax.extensions.languages.keys", "Languages")
+BY_NAME = "by_name"
+_LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
+_DIRECTION = re.compile(f"({_LANGUAGE})-({_LANGUAGE})")
+
+
+@dataclass(frozen=True)
+class Languages:
+    directions: str = key(
+        "",
+        "the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, NAME=de-en'; by_name = those of "
+        "sources named en-de or en-de.ANYTHING are their names. A token before the source sentences tells the target "
+        "language. Empty = one direction, data.source_language to data.target_language",
+        mutable=True,
+    )
+
+    def check(self, config: Config) -> None:
+        """Raises UserError as `parse_directions`, and for another task than translation."""
+        if parse_directions(config) and config.data.task != "translation":
+            raise UserError(
+                f"config.languages.directions = {self.directions!r} is for data.task = translation, not {config.data.task}."
+            )
+
+
+def parse_directions(config: Config) -> Mapping[str, Direction]:
+    """The direction of every source of data.train, data.valid and data.test, by its name (`train`, `valid` and `test` without
+    one); empty without languages.directions. Raises UserError for a name that no source has, a source without a direction,
+    and held-out text in a language into which no training text is translated.
+    """
+    return _parse(config.group("languages").directions, config.data)
+
+
+@functools.lru_cache(128)  # asked for each request and each batch, where there may be hundreds of directions
+def _parse(text: str, data: Data) -> Mapping[str, Direction]:
+    if not text.strip():
+        return types.MappingProxyType({})
+    shown, names = f"config.languages.directions = {text!r}", _names(data)
+    for name, split in names.items():
+        if name.startswith(VALID_PREFIX):
+            raise UserError(
+                f"{shown}: the name {name!r} in config.data.{split} begins with {VALID_PREFIX!r}, which stands before the "
+                "names of validation sets. Use another name."
+            )
+    parts = [part.strip() for part in text.split(",")]
+    given = ",".join(part for part in parts if part != BY_NAME)
+    entries = named_entries(shown, given, list(names), "data.train, data.valid and data.test have")
+    directions = {}
+    for name, split in names.items():
+        code = entries.get(name, name.partition(".")[0] if BY_NAME in parts else None)
+        match = _DIRECTION.fullmatch(code) if code else None
+        if name in entries and not match:
+            raise UserError(
+                f"{shown}: {code!r} is not a direction. Write two language codes as en-de; a region or script follows an "
+                "underscore, as in en-zh_Hans."
+            )
+        if not match:
+            why = "is not named after its direction" if BY_NAME in parts else "has no direction"
+            raise UserError(
+                f"{shown}: the source {name!r} of config.data.{split} {why}: add {name}=en-de or another one."
+            )
+        directions[name] = Direction(*match.groups())
+    _check_codes(shown, directions.values())
+    targets = sorted({directions[name].target for name in parse_train_sources(data.train)})
+    for name, direction in directions.items():
+        if targets and direction.target not in targets:
+            raise UserError(
+                f"{shown}: {name} is translated into {direction.target}, but no source of config.data.train is: the model "
+                f"would not know its token. It knows {', '.join(targets)}."
+            )
+    return types.MappingProxyType(directions)
+
+
+def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
+    """Raises UserError for a language with two codes that differ in case alone."""
+    spellings: dict[str, str] = {}
+    for code in itertools.chain.from_iterable(directions):
+        if (other := spellings.setdefault(code.lower(), code)) != code:
+            raise UserError(f"{shown}: {other} and {code} would be two languages; write the code in one way.")
+
+
+def _names(data: Data) -> dict[str, str]:
+    """By name of a source, the first split that has it."""
+    splits = {
+        "train": parse_train_sources(data.train),
+        "valid": [name.removeprefix(VALID_PREFIX) for name in parse_valid_sets(data.valid)],
+        "test": parse_test_sets(data.test),
+    }
+    names: dict[str, str] = {}
+    for split, of_split in splits.items():
+        names |= {name: split for name in of_split if name not in names}
+    return names
+
+
+add_group("languages", Languages)
 DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
 SUMMARIES.add("directions", "t2t_flax.extensions.languages.table")
 START_FLAGS["--target-language"] = "language to translate into, with a run of several directions"

@@ -1,10 +1,10 @@
 """Languages in the data of a run."""
 
 from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.named_sources import VALID_PREFIX
+from t2t_flax.config.text_values import VALID_PREFIX
 from t2t_flax.data.hooks import DataHook, trained_directions
 from t2t_flax.data.starts import start_symbol
-from t2t_flax.extensions.languages.keys import parse_directions
+from t2t_flax.extensions.languages import parse_directions
 
 
 class LanguagesHook(DataHook):

@@ -2,7 +2,86 @@
 scores, rotary positions and ALiBi, gated feed-forward networks, RMSNorm.
 """
 
+import functools
+from dataclasses import dataclass
+
+from t2t_flax.config import Config, Model
+from t2t_flax.config.keys import MODEL, key
+from t2t_flax.errors import UserError
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, NORMS, POSITIONS, SCORES, add_group
+
+_model_key = functools.partial(key, changes=MODEL)
+
+
+@dataclass(frozen=True)
+class LayerTypes:
+    window: int = _model_key(
+        65,
+        "r, odd: model.mixer = local_attention reaches (r - 1) / 2 positions to each side (section 4)",
+        unit="tokens",
+        low=1,
+        read_with=("model.mixer", "local_attention"),
+    )
+    conv_kernel_size: int = _model_key(
+        3,
+        "k, odd: kernel width of model.mixer = conv, dilated_conv",
+        unit="tokens",
+        low=3,
+        high=1025,
+        read_with=("model.mixer", "conv", "dilated_conv"),
+    )
+    rope_theta: float = _model_key(
+        10000.0,
+        "base of the wavelengths of model.position = rotary",
+        low=1.0,
+        high=1e12,
+        read_with=("model.position", "rotary"),
+    )
+
+    @classmethod
+    def of(cls, config: Config | Model) -> "LayerTypes":
+        """Returns the group of a config."""
+        return config.group("layer_types")
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for an even width, and for layers that do not fit together."""
+        m = config.model
+        if self.window % 2 == 0:
+            raise UserError(
+                f"config.layer_types.window = {self.window} is even: a window has as many positions before its centre as after "
+                "it, so it must be odd."
+            )
+        if self.conv_kernel_size % 2 == 0:
+            raise UserError(
+                f"config.layer_types.conv_kernel_size = {self.conv_kernel_size} is even: the encoder's convolution is symmetric."
+            )
+        _check_layers(m)
+
+
+def _check_layers(m: Model) -> None:
+    if m.mixer in ("lstm", "gru") and m.d_model % 2:
+        raise UserError(
+            f"config.model.d_model = {m.d_model} is odd: each direction of the encoder's {m.mixer} takes half of it."
+        )
+    if m.num_kv_heads not in (0, m.num_heads) and m.attention_score == "additive":
+        raise UserError(
+            f"config.model.num_kv_heads = {m.num_kv_heads} needs a dot product; config.model.attention_score = additive."
+        )
+    if m.position in ("rotary", "alibi") and m.mixer not in ("attention", "local_attention"):
+        raise UserError(
+            f"config.model.position = {m.position} acts in self-attention; config.model.mixer = {m.mixer} has none."
+        )
+    if m.position == "rotary" and m.head_widths[0] % 2:
+        raise UserError(
+            "config.model.position = rotary rotates pairs of features, but a head's width is odd: change config.model.d_k "
+            f"= {m.d_k} (0 = d_model / num_heads = {m.d_model // m.num_heads})."
+        )
+    if m.position == "rotary" and m.attention_score == "additive":
+        raise UserError(
+            "config.model.position = rotary needs a dot product, the only score that then depends on the distance; "
+            "config.model.attention_score = additive."
+        )
+
 
 _FOLDER = "t2t_flax.extensions.layer_types"
 
@@ -16,4 +95,4 @@ POSITIONS.add("rotary", f"{_FOLDER}.positions:ROTARY")
 POSITIONS.add("alibi", f"{_FOLDER}.positions:ALIBI")
 FEED_FORWARDS.add("gated", f"{_FOLDER}.feed_forward:GatedFeedForward")
 NORMS.add("rmsnorm", f"{_FOLDER}.norms:rms_norm")
-add_group("layer_types", f"{_FOLDER}.keys", "LayerTypes")
+add_group("layer_types", LayerTypes)

@@ -10,10 +10,8 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.extensions.layer_types.keys import LayerTypes
-from t2t_flax.models.attention import SelfAttention
-from t2t_flax.models.masks import SegmentMask, mask_array, segment_mask
-from t2t_flax.models.mixer import MixerInputs
+from t2t_flax.extensions.layer_types import LayerTypes
+from t2t_flax.models.attention import MixerInputs, SegmentMask, SelfAttention, mask_array, segment_mask
 
 _SMALLEST_BLOCK = 8  # smaller products are no faster
 

@@ -1,4 +1,4 @@
-"""The mixers of Table 1 in place of self-attention: recurrent and convolutional layers (see `t2t_flax.models.mixer`)."""
+"""The mixers of Table 1 in place of self-attention: recurrent and convolutional layers (see `t2t_flax.models.attention`)."""
 
 from typing import Any, ClassVar
 
@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Model
-from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.extensions.layer_types import LayerTypes
+from t2t_flax.models.attention import MixerInputs
 from t2t_flax.models.dense import Einsum
-from t2t_flax.models.mixer import MixerInputs
 from t2t_flax.training.parameters import MATRIX_AXES
 
 MATRIX_AXES["taps"] = (1, 2)  # [taps, d_model, d_model]: one matrix per tap

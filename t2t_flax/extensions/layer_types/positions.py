@@ -5,8 +5,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_flax.extensions.layer_types.keys import LayerTypes
-from t2t_flax.models.positions import PositionScheme
+from t2t_flax.extensions.layer_types import LayerTypes
+from t2t_flax.models.embeddings import PositionScheme
 
 
 def rotary(x: jax.Array, position: jax.Array, theta: float) -> jax.Array:

@@ -1,8 +1,123 @@
 """Mixtures: shares, tags and limits of the sources of data.train."""
 
+import math
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config.keys import key
+from t2t_flax.config.text_values import named_entries
+from t2t_flax.data.starts import start_name
+from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, add_group
 
-add_group("mixtures", "t2t_flax.extensions.mixtures.keys", "Mixtures")
+_RESERVED = ("<unk>", "<pad>", "<s>", "</s>")
+_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+_START = re.compile(r"\s*(\d+)\s*:(.*)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Mixtures:
+    shares: str = key(
+        "",
+        "share of each source of data.train in the pairs of an epoch, as 'NAME=3, NAME=1'; from an update on other "
+        "shares: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see temperature",
+    )
+    temperature: float | None = key(
+        None, "shares are (pairs of the source)^(1/T): larger = small sources more often; none = every pair equally often",
+        low=1.0, high=1e6,
+    )  # fmt: skip
+    tags: str = key(
+        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
+    )
+    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for a wrong value, and for schedules that count epochs while their length changes."""
+        phases, _, _ = parse_shares(config), parse_tags(config), parse_limits(config)
+        if self.temperature is not None and phases[0].weights:
+            raise UserError(
+                f"config.mixtures.shares gives the shares: config.mixtures.temperature = {self.temperature} would have no "
+                "effect. Set one of them."
+            )
+        if len(phases) > 1 and (config.eval.every_epochs or config.checkpoint.every_epochs):
+            raise UserError(
+                f"config.mixtures.shares = {self.shares!r} changes the length of an epoch: use config.eval.every_steps and "
+                "config.checkpoint.every_steps instead of every_epochs."
+            )
+
+
+class Phase(NamedTuple):
+    """start: the first update (from 0) with these weights. weights: by name of the source; sources without one are left out.
+    None = by size.
+    """
+
+    start: int
+    weights: dict[str, float] | None
+
+
+def parse_shares(config: Config) -> list[Phase]:
+    """The phases of mixtures.shares, the first from update 0. Raises UserError for unknown names, weights that are not positive
+    numbers, and updates that are not ascending.
+    """
+    text = config.group("mixtures").shares
+    if not text.strip():
+        return [Phase(0, None)]
+    shown, phases = f"config.mixtures.shares = {text!r}", []
+    for number, part in enumerate(part for part in text.split(";") if part.strip()):
+        start = _START.fullmatch(part)
+        if bool(start) != (number > 0):
+            raise UserError(f"{shown}: write shares from update 0, then those of later updates as '; UPDATE: NAME=1'.")
+        first, entries = (int(start[1]), start[2]) if start else (0, part)
+        if phases and first <= phases[-1].start:
+            raise UserError(f"{shown}: update {first} must come after update {phases[-1].start}.")
+        weights = {name: _weight(shown, value) for name, value in _entries(shown, entries, config).items()}
+        phases.append(Phase(first, weights))
+    return phases
+
+
+def parse_tags(config: Config) -> dict[str, str]:
+    """mixtures.tags by name of the source. Raises UserError for unknown names and tags with spaces."""
+    text = config.group("mixtures").tags
+    shown = f"config.mixtures.tags = {text!r}"
+    tags = _entries(shown, text, config)
+    for tag in tags.values():
+        if len(tag.split()) != 1:
+            raise UserError(f"{shown}: {tag!r} is not one word.")
+        if tag in _RESERVED or _BYTE.fullmatch(tag) or start_name(tag):
+            raise UserError(f"{shown}: {tag} is a piece with a meaning of its own; choose another tag, such as <bt>.")
+    return tags
+
+
+def parse_limits(config: Config) -> dict[str, int]:
+    """mixtures.limits by name of the source. Raises UserError for unknown names and limits that are not whole numbers above 0."""
+    text = config.group("mixtures").limits
+    shown = f"config.mixtures.limits = {text!r}"
+    limits = _entries(shown, text, config)
+    for name, value in limits.items():
+        if not value.isdecimal() or not int(value):
+            raise UserError(f"{shown}: {value!r} is not a number of pairs (of {name}).")
+    return {name: int(value) for name, value in limits.items()}
+
+
+def _entries(shown: str, text: str, config: Config) -> dict[str, str]:
+    return named_entries(shown, text, list(parse_train_sources(config.data.train))) if text.strip() else {}
+
+
+def _weight(shown: str, text: str) -> float:
+    try:
+        weight = float(text)
+    except ValueError:
+        weight = math.nan
+    if not (0 < weight < math.inf):
+        raise UserError(
+            f"{shown}: {text!r} is not a share: write a number above 0, and leave out sources without pairs."
+        )
+    return weight
+
+
+add_group("mixtures", Mixtures)
 DATA_HOOKS.add(
     "t2t_flax.extensions.mixtures.hook", *(f"mixtures.{key}" for key in ("shares", "temperature", "tags", "limits"))
 )

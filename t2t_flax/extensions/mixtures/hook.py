@@ -5,7 +5,7 @@ import itertools
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
 from t2t_flax.data.sources.base import Source, sha256_of
-from t2t_flax.extensions.mixtures.keys import parse_limits, parse_shares, parse_tags
+from t2t_flax.extensions.mixtures import parse_limits, parse_shares, parse_tags
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
 
 

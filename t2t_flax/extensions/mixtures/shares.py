@@ -14,9 +14,9 @@ import numpy as np
 from t2t_flax.config import Config, Data, parse_train_sources
 from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
 from t2t_flax.data.hashing import key_of
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.mixtures.keys import parse_shares
+from t2t_flax.extensions.mixtures import parse_shares
 
 LARGEST = 32
 """An epoch has at most this many slots for each pair of its sources, since all of them are laid out before training."""

@@ -1,6 +1,91 @@
 """Optimizers and learning-rate schedules that are not the paper's."""
 
+from dataclasses import dataclass
+
+from t2t_flax.config import Config, Optimizer
+from t2t_flax.config.keys import TRAINING, key
+from t2t_flax.errors import UserError
 from t2t_flax.registry import OPTIMIZERS, SCHEDULES, add_group
+
+DECAYS = ("cosine", "linear", "wsd")
+
+
+@dataclass(frozen=True)
+class Optimizers:
+    decay_steps: int = key(
+        0,
+        "update at which cosine (Loshchilov and Hutter 2017), linear and wsd reach min_lr, warm-up included; independent of "
+        "train.steps",
+        unit="updates",
+        low=0,
+        mutable=True,
+        changes=TRAINING,
+        read_with=("optimizer.schedule", *DECAYS),
+    )
+    min_lr: float = key(
+        0.0,
+        "final learning rate of cosine, linear and wsd",
+        low=0.0,
+        mutable=True,
+        changes=TRAINING,
+        read_with=("optimizer.schedule", *DECAYS),
+    )
+    cooldown_steps: int = key(
+        0,
+        "updates of the final, linear decay of wsd, which is constant before (Hu et al. 2024)",
+        unit="updates",
+        low=0,
+        mutable=True,
+        changes=TRAINING,
+        read_with=("optimizer.schedule", "wsd"),
+    )
+    momentum: float = key(
+        0.95,
+        "decay of the momentum of muon, which orthogonalizes it for matrices and trains the rest by Adam",
+        low=0.0,
+        high=0.9999,
+        read_with=("optimizer.name", "muon"),
+    )
+
+    @classmethod
+    def of(cls, config: Config) -> "Optimizers":
+        """Returns the group of a config."""
+        return config.group("optimizers")
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for a key of Adam that the chosen optimizer does not read, and for decay steps that are missing or
+        too few.
+        """
+        o = config.optimizer
+        for name, ignoring in (("b1", ("adafactor",)), ("b2", ("adafactor",)), ("eps", ("adafactor", "lion"))):
+            value = getattr(o, name)
+            if value != getattr(Optimizer, name) and o.name in ignoring:
+                raise UserError(f"config.optimizer.{name} = {value} is not read by config.optimizer.name = {o.name}.")
+        if o.schedule in DECAYS:
+            self._check_decay(o)
+
+    def _check_decay(self, o: Optimizer) -> None:
+        if o.schedule == "wsd" and not self.cooldown_steps:
+            raise UserError(
+                "config.optimizer.schedule = wsd needs config.optimizers.cooldown_steps: the updates of its final decay."
+            )
+        if not self.decay_steps:
+            raise UserError(
+                f"config.optimizer.schedule = {o.schedule} needs config.optimizers.decay_steps: the update at which it reaches "
+                "min_lr, often the planned train.steps."
+            )
+        first = o.warmup_steps + (self.cooldown_steps or 1)
+        if self.decay_steps < first:
+            raise UserError(
+                f"config.optimizers.decay_steps = {self.decay_steps} must be at least {first}, since it counts "
+                f"optimizer.warmup_steps = {o.warmup_steps}"
+                + (f" and optimizers.cooldown_steps = {self.cooldown_steps} too." if self.cooldown_steps else " too.")
+            )
+        if self.min_lr > o.peak_lr:
+            raise UserError(
+                f"config.optimizers.min_lr = {self.min_lr} is above config.optimizer.peak_lr = {o.peak_lr}."
+            )
+
 
 _FOLDER = "t2t_flax.extensions.optimizers"
 
@@ -8,4 +93,4 @@ for _name in ("adafactor", "lion", "muon"):
     OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}")
 for _name in ("cosine", "linear", "wsd"):
     SCHEDULES.add(_name, f"{_FOLDER}.schedules:{_name}")
-add_group("optimizers", f"{_FOLDER}.keys", "Optimizers")
+add_group("optimizers", Optimizers)

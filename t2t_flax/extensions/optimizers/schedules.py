@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t_flax.config import Config
-from t2t_flax.extensions.optimizers.keys import Optimizers
+from t2t_flax.extensions.optimizers import Optimizers
 from t2t_flax.training.optimizer import Schedule, warm_up
 
 

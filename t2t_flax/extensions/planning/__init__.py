@@ -1,16 +1,28 @@
 """Planning: FLOPs of a config, how well a run uses its devices, and programs compiled for a machine that is not at hand."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
+from t2t_flax.config.keys import key
 from t2t_flax.registry import EXPLAINED, HOOKS, add_command, add_group
+
+
+@dataclass(frozen=True)
+class Planning:
+    mfu: bool = key(
+        True,
+        "the lines of metrics.jsonl have the model FLOP/s over the peak of all devices, by data sheet and measured at the start",
+        mutable=True,
+    )
+
 
 add_command(
     "plan",
     "t2t_flax.extensions.planning.command",
     "compile for an accelerator that is not at hand: memory, collectives, predicted time",
 )
-add_group("planning", "t2t_flax.extensions.planning.keys", "Planning")
+add_group("planning", Planning)
 HOOKS.add("t2t_flax.extensions.planning.mfu", "planning.mfu")
 EXPLAINED.add("flops", "t2t_flax.extensions.planning.flops")
 

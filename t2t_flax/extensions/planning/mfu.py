@@ -11,9 +11,8 @@ from t2t_flax.config import Config
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.extensions.planning.flops import Products, padded_tokens, real_tokens, training_products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.prefetch import DeviceBatch
-from t2t_flax.training.resume import TrainProgress
-from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.setup import DeviceBatch, TrainingSetup
+from t2t_flax.training.train_state import TrainProgress
 
 
 class Mfu(Hook):

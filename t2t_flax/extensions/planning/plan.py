@@ -8,15 +8,15 @@ import math
 from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.data.batching.batch_sampler import bucket_edges
 from t2t_flax.data.batching.batches import Batches, Shape, shape_of
-from t2t_flax.data.batching.shape_list import bucket_edges
 from t2t_flax.data.hooks import training_stream
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
 from t2t_flax.extensions.planning.flops import forward_products, padded_tokens, training_products
 from t2t_flax.extensions.planning.roofline import roofline
 from t2t_flax.extensions.planning.topology import Topology
-from t2t_flax.monitoring.memory import resident_bytes
+from t2t_flax.training.memory import resident_bytes
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))

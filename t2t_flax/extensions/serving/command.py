@@ -97,7 +97,7 @@ def run(argv: list[str]) -> int:
     if args.max_batch:
         overrides.setdefault("decode.batch_size", str(args.max_batch))
 
-    from t2t_flax.evaluation.decoder import check_decoder
+    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.evaluation.restore import load, stored_config
     from t2t_flax.extensions.serving.app import create_app
     from t2t_flax.extensions.serving.batching import Batcher

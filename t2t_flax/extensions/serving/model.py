@@ -28,7 +28,7 @@ from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, warm_ups
 from t2t_flax.tasks import task_of
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.attention_weights import AttentionMaps
+    from t2t_flax.decoding.scoring import AttentionMaps
 
 
 Hypotheses = list[dict[str, Any]]

@@ -15,7 +15,7 @@ from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import split_lines
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.attention_weights import AttentionMaps
+    from t2t_flax.decoding.scoring import AttentionMaps
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": schemas.Error} for code in (400, 404, 408, 413, 415, 422, 429, 500, 503, 504)

@@ -11,7 +11,7 @@ from pathlib import Path
 from etils import epath
 
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.monitoring.metrics_writer import GrowingFiles
+from t2t_flax.training.progress import GrowingFiles
 
 SECONDS = 20.0
 """Between two uploads of changed files."""

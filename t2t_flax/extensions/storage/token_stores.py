@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.data.store.token_store import FILES, TokenStore, is_intact, matches, read_meta
+from t2t_flax.data.token_store import FILES, TokenStore, is_intact, matches, read_meta
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file
 from t2t_flax.locks import exclusive_writer

@@ -1,8 +1,48 @@
 """Subwords: training sentences in segmentations that are drawn at random; subword-nmt's BPE codes as a tokenizer."""
 
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import key
+from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, TOKENIZER_FILES, TOKENIZERS, add_group
 
-add_group("subwords", "t2t_flax.extensions.subwords.keys", "Subwords")
+TOKENIZER_OF_KIND = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
+"""Kind of subword regularisation, a key -> the value of data.tokenizer that it needs."""
+
+
+@dataclass(frozen=True)
+class Subwords:
+    bpe_dropout: float = key(0.0, "probability with which a merge of BPE is skipped; 0 = none", low=0.0, high=0.999)
+    unigram_alpha: float = key(
+        0.0, "with data.tokenizer = unigram: a segmentation x has probability P(x)^alpha over the sum of all; 0 = none, only "
+        "the most probable one", low=0.0, high=100.0,
+    )  # fmt: skip
+    samples: int = key(
+        8, "segmentations of the training pairs, each a store; epoch e takes number e modulo this", low=2, high=64
+    )
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for another tokenizer or task, for schedules that count epochs, and for subword_nmt without codes."""
+        if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
+            raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
+        for name, tokenizer in TOKENIZER_OF_KIND.items():
+            if not (value := getattr(self, name)):
+                continue
+            if config.eval.every_epochs or config.checkpoint.every_epochs:
+                raise UserError(
+                    f"config.subwords.{name} = {value} changes the length of an epoch: use config.eval.every_steps and "
+                    "config.checkpoint.every_steps instead of every_epochs."
+                )
+            d = config.data
+            if d.task != "translation" or d.tokenizer != tokenizer:
+                found = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"
+                raise UserError(
+                    f"config.subwords.{name} = {value} needs data.tokenizer = {tokenizer}, not data.{found}."
+                )
+
+
+add_group("subwords", Subwords)
 DATA_HOOKS.add("t2t_flax.extensions.subwords.hook", "subwords.bpe_dropout", "subwords.unigram_alpha")
 TOKENIZERS.add("subword_nmt", "t2t_flax.extensions.subwords.subword_nmt")
 TOKENIZER_FILES.add("subword-nmt codes and vocabulary", "t2t_flax.extensions.subwords.subword_nmt:SubwordNmtTokenizer")

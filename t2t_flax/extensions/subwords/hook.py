@@ -14,11 +14,11 @@ from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
 from t2t_flax.data.encoding import Encode
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.store.token_store import TokenStore
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers.base import Tokenizer
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.subwords.keys import TOKENIZERS, Subwords
+from t2t_flax.extensions.subwords import TOKENIZER_OF_KIND, Subwords
 from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
 
 _NAMES = {"bpe_dropout": "BPE-dropout", "unigram_alpha": "unigram sampling, alpha"}
@@ -107,7 +107,7 @@ def take_turns(make: MakeStream) -> MakeStream:
 class SubwordsHook(DataHook):
     def __init__(self, config: Config):
         keys: Subwords = config.group("subwords")
-        self._key = next(name for name in TOKENIZERS if getattr(keys, name))
+        self._key = next(name for name in TOKENIZER_OF_KIND if getattr(keys, name))
         self._strength, self._samples, self._seed = getattr(keys, self._key), keys.samples, config.seed.data
 
     def segmentations(self):

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Sequence
 from etils import epath
 
 from t2t_flax.config import Data
-from t2t_flax.config.special_tokens import UNK
+from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.tokenizers.base import ListTokenizer
 from t2t_flax.errors import UserError
 

@@ -9,11 +9,10 @@ import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.bootstrap import SEED, draw_sentences, resampled_scores
 from t2t_flax.extensions.sweeps.records import read_record, task_of_record, texts, tokenizer_of_record
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
 from t2t_flax.tasks import Task, make_task
-from t2t_flax.tasks.metrics import Predictions, SentenceStatistics
+from t2t_flax.tasks.metrics import SEED, Predictions, SentenceStatistics, draw_sentences, resampled_scores
 
 RESAMPLES = 1000
 """The default of sacreBLEU's command line."""

@@ -15,8 +15,8 @@ from t2t_flax.extensions.sweeps.space import Range, Search
 from t2t_flax.extensions.sweeps.trials import make_trial, row_names
 from t2t_flax.extensions.sweeps.worker import TrialQueue
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.tasks import lower_is_better
+from t2t_flax.training.progress import read_metrics
 
 _MAX_IMPOSSIBLE = 100
 """Proposals in a row that may be invalid configs."""

@@ -9,7 +9,7 @@ import rich.live
 import rich.table
 
 from t2t_flax.extensions.sweeps.folder import COMPLETE, ENDED, Folder
-from t2t_flax.monitoring.metrics_writer import read_metrics
+from t2t_flax.training.progress import read_metrics
 
 _MAX_ROWS = 30
 _REFRESH_SECONDS = 2.0

@@ -18,20 +18,18 @@ from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
-from t2t_flax.errors import DIVERGED, OK, STOPPED, UserError
-from t2t_flax.evaluation.validation import validation_score
+from t2t_flax.errors import DIVERGED, OK, STOPPED, NonFiniteUpdate, UserError
+from t2t_flax.evaluation.evaluate import validation_score
 from t2t_flax.extensions.sweeps.trials import vectorization_conflict
 from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
-from t2t_flax.training.divergence import NonFiniteUpdate, advice, mark
 from t2t_flax.training.hooks import wants_idle
 from t2t_flax.training.loop import train_run
-from t2t_flax.training.prefetch import DeviceBatch, Prefetcher
 from t2t_flax.training.run import DueAfterUpdate, Run, TrainingEnd, ValidationScore
-from t2t_flax.training.setup import TrainingSetup, set_up_training
+from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, set_up_training
 from t2t_flax.training.train_state import TrainState
-from t2t_flax.training.workdir import adopt_config, check_config, check_run_folder, completed, writing
+from t2t_flax.training.workdir import adopt_config, advice, check_config, check_run_folder, completed, mark, writing
 
 
 def run(argv: list[str]) -> int:

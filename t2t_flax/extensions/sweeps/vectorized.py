@@ -10,11 +10,11 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t2t_flax.config import Config
-from t2t_flax.config.sharding_rules import MESH_AXES
+from t2t_flax.config.text_values import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conflict
 from t2t_flax.models.dropout import Rate
-from t2t_flax.monitoring import memory
+from t2t_flax.training import memory
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.setup import TrainingSetup, batch_struct, compiler_options

@@ -1,6 +1,51 @@
 """Experiment trackers: the numbers of a run in TensorBoard, Weights & Biases, MLflow and Trackio."""
 
+import difflib
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import key
+from t2t_flax.errors import UserError
 from t2t_flax.registry import HOOKS, add_group
 
-add_group("trackers", "t2t_flax.extensions.trackers.keys", "Trackers")
+NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
+"""Each has its row in `clients.CLIENTS`."""
+
+
+@dataclass(frozen=True)
+class Trackers:
+    names: str = key(
+        "tensorboard",
+        "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of tensorboard, wandb, mlflow, "
+        "trackio, separated by commas; empty = none",
+        mutable=True,
+    )
+    group: str = key(
+        "",
+        "group of runs to which the trackers add this one; empty = of a sweep's trials, the sweep's name",
+        mutable=True,
+    )
+
+    @classmethod
+    def of(cls, config: Config) -> "Trackers":
+        """The group of a config."""
+        return config.group("trackers")
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for a tracker that does not exist."""
+        for name in self.each():
+            if name not in NAMES:
+                near = difflib.get_close_matches(name, NAMES, n=1)
+                hint = f" Did you mean {near[0]!r}?" if near else ""
+                raise UserError(
+                    f"config.trackers.names = {self.names!r}: there is no tracker {name!r}.{hint} Expected a comma-separated "
+                    f"list of {', '.join(NAMES)}, or nothing."
+                )
+
+    def each(self) -> tuple[str, ...]:
+        """The trackers in `names`, each once."""
+        return tuple(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
+
+
+add_group("trackers", Trackers)
 HOOKS.add("t2t_flax.extensions.trackers.hook", "trackers.names")

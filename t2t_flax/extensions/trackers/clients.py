@@ -18,7 +18,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.extensions.trackers.keys import Trackers
+from t2t_flax.extensions.trackers import Trackers
 from t2t_flax.filesystem import is_remote
 from t2t_flax.process_setup import RUNS_FOLDER
 

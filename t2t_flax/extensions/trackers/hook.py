@@ -17,14 +17,14 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import first_line, require
+from t2t_flax.extensions.trackers import Trackers
 from t2t_flax.extensions.trackers.clients import CLIENTS, FINISH_SECONDS, MODULES, PURGING, TrackedRun
-from t2t_flax.extensions.trackers.keys import Trackers
 from t2t_flax.filesystem import atomic_write, read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.monitoring.metrics_writer import GrowingFiles, open_growing_files, read_metrics
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.resume import TrainProgress
+from t2t_flax.training.progress import GrowingFiles, open_growing_files, read_metrics
 from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.train_state import TrainProgress
 
 CLOSE_SECONDS = FINISH_SECONDS
 """How long the end of a run waits for all trackers together."""

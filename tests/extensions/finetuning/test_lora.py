@@ -12,8 +12,7 @@ from helpers.updates import run_updates
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.finetuning import lora
-from t2t_flax.extensions.finetuning.keys import of
+from t2t_flax.extensions.finetuning import lora, of
 from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
 from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.registry import OPTIMIZERS, load_extensions

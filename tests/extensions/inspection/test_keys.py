@@ -7,7 +7,7 @@ import pytest
 from t2t_flax.config import from_json, override, resolve, to_json
 from t2t_flax.config.presets import preset
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.inspection.keys import Inspection
+from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.registry import HOOKS
 
 

@@ -13,8 +13,8 @@ import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
+from t2t_flax.decoding.translator import check_decoder
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.decoder import check_decoder
 from t2t_flax.extensions.interop import ctranslate2_decoder as engine_module
 from t2t_flax.training import loop
 

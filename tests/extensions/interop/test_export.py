@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
 
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib

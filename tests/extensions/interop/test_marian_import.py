@@ -11,7 +11,7 @@ import pytest
 
 import t2t_flax
 from t2t_flax.__main__ import main
-from t2t_flax.config.special_tokens import UNK
+from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.import_model import read_model

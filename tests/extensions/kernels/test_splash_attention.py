@@ -11,8 +11,8 @@ from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.kernels import splash
+from t2t_flax.models.attention import SegmentMask, mask_array, masked_softmax
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.masks import SegmentMask, mask_array, masked_softmax
 from t2t_flax.training.train_state import make_model
 from t2t_flax.training.train_step import loss_sums
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Config, Data, default_config, override, resolve
-from t2t_flax.config.special_tokens import EOS
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import hooks
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
 from t2t_flax.data.encoding import Policies

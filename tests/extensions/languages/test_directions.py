@@ -6,7 +6,7 @@ from t2t_flax.config import Config, Data, resolve
 from t2t_flax.data.hooks import all_directions, direction_of_set, start_names, symbols_of, trained_directions
 from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.languages.keys import parse_directions
+from t2t_flax.extensions.languages import parse_directions
 from t2t_flax.tasks import task_of
 
 TRAIN = "en-de=a.tsv; de-en=b.tsv; en-zh_Hans.web=c.tsv; bt=d.tsv"

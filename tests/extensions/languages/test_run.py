@@ -13,13 +13,12 @@ import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.evaluate import evaluate
+from t2t_flax.evaluation.evaluate import evaluate, validation_score
 from t2t_flax.evaluation.restore import TrainedModel, load
-from t2t_flax.evaluation.validation import validation_score
 from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.extensions.languages.table import summary
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
+from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.validation_loss import validation_loss, with_means
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
-from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.extensions.layer_types import LayerTypes
 from t2t_flax.extensions.layer_types.local_attention import LocalAttention
-from t2t_flax.models.attention import SelfAttention
+from t2t_flax.models.attention import MixerInputs, SelfAttention
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.models.mixer import MixerInputs
 
 D = 8
 

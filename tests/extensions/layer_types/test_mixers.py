@@ -16,9 +16,9 @@ from t2t_flax.decoding.beam_search import BeamOptions, beam_search
 from t2t_flax.decoding.search_loop import grow_cache
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
-from t2t_flax.models.mixer import MixerInputs, make_mixer
+from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.registry import load_extensions
-from t2t_flax.training.prefetch import put_batch
+from t2t_flax.training.setup import put_batch
 from t2t_flax.training.train_state import make_model
 
 # Kinds that share code with another one are tested as slow.

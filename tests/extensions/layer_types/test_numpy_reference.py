@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from conformance.test_numpy_reference import TINY, compare_with_numpy
 
-from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.extensions.layer_types import LayerTypes
 
 CASES = (
     dict(attention_score="additive", d_k=3, d_v=5, tie_embeddings="decoder", decoder_start_token="bos", activation="gelu"),

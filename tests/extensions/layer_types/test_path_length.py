@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
-from t2t_flax.extensions.layer_types.keys import LayerTypes
-from t2t_flax.models.mixer import MixerInputs, make_mixer
+from t2t_flax.extensions.layer_types import LayerTypes
+from t2t_flax.models.attention import MixerInputs, make_mixer
 
 
 def path_formula(config: Model, n: int) -> int:

@@ -8,8 +8,7 @@ import pytest
 
 from t2t_flax.config import Model
 from t2t_flax.extensions.layer_types.norms import rms_norm
-from t2t_flax.models.attention import SelfAttention
-from t2t_flax.models.mixer import MixerInputs
+from t2t_flax.models.attention import MixerInputs, SelfAttention
 
 torch = pytest.importorskip("torch")
 

@@ -19,8 +19,8 @@ from t2t_flax.data.sources import open_source
 from t2t_flax.data.sources.base import JoinedSource
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.mixtures import parse_shares
 from t2t_flax.extensions.mixtures.hook import Part
-from t2t_flax.extensions.mixtures.keys import parse_shares
 from t2t_flax.extensions.mixtures.shares import Mixture, mixtures
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe

@@ -8,7 +8,7 @@ from helpers.configs import small_config
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
-from t2t_flax.config.special_tokens import EOS, UNK
+from t2t_flax.config.data_keys import EOS, UNK
 from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError

@@ -7,9 +7,9 @@ import pytest
 
 from t2t_flax.cli import explain
 from t2t_flax.config import Config, Model
-from t2t_flax.extensions.layer_types.keys import LayerTypes
+from t2t_flax.extensions.layer_types import LayerTypes
 from t2t_flax.extensions.planning import flops
-from t2t_flax.models.mixer import MixerInputs, make_mixer
+from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.training.model_summary import abstract_state
 
 

@@ -6,8 +6,8 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.extensions.planning.mfu import measured_peak, mfu
-from t2t_flax.monitoring.metrics_writer import read_metrics
 from t2t_flax.training import loop
+from t2t_flax.training.progress import read_metrics
 
 
 def test_mfu_has_two_numerators_and_only_known_denominators():

@@ -9,15 +9,15 @@ from helpers.matrix_products import matrix_products
 from t2t_flax.data.batching.batches import Batches, shape_of
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.finetuning.keys import FineTuning
+from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.kernels import splash
 from t2t_flax.extensions.planning import abstract_run as runs
 from t2t_flax.extensions.planning import compiler_process, report
 from t2t_flax.extensions.planning.device_layout import DeviceLayout
 from t2t_flax.extensions.planning.plan import batch_shape, make_plan, update_flops
 from t2t_flax.extensions.planning.topology import parse
-from t2t_flax.models.masks import SegmentMask
-from t2t_flax.monitoring.memory import resident_bytes
+from t2t_flax.models.attention import SegmentMask
+from t2t_flax.training.memory import resident_bytes
 
 
 def config_of(**groups):

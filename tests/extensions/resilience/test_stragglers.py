@@ -4,9 +4,9 @@ import json
 
 import jax
 
-from t2t_flax.extensions.resilience.keys import Resilience
+from t2t_flax.extensions.resilience import Resilience
 from t2t_flax.extensions.resilience.stragglers import StragglerDetector, stragglers
-from t2t_flax.training.resume import TrainProgress
+from t2t_flax.training.train_state import TrainProgress
 
 
 def reports(*rows):

@@ -10,9 +10,8 @@ from t2t_flax.config import Config
 from t2t_flax.distributed import supervisor
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.extensions.resilience import heartbeats
+from t2t_flax.extensions.resilience import Resilience, heartbeats
 from t2t_flax.extensions.resilience.heartbeats import Heartbeats
-from t2t_flax.extensions.resilience.keys import Resilience
 
 NEVER = Config(extensions=(("resilience", Resilience(hang_timeout=0)),))
 

@@ -19,7 +19,7 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from benchmarks import http_abuse, http_load  # noqa: E402
 from benchmarks.serving import resident_megabytes  # noqa: E402
 from t2t_flax.data.sources import toy  # noqa: E402
-from t2t_flax.decoding.attention_weights import AttentionMaps  # noqa: E402
+from t2t_flax.decoding.scoring import AttentionMaps  # noqa: E402
 from t2t_flax.extensions.serving import connections  # noqa: E402
 from t2t_flax.extensions.serving.errors import RequestError  # noqa: E402
 from t2t_flax.extensions.serving.model_api import _attention_json  # noqa: E402

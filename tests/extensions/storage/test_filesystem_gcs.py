@@ -14,7 +14,7 @@ from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import mirror
-from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
+from t2t_flax.training.progress import MetricsWriter, read_metrics
 
 RUN = "gs://bucket/run"
 

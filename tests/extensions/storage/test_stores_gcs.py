@@ -15,7 +15,7 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.encoding import Policies
 from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.store.token_store import VERIFIED
+from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import token_stores as remote

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.config.special_tokens import UNK
+from t2t_flax.config.data_keys import UNK
 from t2t_flax.data import encoding
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.encoding import Policies

@@ -13,16 +13,14 @@ from helpers.runs import tiny_run
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
-from t2t_flax.errors import UserError
+from t2t_flax.errors import NonFiniteUpdate, UserError
 from t2t_flax.extensions.sweeps.stacked_runs import split_time, train_stacked
 from t2t_flax.extensions.sweeps.trials import can_be_vectorized
 from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
-from t2t_flax.monitoring.metrics_writer import read_metrics
-from t2t_flax.monitoring.progress import Clock
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
-from t2t_flax.training.divergence import NonFiniteUpdate
+from t2t_flax.training.progress import Clock, read_metrics
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.validation_loss import validation_loss

@@ -16,13 +16,12 @@ from helpers.runs import start, tiny_run
 from t2t_flax.config import resolve
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage.mirror import Mirror
+from t2t_flax.extensions.trackers import NAMES, Trackers, hook
 from t2t_flax.extensions.trackers import clients as clients_lib
-from t2t_flax.extensions.trackers import hook
 from t2t_flax.extensions.trackers.clients import without_credentials
-from t2t_flax.extensions.trackers.keys import NAMES, Trackers
-from t2t_flax.monitoring.metrics_writer import GrowingFiles, MetricsWriter, read_metrics
 from t2t_flax.process_setup import RUNS_FOLDER
 from t2t_flax.training import loop
+from t2t_flax.training.progress import GrowingFiles, MetricsWriter, read_metrics
 
 DAMAGED = "not JSON"
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from t2t_flax.monitoring.progress import Clock, seconds_since_start
+from t2t_flax.training.progress import Clock, seconds_since_start
 
 ROOT = Path(__file__).parents[2]
 
@@ -28,7 +28,7 @@ def test_age_does_not_depend_on_the_wall_clock(monkeypatch):
 def test_age_begins_with_the_process():
     """Not with the import: a second passes before it."""
     script = (
-        "import time; time.sleep(1); from t2t_flax.monitoring.progress import seconds_since_start as age; print(age())"
+        "import time; time.sleep(1); from t2t_flax.training.progress import seconds_since_start as age; print(age())"
     )
     before = time.monotonic()
     command = [sys.executable, "-c", script]

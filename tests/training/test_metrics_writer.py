@@ -1,6 +1,6 @@
 """The files of metrics."""
 
-from t2t_flax.monitoring.metrics_writer import MetricsWriter, read_metrics
+from t2t_flax.training.progress import MetricsWriter, read_metrics
 
 
 def test_resuming_drops_later_and_cut_lines(tmp_path):

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_flax.jobs import decode_progress
-from t2t_flax.monitoring.progress import Progress
+from t2t_flax.training.progress import Progress
 
 
 @pytest.mark.parametrize("eta", [True, False])

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.monitoring import memory
+from t2t_flax.training import memory
 
 
 def test_memory_of_a_program_is_checked():
