@@ -386,7 +386,7 @@ def test_tfds_languages_must_be_features(tfds_dir):
 
 
 def test_data_modules_import_no_heavy_library():
-    modules = "dataset, preprocess, sources, store, tokenizers"
+    modules = "dataset, preprocess, sources, token_store, tokenizers"
     heavy = "{'jax', 'tensorflow', 'tensorflow_datasets', 'sentencepiece', 'array_record', 'babel'}"
     code = f"import sys; from t2t_flax.data import {modules}; print(sorted({heavy} & set(sys.modules)))"
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
