@@ -88,7 +88,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def _checked(arg: str) -> str:
-    """The argument, with --n_best as --n-best. Raises UserError for an empty value, and for text that no file name can contain."""
+    """The argument, with --n_best as --n-best. Raises UserError for an empty value and for text that is not Unicode."""
     flag, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
     if (equals or not flag) and value.strip() in ("", "--"):  # of which argparse makes []
         raise UserError(f"{flag + equals or 'an argument'} is empty: give a value.")
