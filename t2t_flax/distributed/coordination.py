@@ -21,6 +21,7 @@ from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, UserError, first_line
 from t2t_flax.process_setup import ALONE
 
+
 class ProcessGroupError(Exception):
     """The coordinator or another process did not answer. Not a user error: a host may be slow, and a restart helps."""
 

@@ -58,5 +58,7 @@ def test_coordination_alone_touches_no_device(monkeypatch):
 @pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a")])
 def test_invalid_variables_are_refused(index, address, monkeypatch):
     set_environment(monkeypatch, "2", index, address)
-    with pytest.raises(UserError, match=f"T2T_PROCESS_ID = '{index}', JAX_COORDINATOR_ADDRESS = '{address}': a process of"):
+    with pytest.raises(
+        UserError, match=f"T2T_PROCESS_ID = '{index}', JAX_COORDINATOR_ADDRESS = '{address}': a process of"
+    ):
         initialize(Distributed())
