@@ -22,7 +22,7 @@ def error_of(capsys, *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def maps():
-    return attend(load(RUN), *PAIRS[0])
+    return attend(load(RUN, overrides={"mesh.cpu_devices": 8}), *PAIRS[0])
 
 
 def test_statistics_of_heads(maps):
