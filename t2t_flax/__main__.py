@@ -18,28 +18,27 @@ def main(argv: list[str] | None = None) -> int:
     3 diverged, 1 other.
     """
     argv = sys.argv[1:] if argv is None else argv
-    load_extensions()
-    if not argv or argv[0] in ("-h", "--help"):
-        print(usage())
-        return OK if argv else USER_ERROR
-    if argv[0] in ("-V", "--version"):
+    if argv and argv[0] in ("-V", "--version"):
         print(f"t2t_flax {__version__}")
         return OK
-    if argv[0] not in COMMANDS:
-        print(
-            f"t2t_flax: unknown command {argv[0]!r}.{absent_extension('commands', argv[0])}\n\n{usage()}",
-            file=sys.stderr,
-        )
-        return USER_ERROR
-    # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
-    gc.set_threshold(max(100_000, gc.get_threshold()[0]))
     try:
+        load_extensions()
+        if not argv or argv[0] in ("-h", "--help"):
+            print(usage())
+            return OK if argv else USER_ERROR
+        if argv[0] not in COMMANDS:
+            absent = absent_extension("commands", argv[0])
+            print(f"t2t_flax: unknown command {argv[0]!r}.{absent}\n\n{usage()}", file=sys.stderr)
+            return USER_ERROR
+        # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
+        gc.set_threshold(max(100_000, gc.get_threshold()[0]))
         command = importlib.import_module(COMMANDS[argv[0]].module)
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("t2t_flax"):
             raise
+        words = " ".join(["t2t_flax", *argv[:1]])
         print(
-            f"t2t_flax {argv[0]}: the package {error.name} is not installed in {sys.executable}: pip install -r requirements.txt",
+            f"{words}: the package {error.name} is not installed in {sys.executable}: pip install -r requirements.txt",
             file=sys.stderr,
         )
         return USER_ERROR

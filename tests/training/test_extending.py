@@ -9,7 +9,7 @@ import pytest
 from helpers import documented_modules
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.config import resolve, to_config_dict, validation_metrics
+from t2t_flax.config import resolve, schema, to_config_dict
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import lower_is_better, task_of
@@ -19,7 +19,7 @@ from t2t_flax.training.train_step import make_eval_step, make_train_step
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
-    losses.TOKEN_METRICS, validation_metrics.HIGHER_IS_BETTER,
+    losses.TOKEN_METRICS, schema.HIGHER_IS_BETTER,
 )  # fmt: skip
 
 
@@ -34,7 +34,7 @@ def example(monkeypatch):
                 del table[name]
         section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
         for block in re.findall(r"```python\n(.*?)```", section, re.S):
-            exec(block, {**vars(losses), **vars(validation_metrics)})
+            exec(block, {**vars(losses), **vars(schema)})
 
     return run
 

@@ -21,8 +21,9 @@ from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
 from t2t_flax.model_forms import run_folder
 from t2t_flax.tasks import task_of
-from t2t_flax.training import loop, resume
+from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.run import restore_or_init
 
 LINES = ["It is late.", "The house is red."]
 SHORT = {"decode.max_length_offset": "4"}
@@ -111,7 +112,7 @@ def test_files_that_do_not_fit_are_refused(exported, tmp_path):
 
 def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cache):
     run = start(tiny_run(tmp_path, steps=4, finetuning=dict(init_from=str(exported))), tmp_path / "tuned", cache)
-    state, progress = resume.restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
+    state, progress = restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
     assert_equal(state.params, load(workdir).params)
     assert progress.step == 0
     other = tiny_run(tmp_path, finetuning=dict(init_from="pretrained:toy"))
@@ -121,7 +122,7 @@ def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cac
         == read_metadata(run_folder("pretrained:toy") / "model.safetensors")[1]["tokenizer"]
     )
     with pytest.raises(UserError, match="is of another model:\n  model.num_encoder_layers: 2 there"):
-        resume.restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
+        restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
 
 
 def test_the_folder_of_an_exported_model_is_not_trained_in(exported, capsys):
