@@ -182,13 +182,12 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     trained, frozen = (
         count_params(part, config, *sizes) for part in parameters_of(config).split(setup.abstract.params)
     )
-    counted = {"real_tokens": "real", "padded_tokens": "padded"}[data.batch_size_counts]
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
         f"{data.train}: {corpus.describe_train(config)}",
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
-        f"batches: at most {data.batch_tokens:,} {counted} tokens a side, {batches.updates_per_epoch} updates an epoch, "
+        f"batches: at most {data.batch_tokens:,} tokens a side, {batches.updates_per_epoch} updates an epoch, "
         f"shapes {', '.join(map(str, batches.shapes))}",
         f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh {dict(setup.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}",
