@@ -56,7 +56,9 @@ class TrainResult:
 
 
 def prepare(config: Config, workdir: epath.Path) -> Any:
-    """Trains the tokenizer and writes the token stores; returns the `data.dataset.Corpus`. Existing stores are reused."""
+    """Trains the tokenizer and writes the token stores; prints what is in them and returns the `data.dataset.Corpus`. Existing
+    stores are reused.
+    """
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.tasks import task_of
 
@@ -66,7 +68,11 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
     check_sources(task)
     with writing(workdir, "prepare"), bars("pairs") as bar:
         adopt_config(workdir, config, train=False)
-        return prepare_corpus(task, workdir, lambda split: functools.partial(bar, f"tokenise {split}"))
+        corpus = prepare_corpus(task, workdir, lambda split: functools.partial(bar, f"tokenise {split}"))
+    print(f"train: {corpus.describe_train(config)}")
+    for name, store in corpus.valid.items():
+        print(f"{name}: {store.describe()}")
+    return corpus
 
 
 def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str] = ()) -> TrainResult:
