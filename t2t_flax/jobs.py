@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -127,8 +127,8 @@ def check_available(config: Config) -> None:
     from t2t_flax.training.hooks import check_hooks
 
     check_hooks(config)
-    valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
-    for name in (*valid, *parse_test_sets(config.data.test)):
+    valid = config.data.valid_sets if config.eval.decode_every_steps else ()
+    for name in (*valid, *config.data.test_sets):
         task_of(config).of_set(name).check_requirements()
         check_decoder(config)
 

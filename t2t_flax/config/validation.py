@@ -1,7 +1,6 @@
 """Checks combinations of config values, one function per group of keys."""
 
 from t2t_flax.config.schema import HIGHER_IS_BETTER, Config, Mesh, Model, fields
-from t2t_flax.config.text_values import parse_test_sets, parse_valid_sets, sharding_rules
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS
 
@@ -62,7 +61,7 @@ def _check_data(c: Config) -> None:
             f"config.model.max_positions = {m.max_positions} learned positions are fewer than "
             f"config.data.max_length = {d.max_length}."
         )
-    if both := parse_test_sets(d.test).keys() & parse_valid_sets(d.valid).keys():
+    if both := d.test_sets.keys() & d.valid_sets.keys():
         raise UserError(
             f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
         )
@@ -80,7 +79,7 @@ def _check_mesh(m: Mesh) -> None:
     sizes = [m.data, m.fsdp, m.tensor]
     if sizes.count(-1) > 1 or 0 in sizes:
         raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
-    sharding_rules(m.rules)
+    _ = m.sharding
 
 
 def check_trainable(c: Config) -> None:
