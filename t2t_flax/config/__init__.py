@@ -1,6 +1,5 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
-from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     as_json,
@@ -16,6 +15,7 @@ from t2t_flax.config.overrides import (
     to_config_dict,
     to_json,
 )
+from t2t_flax.config.presets import from_python_file, load_config
 from t2t_flax.config.schema import (
     Checkpoint,
     Config,
