@@ -306,9 +306,7 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
 
 
 def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypatch):
-    from t2t_flax.training import memory
-
-    monkeypatch.setattr(memory, "device_memory", lambda: 100_000)
+    monkeypatch.setattr("t2t_flax.training.setup.device_memory", lambda: 100_000)
     with pytest.raises(UserError, match="the train step for .* GiB .* Lower config.data.microbatch_tokens"):
         loop.train(start(tiny_run(tmp_path), tmp_path, cache), score=None)
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
