@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.encoding import PairFilter, Segmentation
@@ -90,7 +90,7 @@ def in_direction(config: Config, direction: Direction) -> Config:
 
 def trained_directions(config: Config) -> list[Direction]:
     """The directions that hooks give the sources of data.train."""
-    return _directions(config, parse_train_sources(config.data.train))
+    return _directions(config, config.data.train_sources)
 
 
 def start_names(config: Config) -> list[str]:
@@ -103,7 +103,7 @@ def all_directions(config: Config, starts: Starts) -> list[Direction]:
     d = config.data
     if not starts.ids:
         return [Direction(d.source_language, d.target_language)]
-    names = *parse_train_sources(d.train), *parse_valid_sets(d.valid), *parse_test_sets(d.test)
+    names = *d.train_sources, *d.valid_sets, *d.test_sets
     return list(dict.fromkeys([*starts.directions, *_directions(config, names)]))
 
 
