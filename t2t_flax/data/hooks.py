@@ -1,9 +1,11 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config import Config
+from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.encoding import PairFilter, Segmentation
 from t2t_flax.data.sources.base import Source
@@ -38,6 +40,10 @@ class DataHook:
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
         return ()
+
+    def make_sampler(self) -> MakeSampler | None:
+        """A function that makes the sampler of a store's updates, in place of `BatchSampler`."""
+        return None
 
     def make_stream(self, make: MakeStream) -> MakeStream:
         """A function that makes the stream of the training pairs, from `make` of the hooks before this one."""
@@ -84,7 +90,7 @@ def in_direction(config: Config, direction: Direction) -> Config:
 
 def trained_directions(config: Config) -> list[Direction]:
     """The directions that hooks give the sources of data.train."""
-    return _directions(config, parse_train_sources(config.data.train))
+    return _directions(config, config.data.train_sources)
 
 
 def start_names(config: Config) -> list[str]:
@@ -97,7 +103,7 @@ def all_directions(config: Config, starts: Starts) -> list[Direction]:
     d = config.data
     if not starts.ids:
         return [Direction(d.source_language, d.target_language)]
-    names = *parse_train_sources(d.train), *parse_valid_sets(d.valid), *parse_test_sets(d.test)
+    names = *d.train_sources, *d.valid_sets, *d.test_sets
     return list(dict.fromkeys([*starts.directions, *_directions(config, names)]))
 
 
@@ -112,7 +118,9 @@ def symbols_of(config: Config) -> tuple[list[str], list[str]]:
 
 def training_stream(config: Config) -> MakeStream:
     """The function that makes the stream of a run's training pairs."""
-    make: MakeStream = plain_stream
-    for hook in data_hooks(config):
+    hooks = data_hooks(config)
+    sampler = next(filter(None, (hook.make_sampler() for hook in hooks)), BatchSampler)
+    make: MakeStream = functools.partial(plain_stream, make_sampler=sampler)
+    for hook in hooks:
         make = hook.make_stream(make)
     return make

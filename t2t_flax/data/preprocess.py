@@ -5,7 +5,7 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from etils import epath
@@ -75,23 +75,6 @@ def prepare_split(
         store = TokenStore.open(local, epath.Path(folder))
         upload(folder, local)
     return store
-
-
-def list_dropped(
-    source: Source,
-    tokenizers: TokenizerPair,
-    policies: Policies,
-    *,
-    num_workers: int = 0,
-    segmentation: Segmentation | None = None,
-) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair that `prepare_split` drops, in order; tokenizes the source again."""
-    for part, chunks in encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers):
-        first = 0
-        with contextlib.closing(chunks):
-            for chunk in chunks:
-                yield from ((part.where(first + i), reason) for i, reason in chunk.dropped)
-                first += chunk.counts["pairs_read"]
 
 
 def start_tokens(source: Source) -> list[list[str]]:

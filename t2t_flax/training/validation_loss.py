@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.config.text_values import VALID_PREFIX
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.batching.batches import Shape, validation_batches
 from t2t_flax.data.dataset import split_source
 from t2t_flax.data.token_store import TokenStore

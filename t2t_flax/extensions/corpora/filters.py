@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config import Config
 from t2t_flax.data.encoding import Pair, PairFilter, Unread
 from t2t_flax.data.hooks import DataHook, config_of_set
 from t2t_flax.data.sources.base import Source
@@ -163,7 +163,7 @@ class FiltersHook(DataHook):
         if keys.duplicates:
             found.append(Duplicates())
         if keys.language:
-            parts = [config_of_set(self._config, name).data for name in parse_train_sources(self._config.data.train)]
+            parts = [config_of_set(self._config, name).data for name in self._config.data.train_sources]
             pairs = [(part.source_language, part.target_language) for part in parts]
             found.append(OtherLanguages(tuple(LanguageFilter(pair, keys.language) for pair in pairs)))
         return found

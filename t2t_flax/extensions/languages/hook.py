@@ -1,7 +1,7 @@
 """Languages in the data of a run."""
 
-from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.text_values import VALID_PREFIX
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.hooks import DataHook, trained_directions
 from t2t_flax.data.starts import start_symbol
 from t2t_flax.extensions.languages import parse_directions
@@ -27,7 +27,7 @@ class LanguagesHook(DataHook):
         if not self._directions:
             return []
         counts = dict.fromkeys(trained_directions(self._config), 0)
-        names = parse_train_sources(self._config.data.train)
+        names = self._config.data.train_sources
         for name, count in zip(names, corpus.train.pairs_of_sources, strict=True):
             counts[self._directions[name]] += count
         pairs = ", ".join(f"{direction} {count:,} pairs" for direction, count in counts.items())

@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t2t_flax.config import Config
-from t2t_flax.config.text_values import MESH_AXES
+from t2t_flax.config.schema import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conflict
 from t2t_flax.models.dropout import Rate
