@@ -14,8 +14,7 @@ from t2t_flax.data.tokenizers.base import SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import parse_init_checkpoint
-from t2t_flax.extensions.finetuning.start import start_params
-from t2t_flax.extensions.finetuning.vocabulary import rows_by_piece, tables_by_piece
+from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, tables_by_piece
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoint_files import write_evaluation
 from t2t_flax.training.model_summary import describe
