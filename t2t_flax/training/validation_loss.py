@@ -16,8 +16,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
 from t2t_flax.training.losses import means
-from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.setup import TrainingSetup, batch_struct, check_fits_in_memory
+from t2t_flax.training.train_state import parameters_of
 from t2t_flax.training.train_step import make_eval_step
 
 

@@ -12,8 +12,7 @@ from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config, Model
 from t2t_flax.models.attention import SelfAttention, mixer_class
-from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.train_state import TrainState, parameters_of
 
 
 class Tokens(NamedTuple):
