@@ -98,8 +98,8 @@ class Policies:
     """How pairs that are too long or have an empty side are handled.
 
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
-    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
-    "error". source_eos: whether source sentences end with EOS. filters: drop further pairs.
+    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
+    source_eos: whether source sentences end with EOS. filters: drop further pairs.
     """
 
     max_length: int
@@ -118,13 +118,10 @@ class Policies:
 
 @dataclass
 class Chunk:
-    """Encoded pairs. sides: (ids [total], lengths [pairs]), int32, of source and target. dropped: (index in the chunk, reason).
-    first_empty: index of the first pair with an empty side, if that is an error.
-    """
+    """Encoded pairs. sides: (ids [total], lengths [pairs]), int32, of source and target. dropped: (index, reason)."""
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     sides: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-    first_empty: int | None = None
     dropped: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -180,8 +177,6 @@ class Encoder:
         policies = self.policies
         empty = not (all(ids) and all(map(str.strip, pair)))
         long = max(len(self.start) + len(ids[0]), len(ids[1])) + 1 > policies.max_length
-        if empty and policies.empty_lines == "error" and chunk.first_empty is None:
-            chunk.first_empty = i
         reasons = ["empty"] if empty and policies.empty_lines == "drop" else []
         reasons += ["too_long"] if long and policies.on_too_long == "drop" else []
         if policies.filters and not empty:

@@ -38,8 +38,7 @@ def prepare_split(
     folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left, and for
-    an empty side if the policies say "error".
+    pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left.
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))
     if store := find_store(folder, digest):
@@ -55,11 +54,6 @@ def prepare_split(
                 counts: Counter[str] = Counter()
                 with contextlib.closing(chunks):
                     for chunk in chunks:
-                        if chunk.first_empty is not None:
-                            raise UserError(
-                                f"{part.where(counts['pairs_read'] + chunk.first_empty)}: one side of the pair is empty; "
-                                "correct the text, or drop such pairs with config.data.empty_lines = 'drop'"
-                            )
                         writer.write(*chunk.sides)
                         counts.update(chunk.counts)
                         if progress:
