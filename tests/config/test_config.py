@@ -32,8 +32,6 @@ def test_every_key_has_a_description():
     ("key", "text", "value"),
     [
         ("model.dropout", "0.2", 0.2),
-        ("mixtures.temperature", "none", None),
-        ("mixtures.temperature", "2", 2.0),
         ("train.steps", "1_000", 1000),
         ("data.joint_vocabulary", "true", True),
         ("data.train", "a.en,a.de", "a.en,a.de"),
