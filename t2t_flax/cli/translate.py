@@ -58,7 +58,8 @@ def run(argv: list[str]) -> int:
     pairs = paired(lines, prefixes, ("standard input" if args.input == "-" else args.input, args.prefix))
     try:
         with StopSignals() as signals:
-            translating = Translating(arguments.load_run(args, overrides), scores=args.scores)
+            loaded = arguments.load_run(args, overrides)
+            translating = Translating(loaded, scores=args.scores, flags=arguments.line_flags(args))
             signals.check()
             live = is_stream(args.output) and arrives_slowly(args.input)
             windows = signals.waiting((arriving_windows if live else full_windows)(pairs, translating.window))
@@ -74,7 +75,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -97,12 +98,17 @@ def check_translation_options(args: argparse.Namespace, overrides: dict[str, str
 
 
 class Translating(Answering):
-    """Translates lines. scores: write them beside the translations. Says which decoder the user chose."""
+    """Translates lines. scores: write them beside the translations. flags: see `arguments.prepare_line`. Says which decoder the
+    user chose.
+    """
 
     verb = "translated"
 
-    def __init__(self, loaded: "TrainedModel", *, scores: bool, say: Callable[[str], None] = to_stderr):
+    def __init__(
+        self, loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
+    ):
         self._loaded, self._scores = loaded, scores
+        self._prepare = arguments.prepare_line(loaded, flags)
         self.window = window_size(loaded)
         if loaded.config.decode.engine != "jax":
             say(f"decoding with {loaded.decoder}")
@@ -116,7 +122,10 @@ class Translating(Answering):
         task, n_best = task_of(self._loaded.config), self._loaded.config.decode.n_best
         starts = None if window[0].beside is None else [line.beside or "" for line in window]
         translations = self._loaded.translate(
-            [line.text for line in window], prefixes=starts, first_line=window[0].number, progress=progress
+            [self._prepare(line.text) for line in window],
+            prefixes=starts,
+            first_line=window[0].number,
+            progress=progress,
         )
         out, notes = [], []
         for line, translation in zip(window, translations, strict=True):

@@ -15,9 +15,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.sources.base import Source
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.sources import Source
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 
 CHUNK_PAIRS = 2000
@@ -40,9 +39,7 @@ Unread = tuple[str, str] | str
 
 
 class Pair(NamedTuple):
-    """A pair without an empty side: its texts, the source without a tag, their ids without EOS, and the number of its part of
-    the source.
-    """
+    """A pair without an empty side: its texts and their ids, without a tag and EOS, and the number of its part of the source."""
 
     source: str
     target: str
@@ -59,15 +56,8 @@ class PairFilter:
     shown: ClassVar[str]
     """In messages, after a number: "in another language"."""
 
-    def rule(self) -> str:
-        """Which pairs are dropped, for `explain`."""
-        return self.shown
-
-    def check_available(self) -> None:
-        """Raises UserError for what it lacks, before the minutes of training a tokenizer."""
-
     def as_stored(self) -> dict[str, Any]:
-        """As part of a store's recipe, in JSON values."""
+        """As part of a store's recipe, in JSON values. Raises UserError for what the filter lacks."""
         return {}
 
     def in_order(self, parts: Sequence[Source], pairs: Sequence[Iterator[Unread]]) -> Sequence[Iterator[Unread]]:
@@ -89,7 +79,7 @@ class Segmentation(Protocol):
 
     def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
         """The functions for both sides of a chunk of `CHUNK_PAIRS` pairs, chunks numbered from 0 in the whole source; called in
-        the order of the pairs, source before target. max_length: of the policies.
+        the order of the pairs, source before target. A source may begin with control symbols. max_length: of the policies.
         """
 
 
@@ -139,14 +129,13 @@ class Encoder:
     """Number of the part of the source from which the pairs are."""
     tag: str = ""
     """Before the source sentences, its space included; filters do not see it."""
-    start: tuple[int, ...] = ()
-    """Ids before those of each source sentence."""
 
     def __call__(self, pairs: list[Unread], number: int) -> Chunk:
         """The chunk of these pairs; number: of the chunk in the whole source."""
-        sides, policies = (self.tokenizers.source, self.tokenizers.target), self.policies
-        encode: Sequence[Encode] = [tokenizer.encode for tokenizer in sides]
+        policies = self.policies
+        encode: Sequence[Encode] = [self.tokenizers.source.encode, self.tokenizers.target.encode_text]
         if self.segmentation:
+            sides = self.tokenizers.source, self.tokenizers.target
             encode = self.segmentation.encoders(sides, number, policies.max_length)
         chunk = Chunk(collections.Counter(pairs_read=len(pairs)))
         kept: tuple[list, list] = [], []
@@ -161,7 +150,6 @@ class Encoder:
                 chunk.counts["dropped"] += 1
                 chunk.dropped.append((i, reasons[0]))
                 continue
-            ids[0] = self.tokenizers.after_start(self.start, ids[0])
             for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
                     del of_side[policies.max_length - 1 :]
@@ -178,14 +166,15 @@ class Encoder:
     def _reasons(self, pair: tuple[str, str], ids: list[list[int]], chunk: Chunk, i: int) -> list[str]:
         """Why pair i is dropped; counts what it is."""
         policies = self.policies
-        empty = not (all(ids) and all(map(str.strip, pair)))
-        long = max(len(self.start) + len(ids[0]), len(ids[1])) + 1 > policies.max_length
+        bare = ids[0][len(self.tokenizers.source.split(self.tag)[0]) :]
+        empty = not (bare and ids[1] and all(map(str.strip, pair)))
+        long = max(map(len, ids)) + 1 > policies.max_length
         if empty and policies.empty_lines == "error" and chunk.first_empty is None:
             chunk.first_empty = i
         reasons = ["empty"] if empty and policies.empty_lines == "drop" else []
         reasons += ["too_long"] if long and policies.on_too_long == "drop" else []
         if policies.filters and not empty:
-            whole = Pair(pair[0].removeprefix(self.tag), pair[1], ids[0], ids[1], self.part)
+            whole = Pair(pair[0].removeprefix(self.tag), pair[1], bare, ids[1], self.part)
             filtered = [pair_filter.reason for pair_filter in policies.filters if pair_filter.drops(whole)]
             chunk.counts.update(filtered)
             reasons += filtered
@@ -203,8 +192,7 @@ def encode_parts(
     for pair_filter in encoder.policies.filters:
         pairs = pair_filter.in_order(source.parts, pairs)
     for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
-        start = tuple(encoder.tokenizers.start_ids(part.start_tokens))
-        of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "", start=start)
+        of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
         yield part, _encode_all(of, of_part, num_workers or _num_cores(), numbers)
 
 

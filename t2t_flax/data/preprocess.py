@@ -5,14 +5,14 @@ import hashlib
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.data import encoding
 from t2t_flax.data.encoding import Encoder, Policies, Segmentation, encode_parts
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
@@ -41,7 +41,7 @@ def prepare_split(
     pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left, and for
     an empty side if the policies say "error".
     """
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
@@ -94,20 +94,14 @@ def list_dropped(
                 first += chunk.counts["pairs_read"]
 
 
-def start_tokens(source: Source) -> list[list[str]]:
-    """The `start_tokens` of each part of a source; empty if none has any."""
-    tokens = [list(part.start_tokens) for part in source.parts]
-    return tokens if any(tokens) else []
-
-
 def recipe_of(
     fingerprint: str,
     tokenizers: TokenizerPair,
     policies: Policies,
     segmentation: Segmentation | None = None,
-    starts: list[list[str]] | None = None,
+    tags: Sequence[str] = (),
 ) -> tuple[dict[str, Any], str]:
-    """(the inputs and settings that determine a store, their sha256). starts: of `start_tokens`."""
+    """(the inputs and settings that determine a store, their sha256). fingerprint, tags: of the source, see `tags_of`."""
     recipe = {
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
@@ -116,9 +110,14 @@ def recipe_of(
     }
     if segmentation:  # drawn chunk by chunk
         recipe |= {"segmentation": segmentation.as_stored(), "chunk_pairs": encoding.CHUNK_PAIRS}
-    if starts:
-        recipe["start_tokens"] = starts
+    if any(tags):
+        recipe["tags"] = tags
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()
+
+
+def tags_of(source: Source) -> list[str]:
+    """The tag of each part of a source."""
+    return [part.tag for part in source.parts]
 
 
 def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import config_of_set
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.registry import TASKS, absent_extension, load_extensions

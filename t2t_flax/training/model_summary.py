@@ -81,8 +81,7 @@ def _dropped(config: Config) -> list[str]:
         f"pairs of more than {d.max_length} tokens a side": d.on_too_long == "drop",
         "pairs with an empty side": d.empty_lines == "drop",
     }
-    filters = [pair_filter.rule() for hook in data_hooks(config) for pair_filter in hook.filters()]
-    return [*(rule for rule, applies in rules.items() if applies), *filters] or ["nothing"]
+    return [rule for rule, applies in rules.items() if applies] or ["nothing"]
 
 
 def _schedule(config: Config) -> list[str]:

@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
@@ -50,24 +50,26 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple[Scoring, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        scoring = Scoring(loaded, tokens=args.tokens)
-        return scoring, output_settings(loaded, {"--tokens": args.tokens})
+        flags = arguments.line_flags(args)
+        scoring = Scoring(loaded, tokens=args.tokens, flags=flags)
+        return scoring, output_settings(loaded, {"--tokens": args.tokens, **flags})
 
     return run_lines("score", pairs, start, source=args.source, output=args.output, resume=args.resume)
 
 
 class Scoring(Answering):
-    """Scores pairs. tokens: write each token's log-probability."""
+    """Scores pairs. tokens: write each token's log-probability. flags: see `arguments.prepare_line`."""
 
     verb = "scored"
 
-    def __init__(self, loaded: "TrainedModel", *, tokens: bool):
+    def __init__(self, loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]):
         self._loaded, self._tokens = loaded, tokens
+        self._prepare = arguments.prepare_line(loaded, flags)
         self.window = window_size(loaded)
 
     def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         """A line for each pair, also for one that cannot be scored, which is noted."""
-        pairs = [(line.text, line.beside or "") for line in window]
+        pairs = [(self._prepare(line.text), line.beside or "") for line in window]
         results = self._loaded.score_each(pairs, progress=progress)
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))

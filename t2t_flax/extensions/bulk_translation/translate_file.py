@@ -39,6 +39,8 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple[Translating, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        return Translating(loaded, scores=args.scores), output_settings(loaded, {"--scores": args.scores})
+        flags = arguments.line_flags(args)
+        translating = Translating(loaded, scores=args.scores, flags=flags)
+        return translating, output_settings(loaded, {"--scores": args.scores, **flags})
 
     return run_lines("translate_file", pairs, start, source=args.input, output=args.output, resume=args.resume)

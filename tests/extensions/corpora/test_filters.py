@@ -9,8 +9,7 @@ from t2t_flax.data import encoding, preprocess
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.encoding import Policies
 from t2t_flax.data.preprocess import prepare_split, recipe_of
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import JoinedSource
+from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
@@ -104,4 +103,4 @@ def test_explain_names_the_filters():
     assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys)))
     keys |= {"filters.length_ratio": "3", "filters.duplicates": "True", "filters.language": "0.95"}
     expected = "pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)"
-    assert f"dropped: {expected}\n" in describe(resolve(override(default_config(), keys)))
+    assert f"dropped, too: {expected}\n" in describe(resolve(override(default_config(), keys)))

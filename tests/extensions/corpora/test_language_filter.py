@@ -14,8 +14,7 @@ from t2t_flax.data import encoding
 from t2t_flax.data.dataset import prepare_corpus, training_policies
 from t2t_flax.data.encoding import Policies
 from t2t_flax.data.preprocess import list_dropped, prepare_split, recipe_of
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import JoinedSource
+from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora import filters

@@ -218,6 +218,6 @@ def test_control_symbols_come_before_every_segmentation(tmp_path):
     keys = KEYS | {"data.train": "toy:train:120", "languages.directions": "train=en-de", "data.vocab_size": "360"}
     config = resolve(override(default_config(), keys))
     prepared = prepare_corpus(task_of(config), tmp_path)
-    symbol = prepared.tokenizers.source.control_id("<2de>")
+    symbol = prepared.tokenizers.source.control_symbols["<2de>"]
     for store in (prepared.train, *prepared.further):
         assert all(sentence[0] == symbol and sentence.count(symbol) == 1 for sentence in ids(store))

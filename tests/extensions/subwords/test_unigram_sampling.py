@@ -17,8 +17,7 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.encoding import Policies
 from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.subwords.hook import Segmentation
 from t2t_flax.extensions.subwords.samplers import UnigramSampling
