@@ -33,6 +33,8 @@ class Characters:
     def encode(self, text):
         return [self.vocabulary.index(character) if character in self.vocabulary else 2 for character in text]
 
+    encode_text = encode
+
     def decode(self, ids):
         return "".join(self.vocabulary[i] for i in ids)
 

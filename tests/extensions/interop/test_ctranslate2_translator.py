@@ -29,6 +29,8 @@ class Ids:
     def encode(self, text):
         return list(map(int, text.split()))
 
+    encode_text = encode
+
     def decode(self, ids):
         return " ".join(map(str, ids))
 
