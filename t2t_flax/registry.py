@@ -155,10 +155,18 @@ learning rate, which all share.
 """
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
+REPAIRS = Table()
+"""At most one row: what to do where the newest checkpoint is damaged; a module has `restore(checkpoints, restore)`, which
+returns `restore(step)` of one of the steps.
+"""
 EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
+ANALYSES = Table()
+"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None,
+start=...).
+"""
 SUMMARIES = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
 LINE_FLAGS: dict[str, tuple[str, str]] = {}

@@ -29,7 +29,7 @@ from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredPar
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps, PairIds, PairScore
+    from t2t_flax.decoding.scoring import PairIds, PairScore
 
 log = logging.getLogger("t2t_flax")
 
@@ -93,19 +93,18 @@ class TrainedModel(StoredRun):
         are several.
         """
         tokenizer, data = self.tokenizers.source, self.config.data
-        languages = list(tokenizer.target_languages)
-        if language not in (None, *(languages or [data.target_language])):
+        languages = list(tokenizer.target_languages) or [data.target_language]
+        if language not in (None, *languages):
             raise UserError(
-                f"the model translates from {data.source_language} into {_some(languages or [data.target_language])}, not into "
-                f"{language!r}."
+                f"the model translates from {data.source_language} into {_some(languages)}, not into {language!r}."
             )
         if not tokenizer.lacks_language(text):
             return text
         if language is None and len(languages) > 1:
+            flags = "".join(f", or give {flag}={languages[0]}" for flag in LINE_FLAGS)
             raise UserError(
-                f"the model translates into {_some(languages)}: begin each line with the symbol of one, such as <2{languages[0]}>"
-                + "".join(f", or give {flag}={languages[0]}" for flag in LINE_FLAGS)
-                + "."
+                f"the model translates into {_some(languages)}: begin each line with the symbol of one, such as "
+                f"<2{languages[0]}>{flags}."
             )
         return f"<2{language or languages[0]}> {text}"
 
@@ -128,11 +127,10 @@ class TrainedModel(StoredRun):
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task, and as `in_language`.
         """
-        encoded: list[PairIds] = []
-        for number, ids in enumerate(self._encode(pairs), 1):
+        encoded = self._encode(pairs)
+        for number, ids in enumerate(encoded, 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
-            encoded.append(ids)
         return self._score(encoded)
 
     def score_each(
@@ -143,27 +141,11 @@ class TrainedModel(StoredRun):
         scores = iter(self._score([ids for ids in encoded if not isinstance(ids, UserError)], progress))
         return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
-    def _score(self, ids: "list[PairIds]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
+    def _score(self, ids: "Sequence[Any]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
         parts = self.model, self.params, self.tokenizers, self.mesh
         return score_pairs(*parts, ids, batch_size=self.config.decode.batch_size, progress=progress)
-
-    def attend(self, source: str, target: str | None = None) -> "AttentionMaps":
-        """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
-
-        Raises UserError for an empty or too long side, and as `in_language`.
-        """
-        from t2t_flax.decoding.scoring import attention_maps
-
-        text = self._source_text(source)
-        if target is None:
-            self._preprocessed_ids(text, text)  # reports a bad source before decoding
-            (translation,) = self.translate([source])
-            target = task_of(self.config).postprocess(source, translation.text)
-            if not target.strip():
-                raise UserError("the run's own translation of this source is empty: give a --target.")
-        return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, text, target))
 
     def for_set(self, name: str) -> "TrainedModel":
         """The run with the config of a validation or test set."""
@@ -174,24 +156,23 @@ class TrainedModel(StoredRun):
         """Token ids of each pair, or why it has none."""
         encoded: list[PairIds | UserError] = []
         for source, target in pairs:
-            text = self._source_text(source)
+            self.in_language(source)  # a missing language is an error of all pairs
             try:
-                encoded.append(self._ids(source, text, target))
+                encoded.append(self.encode_pair(source, target))
             except UserError as error:
                 encoded.append(error)
         return encoded
 
-    def _ids(self, source: str, text: str, target: str) -> "PairIds":
-        """text: the source as the model reads it."""
-        if source.strip() and target.strip():
-            target = task_of(self.config).preprocess_target(source, target)
-        return self._preprocessed_ids(text, target)
-
-    def _preprocessed_ids(self, source: str, target: str) -> "PairIds":
+    def encode_pair(self, source: str, target: str) -> "PairIds":
+        """Token ids of a pair. Raises UserError for an empty or too long side, for a target that is invalid for the task, and as
+        `in_language`.
+        """
         from t2t_flax.decoding.scoring import encode_pair
 
+        if source.strip() and target.strip():
+            target = task_of(self.config).preprocess_target(source, target)
         eos, limit = self.config.data.source_eos, self.max_source_length
-        return encode_pair(self.tokenizers, source, target, source_eos=eos, limit=limit)
+        return encode_pair(self.tokenizers, self._source_text(source), target, source_eos=eos, limit=limit)
 
     @property
     def max_source_length(self) -> int:

@@ -106,12 +106,10 @@ def test_the_target_language_decides_and_batch_mates_do_not(run):
     assert all(a.log_prob != b.log_prob for a, b in zip(scores["de"], scores["en"], strict=True))
     both = run.score([(f"<2{language}> {LINES[0]}", LINES[0]) for language in ("de", "en")])
     assert [s.log_prob for s in both] == pytest.approx([scores["de"][0].log_prob, scores["en"][0].log_prob], rel=1e-5)
-    maps = run.attend(f"<2en> {LINES[0]}", LINES[0])
-    assert maps.source_tokens[0] == "<2en>" and maps.source_tokens[-1] == "</s>"
 
 
 def test_the_choice_is_required_and_checked(workdir, run, capsys):
-    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")]), lambda: run.attend("a", "b")):
+    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")])):
         with pytest.raises(
             UserError, match="translates into de, en: begin each line with the symbol of one, such as <2de>"
         ):
