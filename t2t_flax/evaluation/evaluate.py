@@ -31,8 +31,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
-from t2t_flax.tasks import Task, lower_is_better, task_of
-from t2t_flax.tasks.metrics import Metric, Predictions, confidence_interval
+from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import count_params
 from t2t_flax.training.validation_loss import ValidationLoss, with_means

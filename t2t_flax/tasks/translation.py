@@ -19,8 +19,7 @@ from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.tasks import Task
-from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 _ISO_639_3 = {
     "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my",

@@ -21,8 +21,7 @@ from t2t_flax.extensions.parsing.trees import (
     read_trees,
     unescaped,
 )
-from t2t_flax.tasks import Task
-from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts

@@ -13,8 +13,7 @@ from t2t_flax.data.tokenizers import SymbolTokenizer, load_tokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.extensions.parsing.trees import leaves, linear, read_trees
-from t2t_flax.tasks import task_of
-from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks import Predictions, task_of
 
 WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"], "IN": ["with", "of"]}
 

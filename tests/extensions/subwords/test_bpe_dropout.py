@@ -6,6 +6,7 @@ import random
 
 import numpy as np
 import pytest
+from helpers.whole_pieces import with_whole_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,9 +109,9 @@ def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallbac
 @pytest.fixture(scope="module")
 def models(source):
     return {
-        fallback: train_tokenizers(
-            source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback), words=["<bt>"]
-        ).source
+        fallback: with_whole_piece(
+            train_tokenizers(source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback)).source, "<bt>"
+        )
         for fallback in (True, False)
     }
 

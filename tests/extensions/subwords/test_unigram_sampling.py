@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from helpers.whole_pieces import with_whole_piece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
@@ -56,7 +57,7 @@ MODELS = {
 @pytest.fixture(scope="module")
 def models(source) -> dict[str, SentencePieceTokenizer]:
     of = {name: Data(tokenizer="unigram", **keys) for name, keys in MODELS.items()}
-    trained = {name: train_tokenizers(source, data, words=["<bt>"]).source for name, data in of.items()}
+    trained = {name: with_whole_piece(train_tokenizers(source, data).source, "<bt>") for name, data in of.items()}
     return trained | {"crossing": crossing()}
 
 
