@@ -13,9 +13,8 @@ from etils import epath
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.config.text_values import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.encoding import Policies, Segmentation
 from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
-from t2t_flax.data.preprocess import ProgressCallback, prepare_split, recipe_of, tags_of
+from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, tags_of
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
-from t2t_flax.data.encoding import PairFilter, Segmentation
+from t2t_flax.data.preprocess import PairFilter, Segmentation
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import Tokenizer
 from t2t_flax.registry import DATA_HOOKS

@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
 from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.data.encoding import Pair, PairFilter, Unread
 from t2t_flax.data.hooks import DataHook, directions_of
+from t2t_flax.data.preprocess import Pair, PairFilter, Unread
 from t2t_flax.data.sources import Source
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.corpora import Filters

@@ -11,9 +11,9 @@ import numpy as np
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
-from t2t_flax.data.encoding import Encode
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.preprocess import Encode
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from t2t_flax.errors import UserError
@@ -42,7 +42,7 @@ class Segmentation:
         return {SAMPLERS[self.key].STORED: self.strength, "seed": self.seed, "number": self.number}
 
     def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
-        """See `data.encoding.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
+        """See `data.preprocess.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
         takes time with their square.
         """
         generator = random.Random(key_of(self.seed, 9, self.number, chunk))

@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import encoding, preprocess
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split, recipe_of
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora.dropped import list_dropped
 from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
@@ -51,8 +51,8 @@ FILTERED = [
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, monkeypatch, num_workers):
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 3)
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, FILTERED)
     policies = replace(
         POLICIES, max_length=100, on_too_long="drop", empty_lines="drop", filters=(LengthRatio(4.0), Duplicates())
@@ -60,7 +60,7 @@ def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, mo
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
     assert texts(store, tokenizers) == [FILTERED[i] for i in (0, 1, 3)]
     reasons = ["duplicate", "empty", "length_ratio", "too_long", "duplicate"]
-    listed = list(preprocess.list_dropped(source, tokenizers, policies, num_workers=num_workers))
+    listed = list(list_dropped(source, tokenizers, policies, num_workers=num_workers))
     assert [reason for _, reason in listed] == reasons
     assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["3", "5", "6", "7", "8"]
     counts = {

@@ -12,8 +12,7 @@ from t2t_flax.config import Config, Data, default_config, override, resolve
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import hooks
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split, recipe_of
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import TaggedSource, open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
 from t2t_flax.errors import UserError

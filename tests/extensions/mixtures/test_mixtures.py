@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import check_sources, prepare_corpus
-from t2t_flax.data.encoding import Policies
 from t2t_flax.data.hooks import control_symbols, training_stream
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import JoinedSource, TaggedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError

@@ -11,10 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import encoding, preprocess
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -73,8 +72,8 @@ def test_segmentations_differ_and_spell_the_same_text(source, tokenizers, tmp_pa
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_segmentation_is_a_function_of_seed_and_number(source, tokenizers, tmp_path, monkeypatch, workers):
     """Also where processes share the work, and whatever was drawn before."""
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 20)
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 20)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 20)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 20)
     prepared(source, tokenizers, tmp_path / "before", 2)
     first = prepared(source, tokenizers, tmp_path / "a", 1)
     again = prepared(source, tokenizers, tmp_path / "b", 1, workers=workers)
@@ -196,7 +195,7 @@ def test_more_dropout_makes_more_pieces(source, tmp_path):
 def test_sampled_stores_of_other_chunks_are_not_reused(source, tokenizers, tmp_path, monkeypatch):
     """The draws depend on how the corpus is cut into chunks, so the digest does too."""
     digest = prepared(source, tokenizers, tmp_path / "a").digest
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 7)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
     assert prepared(source, tokenizers, tmp_path / "a").digest != digest
 
 
@@ -210,7 +209,7 @@ def test_segmentations_are_part_of_the_recipe():
 
 def test_long_sentences_without_spaces_are_not_drawn(source, tokenizers, tmp_path):
     """Drawing takes time with the square of a word; these are dropped as too long anyway."""
-    encoder = encoding.Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), dropout_of(0.5))
+    encoder = preprocess.Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), dropout_of(0.5))
     chunk = encoder([("xy" * 50_000, "short"), ("the house", "das Haus")], 0)
     assert chunk.dropped == [(0, "too_long")] and chunk.counts["pairs_read"] == 2
 

@@ -13,10 +13,9 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.data import encoding
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -223,7 +222,7 @@ def ids_of(store) -> list[list[int]]:
 
 def test_a_segmentation_is_a_function_of_seed_and_number(source, models, tmp_path, monkeypatch):
     """Whatever was drawn before."""
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 100)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 100)
     pair = TokenizerPair(models["bytes"], models["bytes"])
 
     def prepared(name, number, *, seed=0):
