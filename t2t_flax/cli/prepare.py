@@ -1,7 +1,8 @@
 """`prepare`: trains the tokenizer and writes the token stores; `train` does the same when they are missing."""
 
-from t2t_flax import config as config_lib
+from t2t_flax import api
 from t2t_flax.cli import arguments
+from t2t_flax.errors import OK
 
 
 def run(argv: list[str]) -> int:
@@ -15,15 +16,6 @@ def run(argv: list[str]) -> int:
     arguments.add_config(parser)
     arguments.add_workdir(parser, "folder of the run that will train on it")
     args, overrides = arguments.parse(parser, argv)
-
-    from etils import epath
-
-    from t2t_flax import jobs
-
     arguments.check_output("--workdir", args.workdir, folder=True)
-    config = config_lib.load_config(args.config, overrides)
-    corpus = jobs.prepare(config, epath.Path(args.workdir))
-    print(f"train: {corpus.describe_train(config)}")
-    for name, store in corpus.valid.items():
-        print(f"{name}: {store.describe()}")
-    return 0
+    api.prepare(args.config, args.workdir, overrides)
+    return OK

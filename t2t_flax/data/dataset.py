@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.text_values import FORM, VALID_PREFIX
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, tags_of
@@ -39,7 +39,7 @@ class DataTask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokenizers, the training store, and the stores of the validation sets, by the names of `parse_valid_sets`."""
+    """Tokenizers, the training store, and the stores of the validation sets, by the names of `Data.valid_sets`."""
 
     tokenizers: TokenizerPair
     train: TokenStore
@@ -93,7 +93,7 @@ def prepare_corpus(
     """
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
-    names = list(parse_valid_sets(task.config.data.valid))
+    names = list(task.config.data.valid_sets)
     valid, (train, *further) = stores[: len(names)], stores[len(names) :]
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(further))
@@ -113,7 +113,7 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     )
     # Caches the update counts, which every start needs.
     Corpus(tokenizers, train, {}, tuple(further)).batches(config)
-    sets = parse_valid_sets(config.data.valid)
+    sets = config.data.valid_sets
     return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *further]
 
 
@@ -179,7 +179,7 @@ def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
 def _training_source(task: DataTask) -> Source:
     key, spec = _spec(task.config, "train")
     parts = []
-    for name, one in parse_train_sources(spec).items():
+    for name, one in task.config.data.train_sources.items():
         source = _open(task, "train", name, one, key)
         if source.reference_count > 1:
             raise UserError(
@@ -197,7 +197,7 @@ def _sets(config: Config) -> dict[str, dict[str, str]]:
     """The sources of each split by the names of its sets, those of training text as one."""
     d = config.data
     train = {"train": d.train} if d.train else {}
-    return {"train": train, "valid": parse_valid_sets(d.valid), "test": parse_test_sets(d.test)}
+    return {"train": train, "valid": d.valid_sets, "test": d.test_sets}
 
 
 def _spec(config: Config, split: str) -> tuple[str, str]:

@@ -4,7 +4,7 @@ import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.preprocess import PairFilter, Segmentation
@@ -118,8 +118,8 @@ def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction]
     own = Direction(d.source_language, d.target_language)
     if not languages:
         return [own], []
-    trained = [one for one in directions_of(config, parse_train_sources(d.train)) if one.target in languages]
-    sets = directions_of(config, [*parse_valid_sets(d.valid), *parse_test_sets(d.test)])
+    trained = [one for one in directions_of(config, d.train_sources) if one.target in languages]
+    sets = directions_of(config, [*d.valid_sets, *d.test_sets])
     others = [one for one in sets if one.target in languages and one not in trained]
     return trained or [Direction(own.source, target) for target in languages], others if trained else []
 

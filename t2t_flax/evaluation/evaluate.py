@@ -20,7 +20,7 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.config import Config, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
@@ -191,7 +191,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> str:
 
 
 def _spec(config: Config, split: str) -> str | None:
-    sets = config_lib.parse_valid_sets(config.data.valid) | config_lib.parse_test_sets(config.data.test)
+    sets = config.data.valid_sets | config.data.test_sets
     return sets.get(split)
 
 
@@ -283,7 +283,7 @@ def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
     def score(
         params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext
     ) -> dict[str, float]:
-        sets = parse_valid_sets(config.data.valid)
+        sets = config.data.valid_sets
         return with_means({name: score_set(name, params, after_batch, compiling) for name in sets})
 
     return score

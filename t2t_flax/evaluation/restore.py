@@ -208,7 +208,7 @@ def read_config(workdir: str | epath.Path) -> Config:
 
 def _without_local_paths(stored: Config) -> Config:
     data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
-    specs = [*config_lib.parse_valid_sets(data.valid).values(), *config_lib.parse_test_sets(data.test).values()]
+    specs = [*data.valid_sets.values(), *data.test_sets.values()]
     names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
     if data.root and names:
         levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION

@@ -42,7 +42,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "corpora": {
         "groups": ("filters",),
-        "commands": ("dropped",),
+        "commands": ("list_dropped",),
         "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata"),
     },
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -223,7 +223,7 @@ class Translation(Task):
 
     def validate_config(self):
         super().validate_config()
-        for name in parse_valid_sets(self.config.data.valid):  # not all metrics make sense for all languages
+        for name in self.config.data.valid_sets:  # not all metrics make sense for all languages
             Task.validate_config(self.of_set(name))
 
     def check_requirements(self):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config import Config
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
@@ -68,7 +68,7 @@ def _sources(config: Config) -> list[str]:
     d, lines = config.data, []
     if d.train:
         lines.append(f"  dropped: {', '.join(_dropped(config))}")
-    if len(names := list(parse_train_sources(d.train))) > 1:
+    if len(names := list(d.train_sources)) > 1:
         lines.append(f"  sources: {', '.join(names)}")
     return lines + [f"  {line}" for hook in data_hooks(config) for line in hook.explain()]
 

@@ -91,13 +91,13 @@ def test_wrong_values_are_refused_by_key(keys, message):
     [
         (
             {"eval.metric": "bleu", "eval.patience": "3"},
-            "patience = 3 .* never computed: config.eval.decode_every_steps = 0",
+            "patience = 3 .* never computed: set config.data.valid and eval.decode_every_steps",
         ),
         (
             {"eval.metric": "loss", "eval.every_steps": "0", "checkpoint.keep_best": "2"},
             "keep_best = 2 .* never computed",
         ),
-        ({"eval.patience": "3", "data.valid": ""}, "patience = 3 .* never computed: config.data.valid is empty"),
+        ({"eval.patience": "3", "data.valid": ""}, "patience = 3 .* never computed: set config.data.valid"),
         ({"eval.decode_every_steps": "5", "data.valid": ""}, "decode_every_steps = 5 needs config.data.valid"),
     ],
 )

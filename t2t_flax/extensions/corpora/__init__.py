@@ -72,6 +72,6 @@ add_source(
 add_source(
     "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
 )
-add_command("dropped", f"{_HERE}.dropped", "list the training pairs of a config that are dropped, and why")
 add_group("filters", Filters)
+add_command("list_dropped", f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped")
 DATA_HOOKS.add(f"{_HERE}.filters", "filters.duplicates", "filters.length_ratio", "filters.language")

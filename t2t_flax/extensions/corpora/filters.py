@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook, directions_of
 from t2t_flax.data.preprocess import Pair, PairFilter, Unread
 from t2t_flax.data.sources import Source
@@ -145,7 +145,7 @@ class FiltersHook(DataHook):
         if keys.duplicates:
             found.append(Duplicates())
         if keys.language:
-            names = parse_train_sources(self._config.data.train)
+            names = self._config.data.train_sources
             pairs = [direction for name in names for direction in directions_of(self._config, [name])]
             found.append(OtherLanguages(tuple(LanguageFilter(pair, keys.language) for pair in pairs)))
         return found

@@ -9,14 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from t2t_flax.config import Config, Data
+from t2t_flax.config.data_keys import VALID_PREFIX, named_entries
 from t2t_flax.config.keys import key
-from t2t_flax.config.text_values import (
-    VALID_PREFIX,
-    named_entries,
-    parse_test_sets,
-    parse_train_sources,
-    parse_valid_sets,
-)
 from t2t_flax.data.hooks import Direction
 from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, LINE_FLAGS, SUMMARIES, add_group
@@ -92,7 +86,7 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
             )
         directions[name] = Direction(*match.groups())
     _check_codes(shown, directions.values())
-    targets = sorted({directions[name].target for name in parse_train_sources(data.train)})
+    targets = sorted({directions[name].target for name in data.train_sources})
     for name, direction in directions.items():
         if targets and direction.target not in targets:
             raise UserError(
@@ -113,9 +107,9 @@ def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
 def _names(data: Data) -> dict[str, str]:
     """By name of a source, the first split that has it."""
     splits = {
-        "train": parse_train_sources(data.train),
-        "valid": [name.removeprefix(VALID_PREFIX) for name in parse_valid_sets(data.valid)],
-        "test": parse_test_sets(data.test),
+        "train": data.train_sources,
+        "valid": [name.removeprefix(VALID_PREFIX) for name in data.valid_sets],
+        "test": data.test_sets,
     }
     names: dict[str, str] = {}
     for split, of_split in splits.items():

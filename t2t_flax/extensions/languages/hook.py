@@ -1,7 +1,7 @@
 """Languages in the data of a run: the symbol of the target language before source sentences."""
 
-from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.text_values import VALID_PREFIX
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.hooks import DataHook
 from t2t_flax.data.sources import TaggedSource
 from t2t_flax.errors import UserError
@@ -10,7 +10,7 @@ from t2t_flax.extensions.languages import parse_directions, symbol_of
 
 class LanguagesHook(DataHook):
     def __init__(self, config: Config):
-        self._train = list(parse_train_sources(config.data.train))
+        self._train = list(config.data.train_sources)
         self._directions = parse_directions(config)
         self._trained = list(dict.fromkeys(self._directions[name] for name in self._train if self._directions))
         self._symbols = sorted({symbol_of(target) for _, target in self._trained})

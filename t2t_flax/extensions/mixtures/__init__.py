@@ -5,9 +5,9 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import named_entries
 from t2t_flax.config.keys import key
-from t2t_flax.config.text_values import named_entries
 from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, add_group
 
@@ -101,7 +101,7 @@ def parse_limits(config: Config) -> dict[str, int]:
 
 
 def _entries(shown: str, text: str, config: Config) -> dict[str, str]:
-    return named_entries(shown, text, list(parse_train_sources(config.data.train))) if text.strip() else {}
+    return named_entries(shown, text, list(config.data.train_sources)) if text.strip() else {}
 
 
 def _weight(shown: str, text: str) -> float:

@@ -7,10 +7,10 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
-from t2t_flax.config.text_values import VALID_PREFIX
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
 from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record, texts
@@ -70,10 +70,10 @@ def check_score(name: str, config: Config) -> None:
     decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
     if split == "valid":
         score, _, of_set = name.partition("/")
-        sets = [each.removeprefix(VALID_PREFIX) for each in parse_valid_sets(config.data.valid) if each != "valid"]
+        sets = [each.removeprefix(VALID_PREFIX) for each in config.data.valid_sets if each != "valid"]
     else:
         of_set, _, score = name.rpartition(":")
-        sets = list(parse_test_sets(config.data.test))
+        sets = list(config.data.test_sets)
     if score not in (final if split == "test" else with_loss + decoded):
         scores = ", ".join(final + with_loss + decoded)
         raise UserError(

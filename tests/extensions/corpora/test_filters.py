@@ -11,8 +11,8 @@ from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.corpora.dropped import list_dropped
 from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
+from t2t_flax.extensions.corpora.list_dropped import list_dropped
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 

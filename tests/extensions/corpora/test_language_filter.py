@@ -16,8 +16,8 @@ from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora import filters
-from t2t_flax.extensions.corpora.dropped import dropped_pairs, list_dropped
 from t2t_flax.extensions.corpora.filters import LanguageFilter, OtherLanguages
+from t2t_flax.extensions.corpora.list_dropped import dropped_by, list_dropped
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
@@ -148,7 +148,7 @@ def test_each_direction_is_filtered_by_its_languages(tmp_path):
         **{"languages.directions": "by_name"},
     )
     tokenizers = prepare_corpus(task_of(config), tmp_path / "run").tokenizers
-    dropped = [where for where, reason in dropped_pairs(config, tokenizers) if reason == "language"]
+    dropped = [where for where, reason in dropped_by(config, tokenizers) if reason == "language"]
     assert len(dropped) == 2 and all("line 2" in where for where in dropped), dropped
 
 
