@@ -80,11 +80,6 @@ class Data:
     on_too_long: str = key(
         "drop", "drop or truncate longer training pairs; their number is reported", choices=("drop", "truncate")
     )
-    empty_lines: str = key(
-        "drop",
-        "training pairs with an empty side: drop them and report their number, or raise an error",
-        choices=("drop", "error"),
-    )
     source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,
@@ -99,12 +94,6 @@ class Data:
         choices=("packed", "buckets"),
     )
     pack_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
-    packed_decoder_start: str = key(
-        "start",
-        "decoder input before the first target token of a packed pair: the decoder start, as in decoding, or the EOS of the "
-        "previous pair",
-        choices=("start", "previous_eos"),
-    )
     microbatch_tokens: int = mutable_key(
         0,
         "padded target tokens per device and microbatch, at least one row; gradients are accumulated over the microbatches "

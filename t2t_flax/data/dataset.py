@@ -242,7 +242,7 @@ def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
-    return Policies(d.max_length, d.on_too_long, d.empty_lines, d.source_eos, filters)
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters)
 
 
 def _split_store(

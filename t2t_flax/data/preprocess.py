@@ -98,8 +98,8 @@ class Policies:
     """How pairs that are too long or have an empty side are handled.
 
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
-    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep" |
-    "error". source_eos: whether source sentences end with EOS. filters: drop further pairs.
+    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
+    source_eos: whether source sentences end with EOS. filters: drop further pairs.
     """
 
     max_length: int
@@ -118,13 +118,10 @@ class Policies:
 
 @dataclass
 class Chunk:
-    """Encoded pairs. sides: (ids [total], lengths [pairs]), int32, of source and target. dropped: (index in the chunk, reason).
-    first_empty: index of the first pair with an empty side, if that is an error.
-    """
+    """Encoded pairs. sides: (ids [total], lengths [pairs]), int32, of source and target. dropped: (index, reason)."""
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     sides: Sequence[tuple[np.ndarray, np.ndarray]] = ()
-    first_empty: int | None = None
     dropped: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -155,7 +152,7 @@ class Encoder:
                 chunk.counts[pair] += 1
             else:
                 ids = [one(text) for one, text in zip(encode, pair, strict=True)]
-                reasons = self._reasons(pair, ids, chunk, i)
+                reasons = self._reasons(pair, ids, chunk.counts)
             if reasons:
                 chunk.counts["dropped"] += 1
                 chunk.dropped.append((i, reasons[0]))
@@ -173,23 +170,21 @@ class Encoder:
         ]
         return chunk
 
-    def _reasons(self, pair: tuple[str, str], ids: list[list[int]], chunk: Chunk, i: int) -> list[str]:
-        """Why pair i is dropped; counts what it is."""
+    def _reasons(self, pair: tuple[str, str], ids: list[list[int]], counts: collections.Counter[str]) -> list[str]:
+        """Why a pair is dropped; counts what it is."""
         policies = self.policies
         bare = ids[0][len(self.tokenizers.source.split(self.tag)[0]) :]
         empty = not (bare and ids[1] and all(map(str.strip, pair)))
         long = max(map(len, ids)) + 1 > policies.max_length
-        if empty and policies.empty_lines == "error" and chunk.first_empty is None:
-            chunk.first_empty = i
         reasons = ["empty"] if empty and policies.empty_lines == "drop" else []
         reasons += ["too_long"] if long and policies.on_too_long == "drop" else []
         if policies.filters and not empty:
             whole = Pair(pair[0].removeprefix(self.tag), pair[1], bare, ids[1], self.part)
             filtered = [pair_filter.reason for pair_filter in policies.filters if pair_filter.drops(whole)]
-            chunk.counts.update(filtered)
+            counts.update(filtered)
             reasons += filtered
         truncated = long and not reasons and policies.on_too_long == "truncate"
-        chunk.counts.update(empty=empty, too_long=long, truncated=truncated)
+        counts.update(empty=empty, too_long=long, truncated=truncated)
         return reasons
 
 
@@ -207,8 +202,7 @@ def prepare_split(
     folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left, and for
-    an empty side if the policies say "error".
+    pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left.
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))
     if store := find_store(folder, digest):
@@ -224,11 +218,6 @@ def prepare_split(
                 counts: collections.Counter[str] = collections.Counter()
                 with contextlib.closing(chunks):
                     for chunk in chunks:
-                        if chunk.first_empty is not None:
-                            raise UserError(
-                                f"{part.where(counts['pairs_read'] + chunk.first_empty)}: one side of the pair is empty; "
-                                "correct the text, or drop such pairs with config.data.empty_lines = 'drop'"
-                            )
                         writer.write(*chunk.sides)
                         counts.update(chunk.counts)
                         if progress:

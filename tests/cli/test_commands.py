@@ -188,9 +188,6 @@ def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, capsys):
     assert "x.en has 2 lines" in message and "x.de has 3" in message
     message = fails(text_files(tmp_path, source=b"good\nbad \xff byte\n"))
     assert "x.en line 2" in message and "0xff" in message
-    assert "line 2" in fails(
-        text_files(tmp_path, source="a\n\n"), "--config.data.empty_lines=error", "--config.data.vocab_size=265"
-    )
     assert "there is no file" in fails("--config.data.train=nowhere.en,nowhere.de")
     assert "config.data.train" in fails("--config.data.train=nowhere.en,nowhere.de")
     message = fails(text_files(tmp_path, "", ""))

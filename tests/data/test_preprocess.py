@@ -114,16 +114,6 @@ def test_empty_lines(tmp_path, tokenizers):
     assert texts(store_with_empty, tokenizers) == EMPTY
     assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 3)
     assert store_with_empty.source(1).tolist() == [EOS]
-    with pytest.raises(UserError, match=r"t\.en line 2, .*t\.de line 2: one side of the pair is empty"):
-        prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
-    assert not (tmp_path / "e").exists()
-
-
-def test_empty_line_in_a_later_chunk_is_located(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
-    source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
-    with pytest.raises(UserError, match=r"t\.en line 121, .*t\.de line 121:"):
-        prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
 
 
 def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):

@@ -81,10 +81,6 @@ def not_carried(config: Config) -> list[str]:
     notes = []
     if m.norm_eps != EPSILON:
         notes.append(f"model.norm_eps = {m.norm_eps:g}: Marian's norms have an epsilon of {EPSILON:g}.")
-    if m.dropout_embed not in (None, m.dropout):
-        notes.append(
-            f"model.dropout_embed = {m.dropout_embed:g}: the rate on embeddings is that of model.dropout there."
-        )
     beams = d.strategy == "beam" and d.beam_size > 1
     if beams and d.length_penalty == "gnmt" and d.alpha:
         notes.append(

@@ -99,8 +99,8 @@ def test_a_ratio_that_drops_every_pair_is_refused(ratio):
 
 
 def test_explain_names_the_filters():
-    keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate", "data.empty_lines": "error"}
-    assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys)))
+    keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate"}
+    assert "dropped: pairs with an empty side\n" in describe(resolve(override(default_config(), keys)))
     keys |= {"filters.length_ratio": "3", "filters.duplicates": "True", "filters.language": "0.95"}
     expected = "pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)"
     assert f"dropped, too: {expected}\n" in describe(resolve(override(default_config(), keys)))

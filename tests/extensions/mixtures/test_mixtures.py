@@ -221,14 +221,6 @@ def test_content_decides_the_fingerprint(text):
     assert fingerprint(text("a"), TaggedSource(text("b"), "<bt>")) == both, "the tag is part of the store's recipe"
 
 
-def test_an_error_names_the_file_and_line_of_its_source(text, tmp_path):
-    source = JoinedSource("both", [text("a"), text("b")])
-    tokenizers = train_tokenizers(source, dataclasses.replace(DATA, vocab_size=320))
-    strict = dataclasses.replace(POLICIES, empty_lines="error")
-    with pytest.raises(UserError, match=r"b\.tsv line 2: one side of the pair is empty"):
-        prepare_split(source, tokenizers, tmp_path / "s", strict)
-
-
 def test_describe_says_how_often_pairs_occur():
     mixture = Mixture(("clean", "bt"), np.array([0, 30]), np.array([30, 90]), np.array([270, 90]))
     assert mixture.describe() == (

@@ -29,7 +29,7 @@ from t2t_flax.training.workdir import adopt_config
 VARIANTS = [
     dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
     dict(model=dict(dropout=0.3), seed=dict(init=1, dropout=7)),
-    dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
+    dict(model=dict(dropout=0.1, dropout_ffn=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
     dict(loss=dict(label_smoothing=0.2), seed=dict(init=2, dropout=3)),
 ]
 DEVICES = jax.devices()
