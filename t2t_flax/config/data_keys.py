@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import TOKENIZERS
+from t2t_flax.registry import TASKS, TOKENIZERS
 
 PAD, EOS, UNK = 0, 1, 2
 FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
@@ -22,6 +22,7 @@ class Data:
     task: str = key(
         "translation",
         "translation: pairs of sentences, scored by BLEU; others belong to extensions",
+        choices=TASKS,
         changes=TRANSLATIONS,
     )
     train: str = key(

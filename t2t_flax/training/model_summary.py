@@ -77,8 +77,7 @@ def _dropped(config: Config) -> list[str]:
     """Which training pairs are dropped."""
     d = config.data
     rules = [f"pairs of more than {d.max_length} tokens a side"] if d.on_too_long == "drop" else []
-    filters = [pair_filter.rule() for hook in data_hooks(config) for pair_filter in hook.filters()]
-    return [*rules, "pairs with an empty side", *filters]
+    return [*rules, "pairs with an empty side"]
 
 
 def _schedule(config: Config) -> list[str]:
