@@ -5,7 +5,6 @@ TensorCores, two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape
 """
 
 import dataclasses
-import difflib
 import math
 import re
 
@@ -61,7 +60,7 @@ class Topology:
 
 
 def parse(name: str) -> Topology:
-    """The machine of that name. Raises UserError, suggesting the nearest name, for one that no machine has."""
+    """The machine of that name. Raises UserError for one that no machine has."""
     match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", name.strip().lower())
     if not match:
         raise _unknown(name)
@@ -81,11 +80,6 @@ def parse(name: str) -> Topology:
 def parse_all(names: list[str]) -> list[Topology]:
     """The machines of all names, comma-separated or one each. Raises UserError."""
     return [parse(part) for name in names for part in name.split(",") if part.strip()]
-
-
-def vendor_names() -> list[str]:
-    """Every TPU name with a size that `parse` knows."""
-    return [f"{family}-{size}" for family in _SHAPES for size in _sizes(family)]
 
 
 def _sizes(family: str) -> dict[int, tuple[int, ...]]:
@@ -141,10 +135,7 @@ def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
 
 
 def _unknown(name: str) -> UserError:
-    known = [*vendor_names(), "cpu:8", *(f"{gpu}-8" for gpu in GPUS)]
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.3)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(
-        f"--topology={name}: no such machine.{hint} Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "
+        f"--topology={name}: no such machine. Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "
         f"{', '.join(GPUS)} by number (h100-8), several slices or hosts (2xv5e-256, 2xh100-8), cpu:N."
     )
