@@ -107,7 +107,6 @@ def pytest_collection_modifyitems(items) -> None:
     longest = (
         "tests/documentation/",
         "tests/multiprocess/",
-        "tests/extensions/sweeps/test_pod_",
         "tests/extensions/test_removal.py",
     )
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])

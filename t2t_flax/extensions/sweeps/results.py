@@ -12,8 +12,8 @@ from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.config.text_values import VALID_PREFIX
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.compare import read_record, task_of_record, texts
 from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
-from t2t_flax.extensions.sweeps.records import read_record, task_of_record, texts
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.metrics import model_metrics

@@ -9,8 +9,7 @@ import pytest
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import read_sweep
-from t2t_flax.extensions.sweeps.plots import plot_differences, plot_effects
-from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.report import plot_differences, plot_effects, report
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.results import Result
 from t2t_flax.extensions.sweeps.rows import Row, rows
@@ -51,7 +50,7 @@ def test_report_as_text_csv_and_page(finished_sweep):
     words = shlex.split(trials[1]["command"])
     assert words[3] == "train" and load_config(words[4].removeprefix("--config=")).seed.init == 1
     page = (out / "index.html").read_text()
-    assert page.count("<tr") == 4
+    assert "no clear difference" in page
     assert report(finished_sweep.folder.path) == text and (out / "index.html").read_text() == page
 
 
@@ -72,8 +71,7 @@ def test_page_contains_the_plots(finished_sweep):
         "curves.svg",
         "differences.svg",
     ]
-    assert page.count("<svg") == 2 and "Learning curves" in page and "Differences" in page
-    assert page.count("<li>") == 3 and "<h2>sacrebleu</h2>" in page
+    assert page.count("<svg") == 2 and "two-sided p over" in page
 
 
 def test_figure_has_the_intervals_of_the_table(finished_sweep):
@@ -119,12 +117,8 @@ def test_page_without_matplotlib_says_what_to_install(finished_sweep, monkeypatc
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     report(finished_sweep.folder.path)
     page = (finished_sweep.folder.path / "report" / "index.html").read_text()
-    assert "pip install -r requirements.txt" in page
-    assert (
-        "<svg" not in page
-        and page.count("<tr") == 4
-        and not list((finished_sweep.folder.path / "report").glob("*.svg"))
-    )
+    assert "Plots need matplotlib" in page and "<svg" not in page
+    assert not list((finished_sweep.folder.path / "report").glob("*.svg"))
 
 
 def test_page_shows_logs_of_failed_trials(fake_sweep):
