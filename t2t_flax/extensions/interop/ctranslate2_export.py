@@ -13,8 +13,7 @@ import numpy as np
 from t2t_flax.config import Config, Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
-from t2t_flax.extensions.interop.supported_keys import require_supported
+from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, require_supported
 from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")

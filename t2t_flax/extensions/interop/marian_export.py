@@ -18,11 +18,9 @@ from t2t_flax.data.starts import codes_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.interop.feature_order import reordered, sines_first
-from t2t_flax.extensions.interop.layer_names import MARIAN
+from t2t_flax.extensions.interop.layer_names import MARIAN, reordered, require_supported, sines_first
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.safetensors_file import save
-from t2t_flax.extensions.interop.supported_keys import require_supported
 
 POSITIONS = 1024
 EPSILON = 1e-5

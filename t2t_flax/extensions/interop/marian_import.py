@@ -14,17 +14,18 @@ import numpy as np
 from t2t_flax.config import Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
 from t2t_flax.extensions.interop.imported import (
     IMPROBABLE,
     ImportedModel,
+    NamedArrays,
+    Vocabulary,
     import_config,
+    renumbered,
     sentencepiece_pair,
     with_starts,
 )
-from t2t_flax.extensions.interop.layer_names import MARIAN
+from t2t_flax.extensions.interop.layer_names import MARIAN, Positions, recognize_positions, reordered, sines_first
 from t2t_flax.extensions.interop.marian_export import EPSILON
-from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 from t2t_flax.extensions.interop.safetensors_file import read_tensors
 from t2t_flax.json_file import read_json
 

@@ -13,10 +13,6 @@ from t2t_flax.data.starts import Starts
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
-_PREFIX = re.compile(r"\s*(?:(?:--)?[\w.-]+=|(?:tsv|jsonl|parquet|hf):|[\w.+-]+:(?!//))")
-"""What stands before a path: a flag, the name of a source, its format."""
-_REMOTE = re.compile(r"(?!file:)[a-zA-Z][\w.+-]*://")
-_ABSOLUTE = re.compile(r"file://|\.{0,2}/|~")
 _METRICS = {
     "sacrebleu": ("bleu", "BLEU"),
     "chrf": ("chrf", "chrF"),
@@ -56,7 +52,7 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     """
     data = record["data"]
     name, split, sentences = (
-        data.get("corpus") or without_folders(data["spec"]),
+        data.get("corpus") or _file_names(data["spec"]),
         record["split"],
         int(data["sentences"]),
     )
@@ -71,24 +67,9 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     return scores
 
 
-def without_folders(spec: str) -> str:
-    """Sources of text, or a flag, without the places on the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`.
-
-    Addresses such as gs://bucket/a.en stay, file:// does not. Of paths separated by commas also those that follow an absolute
-    one are without folders, because the comma may be in the name of a folder.
-    """
-    parts, after_absolute = [], False
-    for part in re.split(r"([,;]\s*)", spec):
-        start = 0
-        while prefix := _PREFIX.match(part, start):
-            start = prefix.end()
-        prefix, path = part[:start], part[start:]
-        if start or part.startswith(";"):
-            after_absolute = False
-        if _ABSOLUTE.match(path) or (after_absolute and "/" in path and not _REMOTE.match(path)):
-            path, after_absolute = path.rstrip("/").rpartition("/")[2], True
-        parts.append(prefix + path)
-    return "".join(parts)
+def _file_names(spec: str) -> str:
+    """A corpus without the folders of the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`."""
+    return ",".join(part.rpartition("/")[2] for part in spec.split(","))
 
 
 def front_matter(config: Config, starts: Starts, kind: str, name: str, scores: Sequence[Score], license: str) -> str:
@@ -132,8 +113,8 @@ def _results(config: Config, scores: Sequence[Score]) -> list[dict[str, Any]]:
     return results
 
 
-def sections(config: Config, starts: Starts, scores: Sequence[Score], command: str, dtype: str) -> list[str]:
-    """The paragraphs on the scores, the model, its data, and the command that wrote the folder."""
+def sections(config: Config, starts: Starts, scores: Sequence[Score], dtype: str) -> list[str]:
+    """The paragraphs on the scores, the model and its data."""
     m, d = config.model, config.data
     parts = []
     if scores:
@@ -151,14 +132,12 @@ def sections(config: Config, starts: Starts, scores: Sequence[Score], command: s
         f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers, d_model {m.d_model}, d_ff "
         f"{m.d_ff}, {m.num_heads} heads."
     )
-    corpus, directions = d.corpus or without_folders(d.train), starts.directions or all_directions(config, starts)
+    corpus, directions = d.corpus or _file_names(d.train), starts.directions or all_directions(config, starts)
     if corpus:
         parts.append(
             f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, directions))}); tokenizer: {d.tokenizer}, "
             f"data.vocab_size {d.vocab_size:,}."
         )
-    if command:
-        parts.append(f"## Written by\n\n```\n{command}\n```")
     return parts
 
 

@@ -13,9 +13,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, marian_import
 from t2t_flax.extensions.interop.export import export
-from t2t_flax.extensions.interop.finite import check_representable
 from t2t_flax.extensions.interop.import_model import read_model
-from t2t_flax.extensions.interop.safetensors_file import flatten, read_tensors
+from t2t_flax.extensions.interop.safetensors_file import check_representable, flatten, read_tensors
 from t2t_flax.training import loop
 
 LINES = ["Where is the dog?", "It is late.", "The small house is old."]
