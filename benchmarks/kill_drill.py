@@ -66,7 +66,7 @@ BASE = {
 CONFIGS = {
     "packed": {},
     "buckets": {"data.batching": "buckets"},
-    "padded tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
+    "padded tokens": {"recipes.batch_groups": 4, "data.batch_tokens": 1024},
     "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "mixtures.shares": "many=1, few=1; 4: few=1"},
     "BPE dropout": {"subwords.bpe_dropout": 0.1, "subwords.samples": 2},
     "LoRA": {"finetuning.lora_rank": 2},

@@ -37,12 +37,23 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
 
     from t2t_flax import jobs
     from t2t_flax.distributed.supervisor import run_job
+    from t2t_flax.errors import NonFiniteUpdate
     from t2t_flax.filesystem import check_workdir
 
     resolved, path = resolve(config, overrides), epath.Path(workdir)
     check_workdir(path)
     notes = _prepare_process(resolved)
-    return run_job(resolved, lambda supervisor: jobs.train(resolved, path, supervisor, notes), stacks=path / "stacks")
+
+    def body(supervisor: RunSupervisor) -> TrainResult | NonFiniteUpdate:
+        try:
+            return jobs.train(resolved, path, supervisor, notes)
+        except NonFiniteUpdate as error:  # in all processes, none of which has failed
+            return error
+
+    result = run_job(resolved, body, stacks=path / "stacks")
+    if isinstance(result, NonFiniteUpdate):
+        raise result
+    return result
 
 
 def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -77,6 +88,8 @@ def evaluate(
     """
     import dataclasses
 
+    from etils import epath
+
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.decoding.translator import check_decoder
@@ -84,9 +97,12 @@ def evaluate(
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.model_forms import check_writable
     from t2t_flax.tasks import task_of
 
-    texts, folder = _as_text(overrides), jobs.evaluation_folder(workdir, output)
+    if not output:
+        check_writable(workdir, "name a folder for the records, --output=DIR")
+    texts, folder = _as_text(overrides), epath.Path(output or workdir)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
     for name in sets:
@@ -95,16 +111,11 @@ def evaluate(
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
-        group, records = supervisor.group, {}
+        group = supervisor.group
         check_shared(group, folder, "--output" if output else "--workdir")
         with supervisor.exit_on_signal("evaluating"):
             loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
-            loaded = dataclasses.replace(loaded, workdir=folder)
-            for name in sets:
-                path, records[name], _ = jobs.evaluate_set(loaded, name, supervisor)
-                group.say(f"record: {path}")
-            for text in jobs.summaries(list(records.values())):
-                group.say(text)
+            records = jobs.evaluate(dataclasses.replace(loaded, workdir=folder), sets, supervisor).records
             group.barrier("evaluated")
         return records
 

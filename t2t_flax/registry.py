@@ -150,6 +150,10 @@ learning rate, which all share.
 """
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
+REPAIRS = Table()
+"""At most one row: what to do where the newest checkpoint is damaged; a module has `restore(checkpoints, restore)`, which
+returns `restore(step)` of one of the steps.
+"""
 EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()

@@ -3,7 +3,6 @@
 import argparse
 import errno
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -22,33 +21,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         absent = "".join(absent_extension("flags", word.partition("=")[0]) for word in message.split())
         raise UserError(f"{message}{absent}\n{self.format_usage().strip()}")
-
-    def parse_known_args(self, args=None, namespace=None):
-        """Accepts --n_best for --n-best. Raises UserError for empty values and for text that no file name can contain."""
-        args = [self._with_dashes(arg) for arg in (sys.argv[1:] if args is None else args)]
-        parsed, rest = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            value = getattr(parsed, action.dest, None)
-            if value is not action.default and action.option_strings:
-                for text in value if isinstance(value, list) and value else (value,):
-                    _check_text(action.option_strings[0], text)
-        return parsed, rest
-
-    def _with_dashes(self, arg: str) -> str:
-        flag, equals, value = arg.partition("=")
-        dashed = flag.replace("_", "-")
-        return dashed + equals + value if dashed in self._option_string_actions else arg
-
-
-def _check_text(flag: str, text: object) -> None:
-    if isinstance(text, list):  # argparse returns [] for "--flag=--"
-        raise UserError(f"{flag}=-- has no value: write {flag}=VALUE.")
-    if not isinstance(text, str):
-        return
-    if not text.strip():
-        raise UserError(f"{flag}= is empty: write {flag}=VALUE.")
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{flag}={text!r}: contains a NUL, or bytes that are not UTF-8.")
 
 
 def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
@@ -99,7 +71,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     remaining = iter(argv)
     for arg in remaining:
         if not arg.startswith("--config."):
-            plain.append(arg)
+            plain.append(_checked(arg))
             continue
         name, equals, value = arg.removeprefix("--config.").partition("=")
         if not equals:
@@ -113,6 +85,18 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
         flag = "--average" if args.average else "--step"
         raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
     return args, overrides
+
+
+def _checked(arg: str) -> str:
+    """The argument, with --n_best as --n-best. Raises UserError for an empty value and for text that is not Unicode."""
+    flag, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
+    if (equals or not flag) and value.strip() in ("", "--"):  # of which argparse makes []
+        raise UserError(f"{flag + equals or 'an argument'} is empty: give a value.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{flag}{equals}{value!r}: contains bytes that are not UTF-8.") from None
+    return flag.replace("_", "-") + equals + value
 
 
 def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "") -> None:

@@ -83,18 +83,6 @@ class Data:
         low=16,
         high=2**28,
     )
-    batch_size_counts: str = key(
-        "real_tokens",
-        "what batch_tokens counts: real tokens, or as in fairseq the padded tokens of the longer side of a group of similar "
-        "sentences, with sizes in multiples of 8",
-        choices=("real_tokens", "padded_tokens"),
-    )
-    batch_groups: int = key(
-        1,
-        "with padded_tokens, groups per update, each of batch_tokens / batch_groups padded tokens (fairseq: devices)",
-        low=1,
-        read_with=("data.batch_size_counts", "padded_tokens"),
-    )
     batching: str = key(
         "packed",
         "packed = several pairs per row; buckets = one pair per row, pairs of similar length together (5.1)",

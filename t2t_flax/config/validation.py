@@ -52,15 +52,10 @@ def _check_data(c: Config) -> None:
             "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot "
             "share one matrix. Use model.tie_embeddings = 'decoder'."
         )
-    if d.batch_tokens // d.batch_groups < 2 * d.max_length:
+    if d.batch_tokens < 2 * d.max_length:
         raise UserError(
-            f"config.data.batch_tokens = {d.batch_tokens} (of {d.batch_groups} groups) must hold at least two of the "
-            f"longest pairs (config.data.max_length = {d.max_length})."
-        )
-    if d.batch_groups > 1 and d.batching == "buckets":
-        raise UserError(
-            f"config.data.batch_groups = {d.batch_groups} puts sentences of different lengths into an update: use "
-            "config.data.batching = packed."
+            f"config.data.batch_tokens = {d.batch_tokens} must hold at least two of the longest pairs (config.data.max_length = "
+            f"{d.max_length})."
         )
     if m.position == "learned" and d.max_length > m.max_positions:
         raise UserError(

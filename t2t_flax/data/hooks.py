@@ -1,9 +1,11 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
+import functools
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.encoding import PairFilter, Segmentation
 from t2t_flax.data.sources.base import Source
@@ -38,6 +40,10 @@ class DataHook:
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
         return ()
+
+    def make_sampler(self) -> MakeSampler | None:
+        """A function that makes the sampler of a store's updates, in place of `BatchSampler`."""
+        return None
 
     def make_stream(self, make: MakeStream) -> MakeStream:
         """A function that makes the stream of the training pairs, from `make` of the hooks before this one."""
@@ -112,7 +118,9 @@ def symbols_of(config: Config) -> tuple[list[str], list[str]]:
 
 def training_stream(config: Config) -> MakeStream:
     """The function that makes the stream of a run's training pairs."""
-    make: MakeStream = plain_stream
-    for hook in data_hooks(config):
+    hooks = data_hooks(config)
+    sampler = next(filter(None, (hook.make_sampler() for hook in hooks)), BatchSampler)
+    make: MakeStream = functools.partial(plain_stream, make_sampler=sampler)
+    for hook in hooks:
         make = hook.make_stream(make)
     return make

@@ -21,7 +21,6 @@ from t2t_flax.decoding.search_loop import (
     SearchResult,
     Sentences,
     StepFn,
-    check_cache,
     forced_tokens,
     log_sum_exp,
     make_sentences,
@@ -81,9 +80,8 @@ def beam_search(
     cap is filled up with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free.
     `options.early_stopping` ends a sentence early, by default once no alive hypothesis can still enter its n-best
     list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
-    id. cache, lengths, rehearse: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
+    id. cache, lengths, rehearse: see `search_loop.run_stages`.
     """
-    check_cache(cache, options.beam_size)
     sentences = make_sentences(caps_B, prefix_BxP)
     state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths, rehearse)
     return _result(options, state, sentences.caps_B)

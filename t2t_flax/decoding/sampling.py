@@ -17,7 +17,6 @@ from t2t_flax.decoding.search_loop import (
     SearchResult,
     Sentences,
     StepFn,
-    check_cache,
     forced_tokens,
     log_sum_exp,
     make_sentences,
@@ -67,10 +66,8 @@ def sample(
 
     The noise is a function of seed, sentence id, sample index and position, so an output does not depend on its
     batch. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal them. Padding is never
-    generated. caps_B, prefix_BxP, cache, lengths, rehearse: as in `beam_search`. Raises ValueError for a cache of another
-    number of samples.
+    generated. caps_B, prefix_BxP, cache, lengths, rehearse: as in `beam_search`.
     """
-    check_cache(cache, options.num_samples)
     keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)
     sentences = make_sentences(caps_B, prefix_BxP, keys_BxK)
     options = dataclasses.replace(options, seed=0)  # already in the keys; a new seed must not recompile

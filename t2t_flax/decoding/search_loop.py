@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config.data_keys import PAD
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.models.decoding_cache import Slots
+from t2t_flax.models.decoding_cache import DecodingCache
 
 GROUPS = (64, 80, 96, 48, 112, 128)
 """Sizes of groups, multiples of a vector register: the first that divides the axis, so that its last part is not copied."""
@@ -81,9 +81,9 @@ LENGTHS = (32, 64, 128, 256, 512, 1024)
 
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
-# tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are [B, K, ...] and are reordered with the
-# hypotheses, or `Slots` (attention), which are not where they are shared. Others with three or more axes have time on
-# axis 2, except under a key "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
+# tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are a `DecodingCache` (attention), or arrays
+# [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
+# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 # advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
 # token, and the hypothesis that each one continues (None: itself).
@@ -152,16 +152,11 @@ def run_stages(
 
     `start(options, sentences, length)` creates the initial state: a struct of arrays [B, ...] with the fields `done_B`
     and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T]. The state of a done
-    sentence no longer changes, so results do not depend on the rest of the batch. The first stage is as long as the
-    given cache; later stages follow `lengths`. Equal shapes, functions and options compile once. rehearse: decodes nothing,
+    sentence no longer changes, so results do not depend on the rest of the batch. lengths: tokens for which the given cache
+    has room, and those to which it grows. Equal shapes, functions and options compile once. rehearse: decodes nothing,
     but compiles the programs for outputs of so many tokens, of which the state is returned.
     """
-    leaves = jax.tree.leaves_with_path(cache["self"], is_leaf=_is_slots)
-    first = {leaf.length for _, leaf in leaves if _is_slots(leaf)}
-    first = first | {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
-    if len(first) > 1:
-        raise ValueError(f"the time axes of cache['self'] have different lengths: {sorted(first)}")
-    length = first.pop()
+    length = lengths[0]
     state = _start(start, options, sentences, length)
     if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
         state = jax.device_put(state, sentences.caps_B.sharding)
@@ -189,7 +184,7 @@ def run_stages(
         position = stop
         if position == length:
             length = next_length(length, lengths)
-            state, self_cache = _grow((state, self_cache), length)
+            state, self_cache = grow((state, self_cache), length)
             position = length if rehearse else position
 
 
@@ -198,42 +193,22 @@ def next_length(length: int, lengths: Sequence[int]) -> int:
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
-def grow_cache(cache: Cache, length: int) -> Cache:
-    """The cache with the time axis of `cache["self"]` padded with zeros to `length`."""
-    return cache | {"self": _grow(cache["self"], length)}
-
-
 @functools.partial(jax.jit, static_argnums=1)
-def _grow(tree: Any, length: int) -> Any:
-    def grow(path, x):
-        if _is_slots(x):
+def grow(tree: Any, length: int) -> Any:
+    """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
+
+    def grow_leaf(path, x):
+        if _is_cache(x):
             return x.grow(length)
-        if not _has_time(path, x):
+        if x.ndim < 3 or jax.tree_util.DictKey("state") in path:
             return x
         return jnp.pad(x, [(0, length - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
 
-    return jax.tree.map_with_path(grow, tree, is_leaf=_is_slots)
+    return jax.tree.map_with_path(grow_leaf, tree, is_leaf=_is_cache)
 
 
-def _is_slots(x: Any) -> bool:
-    return isinstance(x, Slots)
-
-
-def _is_shared(x: Any) -> bool:
-    return _is_slots(x) and x.shared
-
-
-def _has_time(path: tuple, leaf: Any) -> bool:
-    return not _is_slots(leaf) and leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
-
-
-def check_cache(cache: Cache, hypotheses: int) -> None:
-    """Raises ValueError unless all parts of `cache["self"]` have room for so many hypotheses of each sentence."""
-    leaves = jax.tree.leaves(cache["self"], is_leaf=_is_slots)
-    arrays = [leaf.array if _is_slots(leaf) else leaf for leaf in leaves if not _is_shared(leaf)]
-    found = {array.shape[1] for array in arrays} | {leaf.beams for leaf in leaves if _is_shared(leaf)}
-    if found - {hypotheses}:
-        raise ValueError(f"the cache has room for {sorted(found)} hypotheses, not for {hypotheses}")
+def _is_cache(x: Any) -> bool:
+    return isinstance(x, DecodingCache)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 3))
@@ -282,12 +257,10 @@ def _independent_rows() -> PartitionSpec | None:
 
 
 def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
-    pick = jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))
+    def pick(x):
+        return jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))(x, parents_BxK)
 
-    def reorder(leaf):
-        return leaf if _is_shared(leaf) else jax.tree.map(lambda x: pick(x, parents_BxK), leaf)
-
-    return jax.tree.map(reorder, self_cache, is_leaf=_is_slots)
+    return jax.tree.map(lambda x: x.reorder(pick) if _is_cache(x) else pick(x), self_cache, is_leaf=_is_cache)
 
 
 def _keep_done(old: Any, new: Any) -> Any:

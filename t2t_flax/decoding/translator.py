@@ -155,9 +155,10 @@ class Translator:
         c, put = self._config, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
         with mesh_lib.use(self._mesh):
             width = hypotheses_per_sentence(c)
-            length = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1]
-            cache = start_search(self._model, params, put(source_BxS), width, length)
-            inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), rehearse=rehearse)
+            lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
+            cache = start_search(self._model, params, put(source_BxS), width, lengths[0])
+            inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP))
+            inputs |= dict(lengths=lengths, rehearse=rehearse)
             if c.strategy == "beam":
                 options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
                 result = beam_search(self._step, params, cache, options, **inputs)

@@ -47,6 +47,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "finetuning": {"groups": ("finetuning",)},
     "trackers": {"groups": ("trackers",)},
     "recipes": {
+        "groups": ("recipes",),
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },
     "layer_types": {

@@ -52,8 +52,7 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
 
 def _batches(config: Config) -> list[str]:
     d = config.data
-    counted = {"real_tokens": "real tokens", "padded_tokens": "tokens, padding included,"}[d.batch_size_counts]
-    lines = ["batches", f"  an update holds at most {d.batch_tokens:,} {counted} on each side, over all devices"]
+    lines = ["batches", f"  an update holds at most {d.batch_tokens:,} real tokens on each side, over all devices"]
     if d.batching == "packed":
         rows = -(-d.batch_tokens // int(d.pack_length * _FILL))
         lines.append(

@@ -61,15 +61,7 @@ def test_overrides_have_the_type_of_their_key(key, text, value):
         ({"model.num_heads": "7"}, "config.model.d_model = 512 is not a multiple of config.model.num_heads = 7"),
         ({"model.d_model": "511", "model.num_heads": "7"}, "config.model.d_model = 511 is odd"),
         ({"data.joint_vocabulary": "false"}, "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary"),
-        ({"data.batch_tokens": "300"}, "config.data.batch_tokens = 300 (of 1 groups) must hold at least two"),
-        (
-            {"data.batch_groups": "2"},
-            "config.data.batch_groups = 2 is for config.data.batch_size_counts = padded_tokens",
-        ),
-        (
-            {"data.batch_groups": "2", "data.batch_size_counts": "padded_tokens", "data.batching": "buckets"},
-            "config.data.batch_groups = 2 puts sentences of different lengths into an update",
-        ),
+        ({"data.batch_tokens": "300"}, "config.data.batch_tokens = 300 must hold at least two"),
         (
             {"model.position_offset": "2", "model.position": "learned"},
             "position_offset = 2 is for config.model.position = sinusoid_interleaved or sinusoid_halves; it is learned",

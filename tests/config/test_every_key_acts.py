@@ -121,7 +121,7 @@ ELSEWHERE = {
     "extensions/subwords/test_bpe_dropout.py": "subwords.bpe_dropout subwords.samples",
     "extensions/subwords/test_unigram_sampling.py": "subwords.unigram_alpha",
     "extensions/corpora/test_language_filter.py": "filters.language",
-    "data/test_padded_sampler.py": "data.batch_size_counts data.batch_groups",
+    "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
     "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",

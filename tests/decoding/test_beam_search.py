@@ -9,15 +9,15 @@ from helpers.configs import devices_mesh
 from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.decoding.beam_search import BeamOptions, beam_search, length_penalty
-from t2t_flax.decoding.search_loop import grow_cache, next_length
+from t2t_flax.decoding.search_loop import grow, next_length
 from t2t_flax.distributed import mesh as mesh_lib
 
 EOS = 1
 MODEL = TableModel()
 
 
-def search(seeds, options, caps, *, prefix=None, length=12, lengths=(12, 16), params=PARAMS, model=MODEL):
-    cache = model.start(seeds, options.beam_size, length)
+def search(seeds, options, caps, *, prefix=None, lengths=(12, 16), params=PARAMS, model=MODEL):
+    cache = model.start(seeds, options.beam_size, lengths[0])
     result = beam_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
     return jax.tree.map(np.asarray, result)
 
@@ -65,7 +65,7 @@ def test_gnmt_length_penalty_values():
 
 def test_wide_beam_equals_exhaustive_enumeration():
     cap, alpha, seeds = 4, 0.6, [3, 4, 5]
-    result = search(seeds, BeamOptions(81, alpha, 60), [cap] * 3, length=4)
+    result = search(seeds, BeamOptions(81, alpha, 60), [cap] * 3, lengths=(4,))
     for b, seed in enumerate(seeds):
         bodies = [body for n in range(cap) for body in itertools.product((2, 3, 4), repeat=n)]
         ended = sorted((-MODEL.score(seed, (*t, EOS)) / penalty(len(t) + 1, alpha), (*t, EOS)) for t in bodies)
@@ -87,7 +87,7 @@ def test_early_stopping_does_not_change_n_best_lists(alpha, n_best):
     for eos in (0.0, 2.0):
         params = PARAMS | {"eos": np.float32(eos)}
         options = BeamOptions(3, alpha, n_best)
-        result = search(seeds, options, caps, params=params, length=12)
+        result = search(seeds, options, caps, params=params)
         assert_equals_reference(result, seeds, options, caps, params=params)
 
 
@@ -99,11 +99,11 @@ def test_padding_is_never_a_candidate():
 
 def test_search_stops_once_the_result_is_final():
     params = PARAMS | {"eos": np.float32(8.0)}
-    result = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], length=4, lengths=(4, 500), params=params)
+    result = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], lengths=(4, 500), params=params)
     assert result.tokens.shape[2] == 4
     assert result.finished.all()
     # A list of three needs a longer search.
-    longer = search([1, 2], BeamOptions(3, 0.6, 3), [500, 500], length=4, lengths=(4, 500), params=params)
+    longer = search([1, 2], BeamOptions(3, 0.6, 3), [500, 500], lengths=(4, 500), params=params)
     assert longer.finished.all()
     np.testing.assert_array_equal(longer.lengths[:, 0], result.lengths[:, 0])
 
@@ -119,12 +119,12 @@ def test_eos_in_every_beam_keeps_the_beam_full():
 def test_result_is_independent_of_the_batch():
     options = BeamOptions(3, 0.6, 3)
     seeds, caps = np.arange(6) + 50, np.array([9, 3, 12, 1, 7, 5])
-    batch = search(seeds, options, caps, length=4, lengths=(4, 16))
+    batch = search(seeds, options, caps, lengths=(4, 16))
     order = np.array([3, 0, 5, 1, 4, 2])
-    permuted = search(seeds[order], options, caps[order], length=4, lengths=(4, 16))
-    other_caps = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), length=4, lengths=(4, 16))
+    permuted = search(seeds[order], options, caps[order], lengths=(4, 16))
+    other_caps = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), lengths=(4, 16))
     for i, b in enumerate(order):
-        alone = search(seeds[b : b + 1], options, caps[b : b + 1], length=16, lengths=(16,))
+        alone = search(seeds[b : b + 1], options, caps[b : b + 1], lengths=(16,))
         for other, row in [(permuted, i), (alone, 0)] + [(other_caps, 1)] * int(b == 1):
             assert hypotheses(other, row) == hypotheses(batch, b)
             np.testing.assert_array_equal(other.finished[row], batch.finished[b])
@@ -132,7 +132,7 @@ def test_result_is_independent_of_the_batch():
 
 
 def test_n_best_lists_are_sorted_and_unique():
-    result = search(np.arange(40), BeamOptions(6, 0.6, 6), [10] * 40, length=10)
+    result = search(np.arange(40), BeamOptions(6, 0.6, 6), [10] * 40, lengths=(10,))
     for b in range(40):
         finished = result.finished[b]
         assert len(set(hypotheses(result, b))) == 6
@@ -191,23 +191,21 @@ def test_ties_go_to_lower_beam_and_lower_token_id():
 def test_stages_change_only_the_buffer_length():
     options = BeamOptions(4, 0.6, 4)
     caps = np.arange(8) * 2 + 1
-    one = search(np.arange(8), options, caps, length=16)
-    staged = search(np.arange(8), options, caps, length=4, lengths=(4, 8, 16))
+    one = search(np.arange(8), options, caps, lengths=(16,))
+    staged = search(np.arange(8), options, caps, lengths=(4, 8, 16))
     width = staged.tokens.shape[2]
     assert (one.tokens[:, :, width:] == 0).all()
     one = one.replace(tokens=one.tokens[:, :, :width])
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
         np.testing.assert_array_equal(a, b)
-    past_the_list = search(np.arange(8), options, caps, length=2, lengths=(2, 3))
+    past_the_list = search(np.arange(8), options, caps, lengths=(2, 3))
     assert [hypotheses(past_the_list, b) for b in range(8)] == [hypotheses(one, b) for b in range(8)]
 
 
 def test_stage_lengths_and_cache_growth():
     assert [next_length(n, (4, 8)) for n in (1, 4, 7, 8, 9, 16)] == [4, 8, 8, 16, 16, 24]
-    cache = MODEL.start([1, 2], 3, 4)
-    grown = grow_cache(cache, 6)
-    assert grown["self"]["tokens"].shape == (2, 3, 6) and grown["self"]["hash"].shape == (2, 3)
-    assert grown["cross"] is cache["cross"]
+    grown = grow(MODEL.start([1, 2], 3, 4)["self"], 6)
+    assert grown["tokens"].shape == (2, 3, 6) and grown["hash"].shape == (2, 3)
 
 
 def test_equal_shapes_compile_once_and_keep_the_callers_cache():
@@ -234,7 +232,7 @@ def test_sharded_batch_gives_the_same_result():
     mesh = devices_mesh(data=4)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)
     options, seeds, caps = BeamOptions(3, 0.6, 2), np.arange(8), np.arange(8) + 2
-    whole = search(seeds, options, caps, length=4, lengths=(4, 16))
+    whole = search(seeds, options, caps, lengths=(4, 16))
     with mesh_lib.use(mesh):
         cache = jax.device_put(MODEL.start(seeds, 3, 4), rows)
         caps_B = jax.device_put(caps, rows)
@@ -242,8 +240,3 @@ def test_sharded_batch_gives_the_same_result():
     np.testing.assert_array_equal(whole.tokens, split.tokens)
     np.testing.assert_allclose(whole.scores, split.scores, rtol=1e-6)
     assert not split.tokens.sharding.is_fully_replicated
-
-
-def test_cache_of_another_beam_size_is_refused():
-    with pytest.raises(ValueError, match=r"the cache has room for \[2\] hypotheses"):
-        beam_search(MODEL, PARAMS, MODEL.start([1], 2, 4), BeamOptions(3), caps_B=[4])

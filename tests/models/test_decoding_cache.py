@@ -22,7 +22,7 @@ def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
     for shared, dims in ((8, 4), (1, 5)):
         monkeypatch.setattr(decoding_cache, "SHARED_BEAMS", shared)
         cache = model.apply({"params": params}, sources, 4, 8, method="start_cache")
-        assert cache["self"][0].key.array.ndim == dims
+        assert cache["self"][0].key.ndim == dims
 
         def step(params, tokens, position, cache):
             return model.apply({"params": params}, tokens, position, cache, method="decode_step")
@@ -40,7 +40,5 @@ def test_wide_beams_and_samples_have_slots_of_their_own():
     variables = module.init(
         jax.random.key(0), jnp.zeros((1, 2, 8)), MixerInputs(jnp.ones((1, 2), int), jnp.zeros((1, 2), int))
     )
-    shapes = {
-        beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.array.shape for beams in (1, 8, 9, 64)
-    }
+    shapes = {beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.shape for beams in (1, 8, 9, 64)}
     assert shapes == {1: (3, 1, 2, 4, 16), 8: (3, 2, 4, 128), 9: (3, 9, 2, 4, 16), 64: (3, 64, 2, 4, 16)}

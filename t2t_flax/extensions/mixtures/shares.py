@@ -119,10 +119,6 @@ class Phases:
         phase = bisect.bisect_right(self._starts, k) - 1
         return self._streams[phase].update(k - self._starts[phase])
 
-    def forget(self) -> None:
-        for stream in self._streams:
-            stream.forget()
-
 
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
     """The phases of mixtures.shares, each a stream of `make`."""

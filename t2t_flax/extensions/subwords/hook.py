@@ -77,21 +77,14 @@ class Turns:
         self.parts = [part for stream in streams for part in stream.parts]
         self.updates_per_epoch = streams[0].updates_per_epoch
         self._ends = np.cumsum([stream.updates_per_epoch for stream in streams])
-        self._latest = streams[0]
 
     def update(self, k: int) -> Update:
         rounds, offset = divmod(k, int(self._ends[-1]))
         number = int(np.searchsorted(self._ends, offset, side="right"))
         stream = self._streams[number]
-        if stream is not self._latest:
-            self._latest.forget()
-            self._latest = stream
         offset -= int(self._ends[number]) - stream.updates_per_epoch
         update = stream.update(rounds * stream.updates_per_epoch + offset)
         return update._replace(epoch=rounds * len(self._streams) + number)
-
-    def forget(self) -> None:
-        self._latest.forget()
 
 
 def take_turns(make: MakeStream) -> MakeStream:

@@ -13,7 +13,7 @@ import pytest
 from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli.lines import full_windows, paired
+from t2t_flax.cli.lines import paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.decoding.translator import Hypothesis, Translation
@@ -35,7 +35,7 @@ def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, coun
     numbers = []
     for index in range(count):
         share = Share(index, count, turn=5)
-        for window in full_windows(share.of(lines_of(n)), 3):
+        for window in share.windows(share.of(lines_of(n)), 3):
             numbers += [line.number for line in window]
             assert [line.number for line in window] == list(range(window[0].number, window[0].number + len(window)))
             assert count == 1 or window[0].number // 5 == window[-1].number // 5
@@ -125,6 +125,7 @@ def translate(monkeypatch, tmp_path):
             input="in",
             output="out",
             prefix=prefix,
+            n_best=None,
             resume=resume,
             scores=False,
             step=None,
