@@ -96,8 +96,7 @@ def export(
         if lost := _NOT_CARRIED[kind](config):
             parts.append("## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost))
         parts += sections(config, tokenizers.starts, scores, dtype)
-        name = path.name.partition(".partial-")[0]
-        head = front_matter(config, tokenizers.starts, kind, name, scores, license)
+        head = front_matter(config, tokenizers.starts, kind, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
     return lost
 

@@ -55,25 +55,12 @@ _FIXED_KEYS: dict[str, Any] = {
     "add_bias_logits": False,
     "forced_bos_token_id": None,
 }
-# Rules of decoding that have no key here, with the values at which they do nothing.
-_DECODING_KEYS: dict[str, tuple[Any, ...]] = {
-    "no_repeat_ngram_size": (0, None),
-    "encoder_no_repeat_ngram_size": (0, None),
-    "repetition_penalty": (1.0, None),
-    "encoder_repetition_penalty": (1.0, None),
-    "num_beam_groups": (1, None),
-    "diversity_penalty": (0.0, None),
-    "do_sample": (False, None),
-    "min_length": (0, None),
-    "suppress_tokens": (None, []),
-    "forced_eos_token_id": (None,),
-    "num_return_sequences": (1, None),
-    "guidance_scale": (1.0, None),
-    "penalty_alpha": (0.0, None),
-    "min_new_tokens": (0, None),
-    "max_new_tokens": (None,),
-    "sequence_bias": (None,),
-}
+_OTHER_RULES = (
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "num_beam_groups",
+    "diversity_penalty", "do_sample", "min_length", "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens",
+    "max_new_tokens", "sequence_bias",
+)  # fmt: skip
+"""Rules of decoding that have no key here."""
 # Numbers with a range are checked where they are read.
 _GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
 _CONFIG_TYPES = _GENERATION_TYPES | {
@@ -122,7 +109,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     )
     pair, codes = with_starts(pair, codes, folder / _CONFIG, config.get("directions"))
     resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
-    return ImportedModel(NAME, resolved, params, pair, _notes(config, generation, never_padding))
+    return ImportedModel(NAME, resolved, params, pair, _notes(generation, never_padding))
 
 
 def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
@@ -330,15 +317,10 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _notes(config: dict[str, Any], generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
+def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
     """The rules of decoding that are not taken over."""
-    start = config.get("decoder_start_token_id")
-    neutral = _DECODING_KEYS | {
-        "pad_token_id": (config["pad_token_id"], None),
-        "eos_token_id": (config["eos_token_id"], [config["eos_token_id"]], None),
-        "decoder_start_token_id": (config["pad_token_id"] if start is None else start, None),
-    }
-    rules = {key: value for key, value in generation.items() if key in neutral and value not in neutral[key]}
+    does_nothing = lambda value: value is not True and value in (None, 0, 1, [])  # noqa: E731
+    rules = {key: generation[key] for key in _OTHER_RULES if not does_nothing(generation.get(key))}
     if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
         rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:

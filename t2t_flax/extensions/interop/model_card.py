@@ -13,20 +13,13 @@ from t2t_flax.data.starts import Starts
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
-_METRICS = {
-    "sacrebleu": ("bleu", "BLEU"),
-    "chrf": ("chrf", "chrF"),
-    "chrf++": ("chrf", "chrF++"),
-    "ter": ("ter", "TER"),
-}
-"""The Hub's identifier and the name of each score that a card lists."""
+_METRICS = {"sacrebleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER"}
+"""The names of the scores that a card lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders. direction: of the
-    test set, of a model of several.
-    """
+    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders."""
 
     metric: str
     value: float
@@ -34,11 +27,10 @@ class Score:
     split: str
     data: str
     sentences: int
-    direction: str = ""
 
     @property
     def name(self) -> str:
-        return _METRICS[self.metric][1]
+        return _METRICS[self.metric]
 
 
 def is_license(text: str) -> bool:
@@ -60,10 +52,9 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     for metric, entry in record["scores"].items():
         if metric in _METRICS:
             value, signature = float(entry["score"]), entry.get("signature", "")
-            texts = name, split, signature, data.get("direction", "")
-            if not math.isfinite(value) or not all(isinstance(text, str) for text in texts):
+            if not math.isfinite(value) or not all(isinstance(text, str) for text in (name, split, signature)):
                 raise ValueError(f"scores.{metric} is not a score")
-            scores.append(Score(metric, value, signature, split, name, sentences, texts[-1]))
+            scores.append(Score(metric, value, signature, split, name, sentences))
     return scores
 
 
@@ -72,7 +63,7 @@ def _file_names(spec: str) -> str:
     return ",".join(part.rpartition("/")[2] for part in spec.split(","))
 
 
-def front_matter(config: Config, starts: Starts, kind: str, name: str, scores: Sequence[Score], license: str) -> str:
+def front_matter(config: Config, starts: Starts, kind: str, license: str) -> str:
     """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
     data = config.data
     values: dict[str, Any] = {
@@ -83,34 +74,8 @@ def front_matter(config: Config, starts: Starts, kind: str, name: str, scores: S
     }
     if data.task == "translation":
         values["pipeline_tag"] = "translation"
-    if scores:
-        values["model-index"] = [{"name": name, "results": _results(config, scores)}]
     lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
     return f"---\n{lines}---\n\n"
-
-
-def _results(config: Config, scores: Sequence[Score]) -> list[dict[str, Any]]:
-    results = []
-    for split, data, direction in dict.fromkeys((score.split, score.data, score.direction) for score in scores):
-        languages = direction or f"{config.data.source_language}-{config.data.target_language}"
-        metrics = [
-            {
-                "type": _METRICS[s.metric][0],
-                "name": s.name,
-                "value": round(s.value, 2),
-                "args": {"signature": s.signature},
-            }
-            for s in scores
-            if (s.split, s.data) == (split, data)
-        ]
-        results.append(
-            {
-                "task": {"type": "translation", "name": f"Translation {languages}"},
-                "dataset": {"type": re.sub(r"[^\w.-]+", "-", data), "name": data, "split": split, "args": languages},
-                "metrics": metrics,
-            }
-        )
-    return results
 
 
 def sections(config: Config, starts: Starts, scores: Sequence[Score], dtype: str) -> list[str]:

@@ -303,8 +303,8 @@ def test_missing_files_and_foreign_rules_are_named(opus, tmp_path):
     copy = shutil.copytree(opus[0], tmp_path / "copy")
     generation = json.loads((copy / "generation_config.json").read_text())
     assert read_model(copy).notes == ()
-    rules = {"no_repeat_ngram_size": 3, "max_new_tokens": 5, "length_penalty": -1.0, "forced_eos_token_id": 0}
-    rules |= {"sequence_bias": [[[5], 1.0]], "decoder_start_token_id": 3}
+    rules = {"no_repeat_ngram_size": 3, "max_new_tokens": 5, "length_penalty": -1.0}
+    rules |= {"sequence_bias": [[[5], 1.0]], "do_sample": True}
     without_effect = {"temperature": 0.7, "num_return_sequences": 1, "min_length": 0, "max_time": None}
     (copy / "generation_config.json").write_text(json.dumps(generation | rules | without_effect))
     notes = [f"generation_config.json: {key} = {rules[key]!r} is not taken over" for key in sorted(rules)]
