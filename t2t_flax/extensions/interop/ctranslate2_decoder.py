@@ -220,19 +220,17 @@ class CTranslate2Translator:
         return translations
 
     def _can_decode(self, encoded: EncodedLines, i: int) -> bool:
-        """Whether the rules are the same for a sentence. CTranslate2 counts a forced prefix as certain, so that it ranks
-        several hypotheses otherwise, and lets only the best of them end right after it.
+        """Whether the rules are the same for a sentence. CTranslate2 counts a forced prefix as certain, so that it ranks and
+        scores hypotheses otherwise.
         """
-        fits = max(len(encoded.sources[i]), encoded.caps[i]) <= self._positions
-        return fits and (self._beams == 1 or not encoded.prefixes[i])
+        return not encoded.prefixes[i] and max(len(encoded.sources[i]), encoded.caps[i]) <= self._positions
 
     def _start(self, indices: tuple[int, ...], encoded: EncodedLines) -> list:
         """Queues a search; returns a future for each sentence."""
-        c, prefixes = self._config, [encoded.prefixes[i] for i in indices]
+        c = self._config
         penalty = c.alpha if c.length_penalty == "power" else 0.0
         return self._exported.translate_batch(
             [_words(encoded.sources[i]) for i in indices],
-            [_words(ids) for ids in prefixes] if any(prefixes) else None,
             asynchronous=True,
             beam_size=self._beams,
             num_hypotheses=self._beams,
@@ -259,8 +257,6 @@ class CTranslate2Translator:
         if beams == 1:
             if not ended and len(best) < cap:
                 return None
-            if encoded.prefixes[i]:  # CTranslate2 counts the forced tokens as certain
-                found = [(best, self._log_probability(encoded.sources[i], best))]
         elif len(ended) < len(found):
             return None
         return tuple(self._hypothesis(ids, score) for ids, score in found[: self._config.n_best])
@@ -278,12 +274,6 @@ class CTranslate2Translator:
         finished = ids[-1] == EOS
         tokens = ids[:-1] if finished else ids
         return Hypothesis(self._tokenizers.target.decode(list(tokens)), tokens, score, log_prob, not finished)
-
-    def _log_probability(self, source: list[int], ids: tuple[int, ...]) -> float:
-        """Of all tokens, prefix and EOS included. Scoring appends an EOS of its own."""
-        target = ids[:-1] if ids[-1] == EOS else ids
-        (result,) = self._exported.score_batch([_words(source)], [_words(target)], max_input_length=0)
-        return math.fsum(result.log_probs[: len(ids)])
 
 
 def _words(ids: Sequence[int]) -> list[str]:

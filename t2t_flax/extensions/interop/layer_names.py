@@ -125,6 +125,19 @@ MARIAN = LayerNames(
     "weight",
     "bias",
 )
+MARIAN_KEYS = {
+    "d_model": "d_model",
+    "encoder_layers": "num_encoder_layers",
+    "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_heads",
+    "decoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_ffn_dim": "d_ff",
+    "dropout": "dropout",
+    "attention_dropout": "dropout_attention",
+    "activation_dropout": "dropout_ffn",
+}
+"""Keys of Marian's config.json and those of `model` here."""
 CTRANSLATE2 = LayerNames(
     (
         ("self_attention/linear_0", ("self_attention/query", "self_attention/key", "self_attention/value")),

@@ -24,7 +24,14 @@ from t2t_flax.extensions.interop.imported import (
     sentencepiece_pair,
     with_starts,
 )
-from t2t_flax.extensions.interop.layer_names import MARIAN, Positions, recognize_positions, reordered, sines_first
+from t2t_flax.extensions.interop.layer_names import (
+    MARIAN,
+    MARIAN_KEYS,
+    Positions,
+    recognize_positions,
+    reordered,
+    sines_first,
+)
 from t2t_flax.extensions.interop.marian_export import EPSILON
 from t2t_flax.extensions.interop.safetensors_file import read_tensors
 from t2t_flax.json_file import read_json
@@ -42,10 +49,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
 }
-_SIZES = (
-    "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads",
-    "decoder_attention_heads", "vocab_size",
-)  # fmt: skip
+_SIZES = (*(key for key in MARIAN_KEYS if "dropout" not in key), "vocab_size")
 # Of models that Marian's architecture does not have, in files of versions that wrote these keys.
 _FIXED_KEYS: dict[str, Any] = {
     "static_position_embeddings": True,
@@ -121,11 +125,8 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
         _whole(path, config, key, 1, optional=True)
     _whole(path, config, "decoder_start_token_id", 0, optional=True)
     for name in ("ffn_dim", "attention_heads"):
-        ours, theirs = (config[f"{stack}_{name}"] for stack in ("encoder", "decoder"))
-        if ours != theirs:
-            raise UserError(
-                f"{path}: encoder_{name} = {ours} and decoder_{name} = {theirs} differ; a model here has one number for both."
-            )
+        if config[f"encoder_{name}"] != config[f"decoder_{name}"]:
+            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ; a model here has one number for both.")
     activation = config.get("activation_function")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UserError(f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
@@ -155,14 +156,7 @@ def _model(path: Path, config: dict[str, Any]) -> Model:
     if config["d_model"] % heads:
         raise UserError(f"{path}: encoder_attention_heads = {heads} does not divide d_model = {config['d_model']}.")
     return Model(
-        num_encoder_layers=config["encoder_layers"],
-        num_decoder_layers=config["decoder_layers"],
-        d_model=config["d_model"],
-        d_ff=config["encoder_ffn_dim"],
-        num_heads=heads,
-        dropout=config.get("dropout", Model.dropout),
-        dropout_attention=config.get("attention_dropout", 0.0),
-        dropout_ffn=config.get("activation_dropout", 0.0),
+        **{ours: config[theirs] for theirs, ours in MARIAN_KEYS.items() if theirs in config},
         activation=_ACTIVATIONS[config["activation_function"]],
         attention_bias=True,
         norm_eps=EPSILON,

@@ -100,20 +100,14 @@ def _gpus(name: str, chip: Chip, count: int, hosts: int) -> Topology:
 
 
 def _by_size(name: str, family: str, size: int) -> tuple[int, ...]:
-    chip, sizes = TPUS[family], _sizes(family)
-    if size in sizes:
-        return sizes[size]
-    if size > chip.largest * chip.cores_in_name:
+    sizes = _sizes(family)
+    if size not in sizes:
+        counted = "chips" if TPUS[family].cores_in_name == 1 else "TensorCores"
         raise UserError(
-            f"--topology={name}: the largest {family} slice has {chip.largest:,} chips. Several slices are written "
-            f"2x{family}-{chip.largest * chip.cores_in_name}."
+            f"--topology={name}: no {family} slice has {size} {counted}. Sizes: {', '.join(map(str, sizes))}; several slices "
+            f"(2x{family}-{max(sizes)}), or a shape, such as {family}:{_SHAPES[family][3]}."
         )
-    counted = "chips" if chip.cores_in_name == 1 else "TensorCores"
-    nearest = min(sizes, key=lambda n: abs(math.log(n / max(size, 1))))
-    raise UserError(
-        f"--topology={name}: no {family} slice has {size} {counted}; the nearest is {family}-{nearest}. Sizes: "
-        f"{', '.join(map(str, sizes))}; or write a shape, such as {family}:{_SHAPES[family][3]}."
-    )
+    return sizes[size]
 
 
 def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:

@@ -114,15 +114,13 @@ def test_searches_of_the_same_rules_give_the_same_lists(exported, keys):
     assert any(t.source_cut for t in theirs) == ("max_source_length" in keys)
 
 
-def test_prefixes_are_forced(exported):
-    """Greedily by CTranslate2, with the log-probabilities of the forced tokens in the scores; in a beam by JAX."""
+@pytest.mark.parametrize("keys", [dict(strategy="greedy"), dict(length_penalty="power", early_stopping="beam_full")])
+def test_lines_with_prefixes_are_left_to_jax(exported, keys):
     lines = random_lines(12)
     prefixes = [" ".join("7 9 4".split()[: i % 4]) for i in range(len(lines))]
-    ours, theirs, left = both(exported, lines, prefixes, strategy="greedy")
+    ours, theirs, left = both(exported, lines, prefixes, **keys)
     assert_same(ours, theirs)
-    assert not left and all(t.text.startswith(p) for t, p in zip(theirs, prefixes, strict=True))
-    _, theirs, left = both(exported, lines, prefixes, beam_size=4, length_penalty="power", early_stopping="beam_full")
-    assert left == [line for line, prefix in zip(lines, prefixes, strict=True) if prefix]
+    assert {line for line, prefix in zip(lines, prefixes, strict=True) if prefix} <= set(left)
     assert all(t.text.startswith(p) for t, p in zip(theirs, prefixes, strict=True))
 
 

@@ -59,10 +59,10 @@ def test_several_names_by_comma_or_repetition():
     [
         ("v5x-256", "no such machine"),
         ("pod", "no such machine"),
-        ("v5e-512", "the largest v5e slice has 256 chips. Several slices are written 2xv5e-256"),
+        ("v5e-512", "several slices (2xv5e-256)"),
         ("v5e:32x32", "1,024 chips, but the largest v5e slice has 256"),
         ("v5p:16x16x32", "8,192 chips, but the largest v5p slice has 6,144"),
-        ("v5e-20", "no v5e slice has 20 chips; the nearest is v5e-16"),
+        ("v5e-20", "no v5e slice has 20 chips. Sizes: 1, 4, 8, 16"),
         ("v5p-12", "no v5p slice has 12 TensorCores"),
         ("v5e:4x4x4", "a v5e slice has 2 axes"),
         ("v5p:4x4", "a v5p slice has 3 axes"),
