@@ -17,7 +17,6 @@ from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.interop.export import export
 from t2t_flax.extensions.interop.import_model import read_model
-from t2t_flax.extensions.interop.model_card import scores_of_record
 from t2t_flax.training import loop
 
 DATA = dict(
@@ -146,13 +145,3 @@ def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):
     assert "--workdir=FOLDER --target-language=de" in readme
     again, run = load(tmp_path / "m", start="en"), load(workdir, start="en")
     assert [t.text for t in again.translate([TEXT])] == [t.text for t in run.translate([TEXT])]
-
-
-def test_the_card_says_the_direction_of_each_score():
-    record = {
-        "data": {"spec": "a,b", "sentences": 3, "direction": "de-fr", "zero_shot": True},
-        "split": "zero",
-        "scores": {"sacrebleu": {"score": 1.0, "signature": "s"}},
-    }
-    (score,) = scores_of_record(record)
-    assert score.direction == "de-fr"

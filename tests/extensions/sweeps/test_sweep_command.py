@@ -63,8 +63,6 @@ def test_the_process_of_the_sweep_needs_no_jax():
     (["--seeds=0"], "--seeds: must be at least 1"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is not a row of the sweep: dropout=0.1"),
     (["--set", "model.dropout=0.1", "--parallel=999"], "needs one core per trial"),
-    (["--submit-option", "x=1"], "give --submit=[LAUNCHER:]N too"),
-    (["--submit-option", "x", "--submit=1"], "expected --submit-option FLAG=VALUE"),
 ])  # fmt: skip
 def test_user_errors_are_reported_without_traceback(tmp_path, capsys, arguments, message):
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 2
