@@ -135,7 +135,7 @@ def load(
 
     `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
     of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
-    `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
+    `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
     start: the language into which a model of several directions translates, unless `translate(lines, start="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run

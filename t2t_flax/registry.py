@@ -158,6 +158,10 @@ EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
+ANALYSES = Table()
+"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None,
+start=...).
+"""
 SUMMARIES = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
 START_FLAGS: dict[str, str] = {}

@@ -26,7 +26,6 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 from t2t_flax.config import Config
 from t2t_flax.config import Mesh as MeshConfig
 from t2t_flax.config.text_values import MESH_AXES, sharding_rules
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 
 # Of the activations that the model constrains; those of parameters are config.mesh.rules.
@@ -164,9 +163,9 @@ def use(mesh: jax.sharding.Mesh):
         yield
 
 
-(_AXES,) = mesh_lib.ROWS
+(_AXES,) = ROWS
 # Within a shard its rows are whole; `over_shards` adds the axis that is divided.
-_RULES = tuple((name, None if name == "batch" else axes) for name, axes in mesh_lib.ACTIVATION_RULES)
+_RULES = tuple((name, None if name == "batch" else axes) for name, axes in ACTIVATION_RULES)
 
 
 def over_shards(function: Callable[..., Any], shards: int) -> Callable[..., Any]:

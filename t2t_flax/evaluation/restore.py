@@ -29,7 +29,7 @@ from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredPar
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps, PairIds, PairScore
+    from t2t_flax.decoding.scoring import PairIds, PairScore
 
 log = logging.getLogger("t2t_flax")
 
@@ -127,11 +127,10 @@ class TrainedModel(StoredRun):
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task.
         """
-        encoded: list[PairIds] = []
-        for number, ids in enumerate(self._encode(pairs, start), 1):
+        encoded = self._encode(pairs, start)
+        for number, ids in enumerate(encoded, 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
-            encoded.append(ids)
         return self._score(encoded)
 
     def score_each(
@@ -142,29 +141,11 @@ class TrainedModel(StoredRun):
         scores = iter(self._score([ids for ids in encoded if not isinstance(ids, UserError)], progress))
         return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
-    def _score(self, ids: "list[PairIds]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
+    def _score(self, ids: "Sequence[Any]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
         parts = self.model, self.params, self.tokenizers, self.mesh
         return score_pairs(*parts, ids, batch_size=self.config.decode.batch_size, progress=progress)
-
-    def attend(self, source: str, target: str | None = None, *, start: str | None = None) -> "AttentionMaps":
-        """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
-        start: see `translate`.
-
-        Raises UserError for an empty or too long side.
-        """
-        from t2t_flax.decoding.scoring import attention_maps
-
-        ids = self.start_ids(start)
-        if target is None:
-            text = task_of(self.config).preprocess_source(source)
-            self._preprocessed_ids(text, text, ids)  # reports a bad source before decoding
-            (translation,) = self.translate([source], start=start)
-            target = task_of(self.config).postprocess(source, translation.text)
-            if not target.strip():
-                raise UserError("the run's own translation of this source is empty: give a --target.")
-        return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, target, ids))
 
     def for_set(self, name: str) -> "TrainedModel":
         """The run as it translates a validation or test set: in the direction that the config gives the set."""
@@ -180,21 +161,24 @@ class TrainedModel(StoredRun):
         encoded: list[PairIds | UserError] = []
         for (source, target), ids in zip(pairs, self._starts(start, len(pairs)), strict=True):
             try:
-                encoded.append(self._ids(source, target, ids))
+                encoded.append(self.encode_pair(source, target, ids))
             except UserError as error:
                 encoded.append(error)
         return encoded
 
-    def _ids(self, source: str, target: str, start: Sequence[int]) -> "PairIds":
-        task = task_of(self.config)
-        text = task.preprocess_target(source, target) if source.strip() and target.strip() else target
-        return self._preprocessed_ids(task.preprocess_source(source), text, start)
-
-    def _preprocessed_ids(self, source: str, target: str, start: Sequence[int]) -> "PairIds":
+    def encode_pair(self, source: str, target: str, start: Sequence[int] = ()) -> "PairIds":
+        """Token ids of a pair. start: ids before those of the source. Raises UserError for an empty or too long side, or a target
+        that is invalid for the task.
+        """
         from t2t_flax.decoding.scoring import encode_pair
 
+        task = task_of(self.config)
+        if source.strip() and target.strip():
+            target = task.preprocess_target(source, target)
         eos, limit = self.config.data.source_eos, self.max_source_length
-        return encode_pair(self.tokenizers, source, target, source_eos=eos, limit=limit, start=start)
+        return encode_pair(
+            self.tokenizers, task.preprocess_source(source), target, source_eos=eos, limit=limit, start=start
+        )
 
     @property
     def max_source_length(self) -> int:

@@ -61,14 +61,15 @@ class Transformer(nn.Module):
         rows = lambda vocab: -(-vocab // c.pad_vocab_to_multiple) * c.pad_vocab_to_multiple  # noqa: E731
         if c.tie_embeddings == "all":
             self.shared_embedding = embedding(rows(self.target_vocab))
+            self.source_embedding = self.target_embedding = self.shared_embedding
         else:
             self.source_embedding = embedding(rows(self.source_vocab))
             self.target_embedding = embedding(rows(self.target_vocab))
-        if c.tie_embeddings == "none":
-            self.output_embedding = embedding(rows(self.target_vocab))
+        untied = c.tie_embeddings == "none"
+        self.output_embedding = embedding(rows(self.target_vocab)) if untied else self.target_embedding
         if c.output_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            self.output_bias = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
+            self.output_bias: Any = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
         self.source_positions, self.target_positions = (PositionVectors(c, self.dtype) for _ in range(2))
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
@@ -106,8 +107,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); padding is never attended to."""
-        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.source_embedding
-        x = embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
+        x = self.source_embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
         x = _constrain(self.source_dropout(x, noise))
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
         for layer in self.encoder:
@@ -117,7 +117,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """Decoder output [B, T, D] for known targets, shifted right in each segment (3.1)."""
-        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
+        embedding = self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
         first = position == 0 if self.packed_decoder_start == "start" else jnp.arange(position.shape[1]) == 0
@@ -131,7 +131,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] -> float32 logits [..., V rows] (3.4); rows beyond the vocabulary are never predicted."""
-        logits = getattr(self, self.output_params[0]).logits(x)
+        logits = self.output_embedding.logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
         if logits.shape[-1] == self.target_vocab:
             return logits
@@ -168,7 +168,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
         """Logits [B, K, V rows] at `position`, given the tokens of position - 1 (ignored at 0), and the new cache."""
-        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
+        embedding = self.target_embedding
         x_BxKxD = jnp.where(
             position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK)
         ) + self.target_positions(position)

@@ -44,4 +44,4 @@ def test_pages_contain_commands():
         "pip install -r requirements.txt && python -m t2t_flax train --config=configs/toy.py --workdir=runs/toy",
         "pip install -r requirements.txt && python -m pytest",
     ]
-    assert len(programs_of("docs/commands.md")) == len(programs_of("docs/sweeps.md")) == 1
+    assert len(programs_of("docs/api.md")) == len(programs_of("docs/sweeps.md")) == 1

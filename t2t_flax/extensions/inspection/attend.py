@@ -6,7 +6,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.extensions.inspection import attention
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps
+    from t2t_flax.extensions.inspection.maps import AttentionMaps
 
 
 def run(argv: list[str]) -> int:
@@ -32,8 +32,9 @@ def run(argv: list[str]) -> int:
     if args.picture:
         arguments.check_output("--picture", args.picture)
         attention.check_picture(args.picture)
-    loaded = arguments.load_run(args, overrides)
-    maps = loaded.attend(args.source, args.target)
+    from t2t_flax.extensions.inspection.maps import attend
+
+    maps = attend(arguments.load_run(args, overrides), args.source, args.target)
     if args.picture:
         attention.draw(maps, args.picture)
     attention.save(maps, args.output)

@@ -9,7 +9,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,8 @@ from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, warm_ups
+from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
-
-if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps
-
 
 Hypotheses = list[dict[str, Any]]
 """The n-best list of a line, best first: {"text", "score", "pieces"}."""
@@ -235,7 +232,7 @@ class ServedModel:
         return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
-        """Queues a pair; its result is `AttentionMaps`. Raises RequestError for a long source or target, and
+        """Queues a pair; its result is the analysis `attend`. Raises RequestError for a long source or target, and
         UserError as `translate`.
         """
         self._restored.tokenizers.starts.chosen(self.config.data, target_language)
@@ -363,8 +360,8 @@ class ServedModel:
         self._metrics.tokens.labels(self.name).inc(sum(len(t.hypotheses[0].tokens) for t in translations))
         return results
 
-    def _attend(self, source: str, target: str | None, target_language: str | None) -> "AttentionMaps":
-        maps = self._loaded(1).attend(source, target, start=target_language)
+    def _attend(self, source: str, target: str | None, target_language: str | None) -> Any:
+        maps = ANALYSES.load("attend")(self._loaded(1), source, target, start=target_language)
         if len(maps.target_tokens) > MAX_ATTENTION_TOKENS:
             raise UserError(_too_long_for_attention("target", len(maps.target_tokens)))
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):

@@ -7,6 +7,7 @@ from t2t_flax.config import Decode
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, SOURCE_LENGTHS, plan_batches, round_up
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.registry import ANALYSES
 
 MAX_ATTENTION_TOKENS = 128
 """Tokens of a side whose attention is sent: the answer grows with their product."""
@@ -33,8 +34,8 @@ def warm_ups(
         if length <= round_up(limit, SOURCE_LENGTHS):
             pair = 2 * [_text_of(min(length, limit) - 1, loaded)]
             yield functools.partial(loaded.score, [pair])
-            if length <= MAX_ATTENTION_TOKENS:
-                yield functools.partial(loaded.attend, *pair)
+            if length <= MAX_ATTENTION_TOKENS and "attend" in ANALYSES:
+                yield functools.partial(ANALYSES.load("attend"), loaded, *pair)
 
 
 def _padded_lengths(limit: int) -> list[int]:

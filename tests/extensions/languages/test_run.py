@@ -105,8 +105,6 @@ def test_the_target_language_decides_and_batch_mates_do_not(run):
     assert all(a.log_prob != b.log_prob for a, b in zip(to["de"], to["en"], strict=True))
     both = run.score([(LINES[0], LINES[0])] * 2, start=["de", "en"])
     assert [s.log_prob for s in both] == pytest.approx([to["de"][0].log_prob, to["en"][0].log_prob], rel=1e-5)
-    maps = run.attend(LINES[0], LINES[0], start="en")
-    assert maps.source_tokens[0] == "<2en>" and maps.source_tokens[-1] == "</s>"
 
 
 def test_each_language_is_looked_up_once_for_all_lines():
@@ -127,7 +125,7 @@ def test_a_literal_token_does_not_steer(run):
 
 
 def test_the_choice_is_required_and_checked(workdir, run, capsys):
-    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")]), lambda: run.attend("a", "b")):
+    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")])):
         with pytest.raises(UserError, match="translates into de, en: choose one"):
             call()
     with pytest.raises(UserError, match="does not translate into 'fr', but into de, en"):
