@@ -59,8 +59,8 @@ def training_command(folder: Folder, names: list[str], resources: Resources) -> 
     return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 
 
-def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resources, digest: str) -> None:
-    """Stores that an attempt at a trial begins. names: of the trials that share its program. digest: of the source code."""
+def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resources) -> None:
+    """Stores that an attempt at a trial begins. names: of the trials that share its program."""
     _diverged_marker(folder, name).unlink(missing_ok=True)  # of an earlier attempt
     status = _with_unseen_attempt(folder, name)
     (folder.workdir(name) / DEVICES).unlink(missing_ok=True)
@@ -69,7 +69,6 @@ def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resour
         attempts=status.attempts + 1,
         start_step=folder.newest_step(name),
         unresolved=folder.unresolved_attempts(name) + 1,
-        digests=tuple(dict.fromkeys((*status.digests, digest))),
         began=time.time(),
         stacked=len(names),
     )

@@ -46,7 +46,7 @@ class Status:
     start_step: newest checkpoint when the last attempt began. unresolved: consecutive attempts up to the last one that
     began at that step and whose end no worker saw. failures: attempts that failed since the last that did not.
     outcome: FAILED or PRUNED, or empty. cause: DIVERGED or OUT_OF_MEMORY if that was the failure, else empty.
-    exit_code: of the last failure. digests: source code that trained it.
+    exit_code: of the last failure.
     began: Unix time of the start of an attempt whose end no worker has seen yet, else 0. stacked: trials that share its
     devices. device_seconds: of the other attempts, by the kind of devices.
     """
@@ -60,7 +60,6 @@ class Status:
     reason: str = ""
     cause: str = ""
     exit_code: int = 0
-    digests: tuple[str, ...] = ()
     began: float = 0.0
     stacked: int = 1
     device_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)

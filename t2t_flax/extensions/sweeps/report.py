@@ -196,9 +196,6 @@ def _page(folder: Folder, sweep: dict[str, Any], text: str, plots: dict[str, str
     about = (
         f"{len(names)} trials{f' with {fixed}' if fixed else ''}. t2t_flax {code['version']}, source {code['digest']}."
     )
-    digests = {name: set(folder.status(name).digests) - {code["digest"]} for name in names}  # by --any-code
-    if changed := [f"{name} ({', '.join(sorted(other))})" for name, other in digests.items() if other]:
-        about += f" Trained at least partly with other source: {'; '.join(changed)}."
     body = [f"<p>{html.escape(about)}</p>", f"<pre>{html.escape(text)}</pre>"]
     body += ["<p>Plots need matplotlib.</p>"] if plots is None else plots.values()
     for name in names:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
 from t2t_flax.extensions.sweeps.attempts import begin_attempt, end_attempt, give_up, start_training
-from t2t_flax.extensions.sweeps.folder import ENDED, FAILED, PRUNED, STOPPED, Folder, code_version
+from t2t_flax.extensions.sweeps.folder import ENDED, FAILED, PRUNED, STOPPED, Folder
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.locks import FileLock
 
@@ -63,7 +63,6 @@ class Worker:
 
     def __post_init__(self):
         self._claiming = threading.Lock()
-        self._digest = code_version()["digest"]
 
     def run(self) -> None:
         """Trains until every trial has ended or `stop` is set. While other workers train the last trials it waits, so that it can
@@ -93,7 +92,7 @@ class Worker:
                 return
             else:
                 if not waiting and resources is self.resources[0] and (held := self._held_by_others()):
-                    self.say(f"waiting for {len(held)} trials of other workers: {'; '.join(held)}")
+                    self.say(f"waiting for trials of other workers: {', '.join(held)}")
                 waiting = True
                 self.stop.wait(_CLAIM_INTERVAL)
 
@@ -155,7 +154,7 @@ class Worker:
         """
         folder, names = self.folder, list(claims)
         for name in names:
-            begin_attempt(folder, name, names, resources, self._digest)
+            begin_attempt(folder, name, names, resources)
         descriptors = [claim.descriptor for claim in claims.values()]
         training = start_training(folder, names, resources, self.cwd, descriptors)
         terminated = False

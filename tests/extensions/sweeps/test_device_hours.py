@@ -37,7 +37,7 @@ def attempt(sweep, clock, hours, *, stacked=1, **devices):
 
 
 def begin(sweep, name, stacked=1):
-    begin_attempt(sweep.folder, name, [name] * stacked, Resources(), "0" * 16)
+    begin_attempt(sweep.folder, name, [name] * stacked, Resources())
     os.utime(sweep.folder.log(name), (0, 0))
 
 

@@ -30,13 +30,6 @@ def test_one_seed_allows_conclusions_for_bleu_only(fake_sweep):
     assert "No differences: for this score they need rows with two seeds" in report(sweep.folder.path, score="nll")
 
 
-def test_page_names_trials_of_other_code(finished_sweep):
-    finished_sweep.update_status("same,seed=1", digests=("f" * 16,))
-    report(finished_sweep.folder.path)
-    page = (finished_sweep.folder.path / "report" / "index.html").read_text()
-    assert f"with other source: same,seed=1 ({'f' * 16})" in page
-
-
 def test_report_as_text_csv_and_page(finished_sweep):
     text = report(finished_sweep.folder.path)
     assert "good" in text and "reference" in text and "worse" in text and "no clear difference" in text
