@@ -103,7 +103,6 @@ DAMAGE = {
     "the marker names a file elsewhere": lambda folder: rewritten(
         folder / "complete.json", records={"test": "../../x.json"}
     ),
-    "the config is damaged": lambda folder: (folder.parents[1] / "configs" / f"{folder.name}.json").write_text("{"),
 }
 
 
