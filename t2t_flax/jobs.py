@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -56,7 +56,9 @@ class TrainResult:
 
 
 def prepare(config: Config, workdir: epath.Path) -> Any:
-    """Trains the tokenizer and writes the token stores; returns the `data.dataset.Corpus`. Existing stores are reused."""
+    """Trains the tokenizer and writes the token stores; prints what is in them and returns the `data.dataset.Corpus`. Existing
+    stores are reused.
+    """
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.tasks import task_of
 
@@ -66,7 +68,11 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
     check_sources(task)
     with writing(workdir, "prepare"), bars("pairs") as bar:
         adopt_config(workdir, config, train=False)
-        return prepare_corpus(task, workdir, lambda split: functools.partial(bar, f"tokenise {split}"))
+        corpus = prepare_corpus(task, workdir, lambda split: functools.partial(bar, f"tokenise {split}"))
+    print(f"train: {corpus.describe_train(config)}")
+    for name, store in corpus.valid.items():
+        print(f"{name}: {store.describe()}")
+    return corpus
 
 
 def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str] = ()) -> TrainResult:
@@ -121,8 +127,8 @@ def check_available(config: Config) -> None:
     from t2t_flax.training.hooks import check_hooks
 
     check_hooks(config)
-    valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
-    for name in (*valid, *parse_test_sets(config.data.test)):
+    valid = config.data.valid_sets if config.eval.decode_every_steps else ()
+    for name in (*valid, *config.data.test_sets):
         task_of(config).of_set(name).check_requirements()
         check_decoder(config)
 

@@ -14,8 +14,7 @@ from t2t_flax.config import Config, Data, Eval
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
 from t2t_flax.json_file import parse_json
-from t2t_flax.tasks import Task, make_task
-from t2t_flax.tasks.metrics import SEED, Predictions, SentenceStatistics, draw_sentences, resampled_scores
+from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, make_task, resampled_scores
 from t2t_flax.tasks.translation import tokenizer_of
 
 RESAMPLES = 1000
@@ -66,6 +65,11 @@ def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> l
     return sets
 
 
+def comparable_names(task: Task) -> list[str]:
+    """The names of the metrics by which two systems can be compared, the primary one first."""
+    return [metric.name for metric in task.metrics if metric.statistics]
+
+
 def task_of_record(record: dict[str, Any]) -> Task:
     """The task of a record with its settings. Raises UserError for a task that this version does not have."""
     keys = {item.name for item in dataclasses.fields(Data)}
@@ -104,7 +108,7 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
                 f"config.data.{key} is {value_a} in {path_a} and {value_b} in {path_b}: they cannot be compared."
             )
     task = task_of_record(a)
-    names = task.comparable_names
+    names = comparable_names(task)
     score = score or names[0]
     if score not in names:
         name = task.config.data.task

@@ -6,7 +6,6 @@ starts it:
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -19,7 +18,7 @@ from t2t_flax import config as config_lib
 from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.config.text_values import MESH_AXES
+from t2t_flax.config.schema import MESH_AXES
 from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
@@ -29,16 +28,17 @@ from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conf
 from t2t_flax.models.dropout import Rate
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
-from t2t_flax.training import memory
 from t2t_flax.training.hooks import Hook, wants_idle
 from t2t_flax.training.loop import train_run
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.progress import measure
 from t2t_flax.training.run import DueAfterUpdate, Run, TrainingEnd, ValidationScore
 from t2t_flax.training.setup import (
     DeviceBatch,
     Prefetcher,
     TrainingSetup,
     batch_struct,
+    check_fits_in_memory,
     compiler_options,
     set_up_training,
 )
@@ -273,15 +273,9 @@ class StackedRuns:
         del self._state
 
 
-@contextlib.contextmanager
-def split_time(bucket: str, runs: Sequence[Run]) -> Iterator[None]:
-    """Adds the block's time to `bucket` of the clocks of all `runs` for which the work is done, in equal parts."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        for run in runs:
-            run.clock.add(bucket, (time.perf_counter() - start) / len(runs))
+def split_time(bucket: str, runs: Sequence[Run]) -> contextlib.AbstractContextManager[None]:
+    """Adds the block's time to a bucket of all `runs` for which the work is done, in equal parts."""
+    return measure(bucket, *(run.progress.seconds for run in runs))
 
 
 class VectorizedProgram:
@@ -312,14 +306,13 @@ class VectorizedProgram:
             lambda x: jax.ShapeDtypeStruct((len(runs), *x.shape), x.dtype, sharding=self._trials), runs[0].abstract
         )
         self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        available, advice = memory.device_memory(), "Train fewer runs together, or lower config.data.microbatch_tokens."
+        advice = "Train fewer runs together, or lower config.data.microbatch_tokens."
         for shape in sorted(runs[0].batches.shapes, key=lambda s: -s.length * s.rows):
             size = (shape.micro, shape.rows, shape.length)
             with mesh_lib.use(self.mesh):
                 lowered = step.lower(abstract, self._scalars, batch_struct(size, replicated))
                 self._programs[size] = lowered.compile(compiler_options(config))
-            needed = memory.program_bytes(self._programs[size])
-            memory.check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", needed, available, advice)
+            check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", self._programs[size], advice)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run. The state is donated."""

@@ -17,7 +17,7 @@ from t2t_flax.extensions.planning.collectives import DeviceLayout
 from t2t_flax.extensions.planning.plan import batch_shape, make_plan, update_flops
 from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.models.attention import SegmentMask
-from t2t_flax.training.memory import resident_bytes
+from t2t_flax.training.setup import resident_bytes
 
 
 def config_of(**groups):
@@ -117,7 +117,7 @@ def test_compiler_counts_as_many_flops_with_frozen_parameters(keys):
     )
     run, shape = runs.abstract_run(config, parse("cpu:1")), batch_shape(config, 1, rows=8)
     xla = runs.trace_train_step(run, shape).lower().compile().cost_analysis()["flops"]
-    assert update_flops(config, shape, run.state.params) == pytest.approx(xla, rel=0.04)
+    assert update_flops(config, shape, run.state.params) == pytest.approx(xla, rel=0.08)
     all_trained = config.with_values({f"finetuning.{name}": getattr(FineTuning, name) for name in keys})
     assert update_flops(all_trained, shape, run.state.params) > 1.2 * xla
 
