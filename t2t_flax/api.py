@@ -129,21 +129,19 @@ def load(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    start: str | None = None,
 ) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
     `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
     of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
     `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
-    start: the language into which a model of several directions translates, unless `translate(lines, start="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
 
     texts = _as_text(overrides)
     _prepare_process(stored_config(workdir, texts), devices="mesh.cpu_devices" in texts)
-    return load_run(workdir, step=step, average=average, best=best, overrides=texts, start=start)
+    return load_run(workdir, step=step, average=average, best=best, overrides=texts)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:

@@ -175,7 +175,6 @@ def make_model(
         target_vocab,
         dtype=dtype,
         remat=config.train.remat,
-        packed_decoder_start=config.data.packed_decoder_start,
         matmul_precision=MATMUL_PRECISION.get(precision),
     )
 

@@ -14,8 +14,7 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import base, files_of, open_source
-from t2t_flax.data.sources.base import JoinedSource, StartedSource
+from t2t_flax.data.sources import JoinedSource, Source, TaggedSource, files_of, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -180,7 +179,7 @@ def test_documented_source_works(monkeypatch, tmp_path):
 def test_every_source_yields_texts_of_one_line():
     """Whatever it reads: the rule is not each source's own."""
 
-    class Letters(base.Source):
+    class Letters(Source):
         def read(self):
             yield "Dear Sir,\r\nyes\u2028", "Ja\n", "Doch\r"
 
@@ -190,8 +189,8 @@ def test_every_source_yields_texts_of_one_line():
         def where(self, i):
             return ""
 
-    for source in (Letters("letters"), StartedSource(Letters("letters"), ("<2de>",))):
-        assert list(source.pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
+    for source, tag in ((Letters("letters"), ""), (TaggedSource(Letters("letters"), "<2de>"), "<2de> ")):
+        assert list(source.pairs()) == [(f"{tag}Dear Sir,  yes\u2028", "Ja ")]
         assert list(source.references()) == [("Ja ", "Doch ")]
     assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
 

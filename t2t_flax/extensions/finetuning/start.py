@@ -12,8 +12,7 @@ import numpy as np
 
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.config.overrides import check_same_model
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning import of, parse_init_checkpoint
@@ -52,11 +51,6 @@ def start_params(
         f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
     )
     say(f"parameters start from {workdir}, {steps}")
-    if old.starts.names and not new.starts.names:
-        say(
-            f"warning: {workdir} translates into {', '.join(old.starts.names)} by a token before the source; this run is trained "
-            "and used without one"
-        )
     if old.digest == new.digest:
         return part.params
     try:
