@@ -92,22 +92,18 @@ def evaluate(
 
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import check_shared
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.model_forms import check_writable
-    from t2t_flax.tasks import task_of
 
     if not output:
         check_writable(workdir, "name a folder for the records, --output=DIR")
     texts, folder = _as_text(overrides), epath.Path(output or workdir)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
-    for name in sets:
-        task_of(config).of_set(name).check_requirements()
-    check_decoder(config)
+    jobs.check_scores(config, sets)
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
@@ -129,21 +125,19 @@ def load(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    start: str | None = None,
 ) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
     `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
     of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
     `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
-    start: the language into which a model of several directions translates, unless `translate(lines, start="fr")` names another.
     """
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
 
     texts = _as_text(overrides)
     _prepare_process(stored_config(workdir, texts), devices="mesh.cpu_devices" in texts)
-    return load_run(workdir, step=step, average=average, best=best, overrides=texts, start=start)
+    return load_run(workdir, step=step, average=average, best=best, overrides=texts)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:

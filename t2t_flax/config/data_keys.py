@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import TOKENIZERS
+from t2t_flax.registry import TASKS, TOKENIZERS
 
 PAD, EOS, UNK = 0, 1, 2
 FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
@@ -22,6 +22,7 @@ class Data:
     task: str = key(
         "translation",
         "translation: pairs of sentences, scored by BLEU; others belong to extensions",
+        choices=TASKS,
         changes=TRANSLATIONS,
     )
     train: str = key(
@@ -38,12 +39,10 @@ class Data:
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    root: str = mutable_key(
-        "", "folder that the relative paths above are resolved against; for tfds its data_dir", path=True
-    )
+    root: str = mutable_key("", "folder that the relative paths above are resolved against; for tfds its data_dir")
     source_language: str = key("en", "language code of the source side", changes=SCORES)
     target_language: str = key("de", "language code of the target side", changes=SCORES)
-    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", path=True)
+    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data")
     num_workers: int = mutable_key(0, "processes that tokenise; 0 = one per core", low=0, high=1024)
     corpus: str = mutable_key("", "name of the corpus for records, beside its digest")
     pretokenized: bool = key(
@@ -58,7 +57,6 @@ class Data:
         "",
         "existing tokenizer: a SentencePiece .model file, or a folder with source and target; or what the tokenizer of an "
         "extension is built from",
-        path=True,
     )
     vocab_size: int = key(
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7
@@ -79,11 +77,6 @@ class Data:
     on_too_long: str = key(
         "drop", "drop or truncate longer training pairs; their number is reported", choices=("drop", "truncate")
     )
-    empty_lines: str = key(
-        "drop",
-        "training pairs with an empty side: drop them and report their number, or raise an error",
-        choices=("drop", "error"),
-    )
     source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,
@@ -98,12 +91,6 @@ class Data:
         choices=("packed", "buckets"),
     )
     pack_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
-    packed_decoder_start: str = key(
-        "start",
-        "decoder input before the first target token of a packed pair: the decoder start, as in decoding, or the EOS of the "
-        "previous pair",
-        choices=("start", "previous_eos"),
-    )
     microbatch_tokens: int = mutable_key(
         0,
         "padded target tokens per device and microbatch, at least one row; gradients are accumulated over the microbatches "

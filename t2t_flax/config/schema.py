@@ -118,8 +118,8 @@ class Loss:
     )
     label_smoothing_over: str = key(
         "all",
-        "classes that share label_smoothing: the whole vocabulary, all but the target, or all but the target and padding",
-        choices=("all", "non_target", "non_target_non_pad"),
+        "classes that share label_smoothing: the whole vocabulary, or all but the target",
+        choices=("all", "non_target"),
     )
     logits_chunk_size: int = key(
         512,

@@ -48,13 +48,9 @@ class PairIds:
     target: list[int]
 
 
-def encode_pair(
-    tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int, start: Sequence[int] = ()
-) -> PairIds:
-    """Token ids of a pair. start: ids before those of the source. Raises UserError for a side that is empty or over `limit`
-    ids.
-    """
-    ids = PairIds(tokenizers.after_start(start, tokenizers.source.encode(source)), tokenizers.target.encode(target))
+def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int) -> PairIds:
+    """Token ids of a pair. Raises UserError for a side that is empty or over `limit` ids."""
+    ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode_text(target))
     for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
         if not text.strip() or not tokens:
             raise UserError(f"the {side} is empty; both sides must have text.")

@@ -86,13 +86,11 @@ class Translator:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        starts: Sequence[Sequence[int]] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
         compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> list[Translation]:
-        """One Translation per line. prefixes: the forced beginning of each translation; "" = none. starts: ids that come before
-        those of each line.
+        """One Translation per line. prefixes: the forced beginning of each translation; "" = none.
 
         An empty line translates to its prefix, repeated n_best times. Samples depend on the line's
         number, counted from `first_line`. Batches are decoded shortest sources first;
@@ -101,7 +99,7 @@ class Translator:
         and lines differ.
         """
         model, eos = self._model.config, self._source_eos
-        encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, starts=starts, source_eos=eos)
+        encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         params = in_compute_type(self._model, params)
         shards = mesh_lib.batch_shards(self._mesh)
@@ -243,7 +241,6 @@ class Decoder:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        starts: Sequence[Sequence[int]] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:

@@ -31,11 +31,9 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
-from t2t_flax.tasks import Task, lower_is_better, task_of
-from t2t_flax.tasks.metrics import Metric, Predictions, confidence_interval
-from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
+from t2t_flax.training.setup import TrainingSetup, ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
-from t2t_flax.training.validation_loss import ValidationLoss, with_means
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1
@@ -50,7 +48,7 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores a validation or test set (see `dataset.sets_of`), in the direction that the config gives it.
+    """Decodes and scores a validation or test set (see `dataset.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
@@ -90,11 +88,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **{
-                k: v
-                for hook in data_hooks(loaded.config)
-                for k, v in hook.record(split, loaded.tokenizers.starts).items()
-            },
+            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split).items()},
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -103,7 +97,7 @@ def evaluate(
             "hit_max_length": sum(t.hit_cap for t in translations),
             "empty_source": sum(not s.strip() for s, _ in pairs),
             "unknown_target_tokens": sum(
-                loaded.tokenizers.target.encode(t).count(UNK) for side in targets for t in side
+                loaded.tokenizers.target.encode_text(t).count(UNK) for side in targets for t in side
             ),
             "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
         },
@@ -261,10 +255,7 @@ def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
         valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
-        starts = [run.corpus.tokenizers.start_ids(valid.start_tokens)] * len(sources)
-        translations = translator.translate(
-            params, sources, starts=starts, progress=lambda *_: after_batch(), compiling=compiling
-        )
+        translations = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
         predictions = of_set.predictions(sources, [t.text for t in translations], targets)
         metrics = of_set.validation_metrics()
         scores = compute_scores(of_set.config, metrics, predictions)

@@ -43,8 +43,7 @@ REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full
 class Transformer(nn.Module):
     """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
 
-    packed_decoder_start: what stands before the first target of a packed pair; "start" = the decoder start, as in decoding,
-    "previous_eos" = the EOS of the pair before it in the row. matmul_precision: of every product, see `products`.
+    matmul_precision: of every product, see `products`.
     """
 
     config: Model
@@ -52,7 +51,6 @@ class Transformer(nn.Module):
     target_vocab: int
     dtype: jnp.dtype = jnp.float32
     remat: str = "none"
-    packed_decoder_start: str = "start"
     matmul_precision: str | None = None
 
     def setup(self):
@@ -81,8 +79,7 @@ class Transformer(nn.Module):
         if self.final_norm:
             self.encoder_norm = make_norm(c, self.dtype)
             self.decoder_norm = make_norm(c, self.dtype)
-        rate = c.dropout if c.dropout_embed is None else c.dropout_embed
-        self.source_dropout, self.target_dropout = Dropout(rate), Dropout(rate)
+        self.source_dropout, self.target_dropout = Dropout(c.dropout), Dropout(c.dropout)
 
     @property
     def final_norm(self) -> bool:
@@ -120,8 +117,9 @@ class Transformer(nn.Module):
         embedding = self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        first = position == 0 if self.packed_decoder_start == "start" else jnp.arange(position.shape[1]) == 0
-        x = jnp.where(first[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(position)
+        x = jnp.where((position == 0)[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(
+            position
+        )
         x = _constrain(self.target_dropout(x, noise))
         inputs, cross_mask = MixerInputs(segments, position, noise), SegmentMask(segments, batch["source_segments"])
         for layer in self.decoder:

@@ -11,8 +11,14 @@ from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
+from t2t_flax.training.train_state import (
+    TrainState,
+    count_params,
+    init_state,
+    make_model,
+    parameter_groups,
+    parameters_of,
+)
 
 _FILL = 0.97
 
@@ -76,12 +82,8 @@ def _sources(config: Config) -> list[str]:
 def _dropped(config: Config) -> list[str]:
     """Which training pairs are dropped."""
     d = config.data
-    rules = {
-        f"pairs of more than {d.max_length} tokens a side": d.on_too_long == "drop",
-        "pairs with an empty side": d.empty_lines == "drop",
-    }
-    filters = [pair_filter.rule() for hook in data_hooks(config) for pair_filter in hook.filters()]
-    return [*(rule for rule, applies in rules.items() if applies), *filters] or ["nothing"]
+    rules = [f"pairs of more than {d.max_length} tokens a side"] if d.on_too_long == "drop" else []
+    return [*rules, "pairs with an empty side"]
 
 
 def _schedule(config: Config) -> list[str]:

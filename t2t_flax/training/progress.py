@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,6 @@ class Progress:
         self._console.print(text, markup=False)
         sys.stdout.flush()
 
-    def say_if(self, text: str | None) -> None:
-        if text:
-            self.say(text)
-
     def _eta(self, done: int, now: float) -> str:
         if not self._eta_known or not self._total or done <= self._start or done >= self._total:
             return ""
@@ -82,26 +79,16 @@ def seconds_since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
 
 
-class Clock:
-    """Seconds by bucket (compile, data, step, eval, save); carried over restarts through `seconds`."""
-
-    def __init__(self, seconds: dict[str, float] | None = None):
-        self.seconds = dict(seconds or {})
-
-    @contextlib.contextmanager
-    def measure(self, bucket: str):
-        """Adds the block's time to `bucket`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(bucket, time.perf_counter() - start)
-
-    def add(self, bucket: str, seconds: float) -> None:
-        self.seconds[bucket] = self.seconds.get(bucket, 0.0) + seconds
-
-    def rounded(self) -> dict[str, float]:
-        return {name: round(value, 3) for name, value in self.seconds.items()}
+@contextlib.contextmanager
+def measure(bucket: str, *seconds: dict[str, float]) -> Iterator[None]:
+    """Adds the block's time to a bucket of `seconds`, see `TrainProgress`: in equal parts, where there are several."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        own = (time.perf_counter() - start) / max(len(seconds), 1)
+        for each in seconds:
+            each[bucket] = each.get(bucket, 0.0) + own
 
 
 log = logging.getLogger("t2t_flax")
@@ -110,21 +97,18 @@ log = logging.getLogger("t2t_flax")
 class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl.
 
-    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. A file with
-    damaged lines is copied to metrics.jsonl.damaged. It grows where `open_growing_files` says.
+    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. It grows where
+    `open_growing_files` says.
     """
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
         workdir = epath.Path(workdir)
-        lines, whole = _read(workdir / "metrics.jsonl")
-        if not whole:
-            atomic_write(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
         # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
         # evaluation of which the checkpoint does not know.
         rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
         kept = [
             line
-            for line in lines
+            for line in read_metrics(workdir)
             if line["step"] < resume_step
             or line["step"] == resume_step
             and not any(key.startswith(rewritten) for key in line)
@@ -152,16 +136,11 @@ class MetricsWriter:
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
     """The lines of WORKDIR/metrics.jsonl. A last line that a kill has cut is left out; so are damaged lines, with a warning."""
-    return _read(epath.Path(workdir) / "metrics.jsonl")[0]
-
-
-def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of a file, and whether none is damaged."""
+    path, valid, damaged = epath.Path(workdir) / "metrics.jsonl", [], []
     try:
         lines = path.read_bytes().decode(errors="replace").split("\n")
     except FileNotFoundError:
-        return [], True
-    valid, damaged = [], []
+        return []
     for number, line in enumerate(lines[:-1], 1):
         try:
             values = json.loads(line) if line else None
@@ -173,7 +152,7 @@ def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
             damaged.append(number)
     if damaged:
         log.warning("%s: %d lines are damaged and left out, the first is line %d", path, len(damaged), damaged[0])
-    return valid, not damaged
+    return valid
 
 
 class GrowingFiles:

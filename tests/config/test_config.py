@@ -32,8 +32,6 @@ def test_every_key_has_a_description():
     ("key", "text", "value"),
     [
         ("model.dropout", "0.2", 0.2),
-        ("model.dropout_embed", "none", None),
-        ("model.dropout_embed", "0.3", 0.3),
         ("train.steps", "1_000", 1000),
         ("data.joint_vocabulary", "true", True),
         ("data.train", "a.en,a.de", "a.en,a.de"),
@@ -161,7 +159,7 @@ def test_shipped_configs_resolve(name):
 
 
 def test_json_round_trip():
-    config = resolve(override(default_config(), {"model.dropout_embed": "0.5"}))
+    config = resolve(override(default_config(), {"model.dropout": "0.5"}))
     text = config_lib.to_json(config)
     assert config_lib.from_json(text) == config
     with pytest.raises(UserError, match="not the config.json of a run"):

@@ -9,8 +9,7 @@ from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
-from t2t_flax.tasks import task_of
-from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks import Predictions, task_of
 from t2t_flax.tasks.translation import tokenizer_of
 
 TEXTS = {

@@ -7,8 +7,8 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import open_output
 from t2t_flax.config import Config, load_config
 from t2t_flax.data.dataset import segmentations, split_source, training_policies
-from t2t_flax.data.encoding import Encoder, Policies, Segmentation, encode_parts
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.preprocess import Encoder, Policies, Segmentation, encode_parts
+from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import OK
 

@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
     parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")
@@ -34,7 +34,9 @@ def run(argv: list[str]) -> int:
         attention.check_picture(args.picture)
     from t2t_flax.extensions.inspection.maps import attend
 
-    maps = attend(arguments.load_run(args, overrides), args.source, args.target)
+    loaded = arguments.load_run(args, overrides)
+    source = arguments.prepare_line(loaded, arguments.line_flags(args))(args.source)
+    maps = attend(loaded, source, args.target)
     if args.picture:
         attention.draw(maps, args.picture)
     attention.save(maps, args.output)

@@ -35,20 +35,20 @@ class AttentionMaps:
         return ("<start>", *self.target_tokens[:-1])
 
 
-def attend(run: TrainedModel, source: str, target: str | None = None, *, start: str | None = None) -> AttentionMaps:
-    """Attention weights of a teacher-forced pair; without a target, of the source with the run's own translation. start: see
-    `TrainedModel.translate`. Raises UserError for an empty or too long side, and for a model without self-attention.
+def attend(run: TrainedModel, source: str, target: str | None = None) -> AttentionMaps:
+    """Attention weights of a teacher-forced pair; without a target, of the source with the run's own translation. Raises
+    UserError for an empty or too long side, for a model without self-attention, and as `TrainedModel.in_language`.
     """
     if mixer_class(run.config.model).NAME != SelfAttention.NAME:
         raise UserError(
             f"config.model.mixer = {run.config.model.mixer}: this run has no self-attention weights to show."
         )
     if target is None:
-        (translation,) = run.translate([source], start=start)
+        (translation,) = run.translate([source])
         target = task_of(run.config).postprocess(source, translation.text)
         if source.strip() and not target.strip():
             raise UserError("the run's own translation of this source is empty: give a --target.")
-    pair = run.encode_pair(source, target, run.start_ids(start))
+    pair = run.encode_pair(source, target)
     batch = {name: jax.numpy.asarray(x) for name, x in rows_of([pair], 1).items()}
     _, state = _forward(run.model, run.params, batch)
     intermediates, s, t = state["intermediates"], len(pair.source), len(pair.target)

@@ -1,4 +1,4 @@
-"""Languages: several directions in one model, which is told the target language by a token before the source sentence."""
+"""Languages: several directions in one model, which is told the target language by a symbol before the source sentence."""
 
 import functools
 import itertools
@@ -6,16 +6,14 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config, Data
-from t2t_flax.config.data_keys import (
-    VALID_PREFIX,
-    named_entries,
-)
+from t2t_flax.config.data_keys import VALID_PREFIX, named_entries
 from t2t_flax.config.keys import key
-from t2t_flax.data.starts import Direction
+from t2t_flax.data.hooks import Direction
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, START_FLAGS, SUMMARIES, add_group
+from t2t_flax.registry import DATA_HOOKS, LINE_FLAGS, SUMMARIES, add_group
 
 BY_NAME = "by_name"
 _LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
@@ -27,8 +25,8 @@ class Languages:
     directions: str = key(
         "",
         "the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, NAME=de-en'; by_name = those of "
-        "sources named en-de or en-de.ANYTHING are their names. A token before the source sentences tells the target "
-        "language. Empty = one direction, data.source_language to data.target_language",
+        "sources named en-de or en-de.ANYTHING are their names. A symbol before the source sentences tells the "
+        "target language. Empty = one direction, data.source_language to data.target_language",
         mutable=True,
     )
 
@@ -38,6 +36,16 @@ class Languages:
             raise UserError(
                 f"config.languages.directions = {self.directions!r} is for data.task = translation, not {config.data.task}."
             )
+
+
+def symbol_of(language: str) -> str:
+    """The control symbol before a source sentence: `<2de>`."""
+    return f"<2{language}>"
+
+
+def in_language(model: Any, line: str, language: str) -> str:
+    """The line of a user with the symbol of a language before it, as `TrainedModel.in_language`."""
+    return model.in_language(line, language)
 
 
 def parse_directions(config: Config) -> Mapping[str, Direction]:
@@ -83,7 +91,7 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
         if targets and direction.target not in targets:
             raise UserError(
                 f"{shown}: {name} is translated into {direction.target}, but no source of config.data.train is: the model "
-                f"would not know its token. It knows {', '.join(targets)}."
+                f"would not know its symbol. It knows {', '.join(targets)}."
             )
     return types.MappingProxyType(directions)
 
@@ -112,4 +120,7 @@ def _names(data: Data) -> dict[str, str]:
 add_group("languages", Languages)
 DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
 SUMMARIES.add("directions", "t2t_flax.extensions.languages.table")
-START_FLAGS["--target-language"] = "language to translate into, with a run of several directions"
+LINE_FLAGS["--target-language"] = (
+    "t2t_flax.extensions.languages:in_language",
+    "language to write, with a model of several: its symbol before lines without one",
+)

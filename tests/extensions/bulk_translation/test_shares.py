@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import os
 import re
-import threading
 import time
 from types import SimpleNamespace
 
@@ -15,14 +14,12 @@ from helpers.thread_groups import run_processes
 from t2t_flax.__main__ import main
 from t2t_flax.cli.lines import paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
-from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 from t2t_flax.extensions.bulk_translation import shared_translation
-from t2t_flax.extensions.bulk_translation.line_files import output_settings
-from t2t_flax.extensions.bulk_translation.shared_translation import Share, Shares, join
+from t2t_flax.extensions.bulk_translation.shared_translation import Share, join
 
 
 def lines_of(n):
@@ -46,7 +43,6 @@ class CapitalsRun:
     """Translations are the lines in capitals with their number; `fail_at`: the line at which translating fails."""
 
     fail_at = ""
-    start, starts = None, Starts()
     before_batch = staticmethod(lambda: None)
 
     def __init__(self, n_best, more=None):
@@ -54,9 +50,6 @@ class CapitalsRun:
         self.config = resolve(override(to_config_dict(Config()), keys))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
-
-    def chosen_start(self):
-        return self.starts.chosen(self.config.data, self.start)
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         if self.fail_at in lines:
@@ -96,7 +89,6 @@ def translate(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
-    monkeypatch.setattr(shared_translation, "_PUBLISHED_EVERY", 0.02)
 
     def run(
         count,
@@ -131,7 +123,7 @@ def translate(monkeypatch, tmp_path):
             step=None,
             average=0,
             best=False,
-            start=None,
+            target_language=None,
         )
 
         def job(group):
@@ -211,19 +203,6 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "w"]
 
 
-@pytest.mark.parametrize(
-    ("starts", "shown"),
-    [(Starts(), None), (Starts((Direction("en", "de"), Direction("fr", "de")), {"de": 4}), "de")],
-    ids=["one direction", "one target"],
-)
-def test_the_only_target_language_may_be_named_when_resuming(starts, shown):
-    run = CapitalsRun("1")
-    run.starts = starts
-    unnamed = output_settings(run, {})
-    run.start = "de"
-    assert output_settings(run, {}) == unnamed and unnamed.get("start") == shown
-
-
 @pytest.mark.parametrize("flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]])
 def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, flags):
     monkeypatch.chdir(tmp_path)
@@ -263,36 +242,6 @@ def test_progress_is_expected_of_the_translation_but_not_of_the_wait_for_others(
     waiting = []
     assert translate(2, before_batch=before_batch) == [0, 0]
     assert watched and all(watched) and not waiting[0].progress_expected
-
-
-def test_process_that_makes_no_progress_is_named(translate, tmp_path, monkeypatch):
-    """It neither ends nor translates, and its heartbeats go on."""
-    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
-    for name, seconds in (("_SAID_EVERY", 0.2), ("_PUBLISHED_EVERY", 0.1), ("LIMIT", 1.0)):
-        monkeypatch.setattr(shared_translation, name, seconds)
-    over, said = threading.Event(), {}
-
-    def before_batch(supervisor):
-        said[supervisor.group.index] = supervisor.said
-        if supervisor.group.index == 1 and not over.wait(60):
-            raise AssertionError("nobody gave it up")
-
-    try:
-        real = Shares.wait_for_all
-
-        def wait_for_all(self):
-            try:
-                real(self)
-            finally:
-                over.set()
-
-        monkeypatch.setattr(Shares, "wait_for_all", wait_for_all)
-        answers = translate(2, before_batch=before_batch)
-    finally:
-        over.set()
-    pattern = r"process 1 on .* translated nothing for \d+ s"
-    assert isinstance(answers[0], ProcessGroupError) and re.match(pattern, str(answers[0])), answers
-    assert any(re.match("this share is translated; waiting for process 1 on ", line) for line in said[0])
 
 
 def test_absent_process_is_named():
