@@ -164,6 +164,8 @@ START_FLAGS: dict[str, str] = {}
 """Flags of commands that choose the token before source sentences by name (`data/starts.py`): flag -> its help."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
+LOCKS = Table()
+"""Modules with `lock_folder(folder, command)`: a `locks.Lock` where kernel locks do not reach all hosts, else None."""
 OBJECT_STORAGE = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
 GROUPS: dict[str, type] = {}

@@ -12,7 +12,7 @@ ALLOWED_IMPORTS = {
     "tables": set(),
     "filesystem": {"errors", "registry"},
     "json_file": {"errors"},
-    "locks": {"errors", "filesystem", "json_file"},
+    "locks": {"errors", "filesystem", "json_file", "registry"},
     "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
     "model_forms": {"config", "errors", "registry"},

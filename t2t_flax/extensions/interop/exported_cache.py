@@ -14,7 +14,7 @@ import numpy as np
 from t2t_flax.extensions.interop.safetensors_file import flatten
 from t2t_flax.filesystem import atomic_directory
 from t2t_flax.json_file import parse_json
-from t2t_flax.locks import exclusive_writer, machine_tag
+from t2t_flax.locks import exclusive_writer
 
 KEPT = 8
 """Exported models that stay in a folder: those used last."""
@@ -45,7 +45,7 @@ def open_exported(folder: Path, name: str, write: Callable[[Path], None], load: 
     with exclusive_writer(folder / name, "the export for CTranslate2"):
         with contextlib.suppress(*_UNREADABLE):  # written by the process that was waited for
             return _load(folder / name, load)
-        with atomic_directory(folder / name, tag=machine_tag()) as new:
+        with atomic_directory(folder / name) as new:
             write(Path(new))
             (Path(new) / _CONTENT).write_text(json.dumps(_digests(Path(new))))
         loaded = _load(folder / name, load)
