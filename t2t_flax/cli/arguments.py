@@ -2,15 +2,20 @@
 
 import argparse
 import errno
+import importlib
 import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import MODEL_FORMS, START_FLAGS, absent_extension, load_extensions
+from t2t_flax.registry import LINE_FLAGS, MODEL_FORMS, absent_extension, load_extensions
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -110,12 +115,32 @@ def workdir_help() -> str:
     return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
-def add_start(arguments: argparse.ArgumentParser) -> None:
-    """The flags that name the token before source sentences; see `check_start`."""
+def add_line_flags(arguments: argparse.ArgumentParser) -> None:
+    """The flags of extensions that change source lines; see `prepare_line`."""
     load_extensions()
-    arguments.set_defaults(start=None)
-    for flag, text in START_FLAGS.items():
-        arguments.add_argument(flag, dest="start", metavar="CODE", help=text)
+    for flag, (_, text) in LINE_FLAGS.items():
+        arguments.add_argument(flag, metavar="CODE", help=text)
+
+
+def line_flags(args: argparse.Namespace) -> dict[str, str]:
+    """The flags of `add_line_flags` that are given."""
+    values = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in LINE_FLAGS}
+    return {flag: value for flag, value in values.items() if value is not None}
+
+
+def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str], str]:
+    """A function of a user's line to that which the model reads, as `line_flags` say. Raises UserError for a value that the
+    model cannot take.
+    """
+
+    def prepare(line: str) -> str:
+        for flag, value in flags.items():
+            module, _, name = LINE_FLAGS[flag][0].partition(":")
+            line = getattr(importlib.import_module(module), name)(model, line, value)
+        return line
+
+    prepare("")
+    return prepare
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
@@ -162,26 +187,12 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
-    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts.
-    Raises UserError also for a start that the run does not know, or that it needs.
-    """
+    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
     from t2t_flax.evaluation.restore import load
 
-    if "start" in args:
-        check_start(args, overrides)
     prepare_to_load(args.workdir, overrides)
     choice = dict(step=args.step, average=args.average, best=args.best)
-    return load(args.workdir, **choice, overrides=overrides, start=vars(args).get("start"))
-
-
-def check_start(args: argparse.Namespace, overrides: dict[str, str]) -> None:
-    """Raises UserError for a start that the run does not know, and for none where it has several."""
-    from t2t_flax.data.starts import read_starts
-    from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.model_forms import run_folder
-
-    data = stored_config(args.workdir, overrides).data
-    read_starts(run_folder(args.workdir) / "tokenizer").chosen(data, args.start)
+    return load(args.workdir, **choice, overrides=overrides)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:

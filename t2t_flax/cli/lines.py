@@ -175,10 +175,10 @@ def windows(
                 yield window
                 window = []
             continue
+        check()
         if isinstance(item, Line):
             window.append(item)
         if window and (len(window) == size or not isinstance(item, Line)):
-            check()
             yield window
             window = []
         if isinstance(item, Exception):

@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
             check()
             arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
             with open_output(args.output) as write:
-                answer = translating(loaded, scores=args.scores)
+                answer = translating(loaded, scores=args.scores, flags=arguments.line_flags(args))
                 answer_windows("translated", answer, arriving, lambda _, text: write(text), check=check)
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
@@ -69,7 +69,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -92,20 +92,23 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
     return paired(iterate_lines(args.input), prefixes, names)
 
 
-def translating(loaded: "TrainedModel", *, scores: bool, say: Callable[[str], None] = to_stderr) -> Answer:
+def translating(
+    loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
+) -> Answer:
     """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
-    source that is too long is truncated, and said. Says which decoder the user chose.
+    source that is too long is truncated, and said. flags: see `arguments.prepare_line`. Says which decoder the user chose.
     """
     from t2t_flax.tasks import task_of
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
+    prepare = arguments.prepare_line(loaded, flags)
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {loaded.decoder}")
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         starts = None if window[0].beside is None else [line.beside or "" for line in window]
         translations = loaded.translate(
-            [line.text for line in window], prefixes=starts, first_line=window[0].number, progress=progress
+            [prepare(line.text) for line in window], prefixes=starts, first_line=window[0].number, progress=progress
         )
         out, notes = [], []
         for line, translation in zip(window, translations, strict=True):

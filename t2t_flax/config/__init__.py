@@ -1,6 +1,5 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
-from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     as_json,
@@ -16,6 +15,7 @@ from t2t_flax.config.overrides import (
     to_config_dict,
     to_json,
 )
+from t2t_flax.config.presets import from_python_file, load_config
 from t2t_flax.config.schema import (
     Checkpoint,
     Config,
@@ -31,7 +31,6 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
-from t2t_flax.config.text_values import parse_test_sets, parse_train_sources, parse_valid_sets
 
 __all__ = [
     "NOT_A_CONFIG",
@@ -59,9 +58,6 @@ __all__ = [
     "immutable_differences",
     "load_config",
     "override",
-    "parse_test_sets",
-    "parse_train_sources",
-    "parse_valid_sets",
     "resolve",
     "to_config_dict",
     "to_json",

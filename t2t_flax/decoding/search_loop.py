@@ -1,6 +1,6 @@
 """The loop shared by beam search and sampling: one token per iteration, with a cache that grows in stages.
 
-A search is a function `advance`, the model a function `step_fn`; neither depends on the other. A stage is one
+A search is a `Search`, the model a function `step_fn`; neither depends on the other. A stage is one
 compiled loop. It ends when the cache is full or all sentences are done. The cache and the sequence buffers grow
 between stages, because attention over a cache much longer than the sequence would dominate the step.
 
@@ -9,7 +9,7 @@ Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V voc
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -85,9 +85,6 @@ Cache = dict[str, Any]
 # [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
 # "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
-# advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
-# token, and the hypothesis that each one continues (None: itself).
-Advance = Callable[[Any, "Sentences", jax.Array, Any, jax.Array], tuple[Any, jax.Array | None]]
 
 
 @flax.struct.dataclass
@@ -119,13 +116,21 @@ class SearchResult:
     finished: jax.Array
 
 
-def make_sentences(caps_B, prefix_BxP=None, keys_BxK=None) -> Sentences:
-    """Sentences from arrays of any integer type. Raises ValueError if the numbers of rows differ."""
-    caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
-    prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
-    if len(prefix_BxP) != len(caps_B):
-        raise ValueError(f"prefix_BxP has {len(prefix_BxP)} rows, caps_B {len(caps_B)}")
-    return Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK)
+class Search(Protocol):
+    """How hypotheses are found; frozen, since equal ones share compiled programs. State: a struct of arrays [B, ...] with the
+    fields `done_B` and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T].
+    """
+
+    def start(self, sentences: Sentences, length: int) -> Any:
+        """The state before the first target token, with buffers for `length` tokens."""
+
+    def advance(
+        self, sentences: Sentences, position: jax.Array, state: Any, logits_BxKxV: jax.Array
+    ) -> tuple[Any, jax.Array | None]:
+        """The state after one more token, and the hypothesis that each one continues, int32 [B, K] (None: itself)."""
+
+    def result(self, sentences: Sentences, state: Any) -> SearchResult:
+        """The hypotheses of a state in which all sentences are done."""
 
 
 def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
@@ -137,50 +142,43 @@ def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None
     return jnp.where(position < width, token_B, PAD)
 
 
-def run_stages(
+def run_search(
     step_fn: StepFn,
-    advance: Advance,
-    options: Any,
     params: Any,
     cache: Cache,
-    sentences: Sentences,
-    start: Callable[[Any, Sentences, int], Any],
+    search: Search,
+    *,
+    caps_B: jax.typing.ArrayLike,
+    prefix_BxP: jax.typing.ArrayLike | None = None,
+    keys_BxK: jax.Array | None = None,
     lengths: Sequence[int] = LENGTHS,
     rehearse: int = 0,
-) -> Any:
-    """Runs a search until every sentence is done and returns the final state.
+) -> SearchResult:
+    """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK: see `Sentences`.
 
-    `start(options, sentences, length)` creates the initial state: a struct of arrays [B, ...] with the fields `done_B`
-    and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T]. The state of a done
-    sentence no longer changes, so results do not depend on the rest of the batch. lengths: tokens for which the given cache
-    has room, and those to which it grows. Equal shapes, functions and options compile once. rehearse: decodes nothing,
-    but compiles the programs for outputs of so many tokens, of which the state is returned.
+    The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
+    generated. lengths: tokens for which the given cache has room, and those to which it grows. Equal shapes, functions and
+    searches compile once. rehearse: decodes nothing, but compiles the programs for outputs of so many tokens.
     """
+    caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
+    prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
+    sentences = Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK)
     length = lengths[0]
-    state = _start(start, options, sentences, length)
-    if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
-        state = jax.device_put(state, sentences.caps_B.sharding)
+    state = _start(search, sentences, length)
+    if isinstance(caps_B.sharding, jax.sharding.NamedSharding):
+        state = jax.device_put(state, caps_B.sharding)
     shared = {name: tree for name, tree in cache.items() if name != "self"}
     self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
     position = length if rehearse else 0
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
         stop = min(position + steps, length)
+        bounds = jnp.int32(position), jnp.int32(stop)
         state, self_cache, all_done = run_stage(
-            step_fn,
-            advance,
-            options,
-            length,
-            params,
-            shared,
-            sentences,
-            jnp.int32(position),
-            jnp.int32(stop),
-            state,
-            self_cache,
+            step_fn, search, length, params, shared, sentences, *bounds, state, self_cache
         )
         if all_done or 0 < rehearse <= length:
-            return state
+            return _result(search, sentences, state)
         position = stop
         if position == length:
             length = next_length(length, lengths)
@@ -211,17 +209,22 @@ def _is_cache(x: Any) -> bool:
     return isinstance(x, DecodingCache)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 3))
-def _start(start, options, sentences, length):
-    return start(options, sentences, length)
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _start(search: Search, sentences: Sentences, length: int) -> Any:
+    return search.start(sentences, length)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(9, 10))
-def run_stage(step_fn, advance, options, length, params, shared, sentences, position, stop, state, self_cache):
+@functools.partial(jax.jit, static_argnums=0)
+def _result(search: Search, sentences: Sentences, state: Any) -> SearchResult:
+    return search.result(sentences, state)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(8, 9))
+def run_stage(step_fn, search, length, params, shared, sentences, position, stop, state, self_cache):
     """Decodes from `position` until all sentences are done or have `stop` tokens, at most those that the cache of `length`
     tokens has room for.
 
-    Returns (state, cache, whether all sentences are done). Arguments as in `run_stages`; state and
+    Returns (state, cache, whether all sentences are done). Arguments as in `run_search`; state and
     self_cache are donated.
     """
 
@@ -233,7 +236,7 @@ def run_stage(step_fn, advance, options, length, params, shared, sentences, posi
         def next_token(carry):
             position, state, self_cache = carry
             logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
-            new, parents_BxK = advance(options, sentences, position, state, logits_BxKxV)
+            new, parents_BxK = search.advance(sentences, position, state, logits_BxKxV)
             self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
             return position + 1, _keep_done(state, new), self_cache
 

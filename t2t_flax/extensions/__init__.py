@@ -40,7 +40,11 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "tokenizer files": ("SentencePiece model and vocabulary",),
         "workdirs": ("pretrained:*", "model.safetensors"),
     },
-    "corpora": {"groups": ("filters",), "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata")},
+    "corpora": {
+        "groups": ("filters",),
+        "commands": ("list_dropped",),
+        "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata"),
+    },
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},

@@ -53,7 +53,6 @@ TABLE = {
     "data.source_eos": (True,) * 6,
     "data.batch_tokens": (25_000, 25_000, 32_768, 28_672, 8192, 65_536),
     "recipes.batch_groups": (0, 0, 8, 8, 2, 0),
-    "data.packed_decoder_start": ("start",) * 5 + ("previous_eos",),
     "data.max_length": (256, 256, 256, 1024, 1024, 256),
     "train.steps": (100_000, 300_000, 300_000, None, 8000, 100_000),
     "checkpoint.average_last": (5, 20, 5, 10, 10, 0),

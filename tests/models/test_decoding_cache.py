@@ -7,7 +7,8 @@ import pytest
 from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.config import Model
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.models import decoding_cache
 from t2t_flax.models.attention import MixerInputs, SelfAttention
 
@@ -27,8 +28,8 @@ def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
         def step(params, tokens, position, cache):
             return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
-        options = BeamOptions(4, 0.6, 4)
-        results.append(beam_search(step, params, cache, options, caps_B=[20] * 3, lengths=(8, 16, 32)))
+        options = BeamSearch(4, 0.6, 4)
+        results.append(run_search(step, params, cache, options, caps_B=[20] * 3, lengths=(8, 16, 32)))
     np.testing.assert_array_equal(results[0].tokens, results[1].tokens)
     np.testing.assert_allclose(results[0].log_probs, results[1].log_probs, rtol=1e-5)
     assert len(np.unique(np.asarray(results[0].tokens)[0], axis=0)) == 4

@@ -34,12 +34,10 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
 
     split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
     keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
-    start = loaded.chosen_start()  # the only one need not be named
     return (
         keys
         | flags
         | {
-            **({"start": start} if start else {}),
             "checkpoints": list(loaded.steps),
             "parameters": sum(checksums(loaded.params, once=True).values()),
             "tokenizers": loaded.tokenizers.digest,

@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
@@ -50,18 +50,21 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        return loaded, scoring(loaded, tokens=args.tokens), output_settings(loaded, {"--tokens": args.tokens})
+        flags = arguments.line_flags(args)
+        answer = scoring(loaded, tokens=args.tokens, flags=flags)
+        return loaded, answer, output_settings(loaded, {"--tokens": args.tokens, **flags})
 
     return run_lines("score", "scored", pairs, start, source=args.source, output=args.output, resume=args.resume)
 
 
-def scoring(loaded: "TrainedModel", *, tokens: bool) -> Answer:
+def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> Answer:
     """Scores pairs: a line for each, also for one that cannot be scored, which is noted. tokens: write each token's
-    log-probability.
+    log-probability. flags: see `arguments.prepare_line`.
     """
+    prepare = arguments.prepare_line(loaded, flags)
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        results = loaded.score_each([(line.text, line.beside or "") for line in window], progress=progress)
+        results = loaded.score_each([(prepare(line.text), line.beside or "") for line in window], progress=progress)
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))
             for line, result in zip(window, results, strict=True)

@@ -71,7 +71,6 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
                 "--output=FILE in folders that all of them see. For anything else, run it on one host."
             )
-    arguments.check_start(args, overrides)
     config = stored_config(args.workdir, overrides)
     check_decoder(config)
     prepare_process(config)
@@ -90,12 +89,13 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     lines = read_input(args, overrides)
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        choice = dict(step=args.step, average=args.average, best=args.best, start=args.start)
+        choice = dict(step=args.step, average=args.average, best=args.best)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
-        answer = translating(loaded, scores=args.scores, say=supervisor.say)
+        flags = arguments.line_flags(args)
+        answer = translating(loaded, scores=args.scores, flags=flags, say=supervisor.say)
         # Comparing what was read, and not a file written there: a workdir may be read-only.
-        settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn})
+        settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags})
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
         shares = Shares(group, supervisor.say)

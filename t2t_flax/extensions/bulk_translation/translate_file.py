@@ -39,7 +39,9 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        return loaded, translating(loaded, scores=args.scores), output_settings(loaded, {"--scores": args.scores})
+        flags = arguments.line_flags(args)
+        answer = translating(loaded, scores=args.scores, flags=flags)
+        return loaded, answer, output_settings(loaded, {"--scores": args.scores, **flags})
 
     files = dict(source=args.input, output=args.output)
     return run_lines("translate_file", "translated", pairs, start, **files, resume=args.resume)

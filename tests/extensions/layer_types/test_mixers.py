@@ -12,8 +12,8 @@ from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small
 from t2t_flax.config import Model
 from t2t_flax.config.overrides import override, resolve, to_config_dict
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search
-from t2t_flax.decoding.search_loop import grow
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import grow, run_search
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.attention import MixerInputs, make_mixer
@@ -154,7 +154,7 @@ def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
         return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
     cache = start_cache(model, params, sources, beams, 8)
-    result = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
+    result = run_search(step, params, cache, BeamSearch(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
     pairs = [
         ([int(x) for x in sources[b] if x], [int(x) for x in result.tokens[b, n][: result.lengths[b, n]]])
         for b in range(3)

@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
-from t2t_flax.config.validation import check_combinations
+from t2t_flax.config.overrides import check_combinations
 from t2t_flax.data.batching import batch_sampler, layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.layouts import plain_stream
