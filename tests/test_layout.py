@@ -9,7 +9,6 @@ ALLOWED_IMPORTS = {
     "errors": set(),
     "registry": {"extensions"},  # loads them
     "version": set(),
-    "tables": set(),
     "filesystem": {"errors", "registry"},
     "json_file": {"errors"},
     "locks": {"errors", "filesystem", "json_file", "registry"},
@@ -61,7 +60,6 @@ NO_JAX = (
     "locks",
     "model_forms",
     "registry",
-    "tables",
     "tasks",
     "version",
 )

@@ -6,7 +6,6 @@ from t2t_flax.config import Config
 from t2t_flax.extensions.planning.chips import GIB, HOP_SECONDS
 from t2t_flax.extensions.planning.roofline import sent_bytes
 from t2t_flax.extensions.planning.topology import Topology
-from t2t_flax.tables import text_table
 
 MIB = 2.0**20
 
@@ -33,9 +32,11 @@ _COLUMNS = (
 
 def table(plans: list[dict[str, Any]]) -> str:
     """One line for each machine."""
-    lines = text_table(_COLUMNS, [_row(plan) for plan in plans], right=_COLUMNS[1:])
+    lines = [_COLUMNS, *map(_row, plans)]
+    name, *numbers = (max(map(len, column)) for column in zip(*lines, strict=True))
+    text = "\n".join("  ".join([line[0].ljust(name), *map(str.rjust, line[1:], numbers)]) for line in lines)
     return (
-        f"{lines}\nexchanges: how often an update sums gradients over devices. Times, rates and hours are predictions: "
+        f"{text}\nexchanges: how often an update sums gradients over devices. Times, rates and hours are predictions: "
         "rooflines, the least that is possible."
     )
 

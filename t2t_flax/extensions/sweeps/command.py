@@ -25,10 +25,10 @@ from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
 from t2t_flax.extensions.sweeps.space import Search, Sweep
+from t2t_flax.extensions.sweeps.tables import text_table
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
 from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker, count_states
 from t2t_flax.filesystem import is_remote
-from t2t_flax.tables import text_table
 
 
 def run(argv: list[str]) -> int:

@@ -4,9 +4,9 @@ from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.tables import csv_text, text_table
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
-from t2t_flax.tables import csv_text, text_table
 
 
 def run(argv: list[str]) -> int:

@@ -12,8 +12,8 @@ from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
 from t2t_flax.extensions.sweeps.plots import Plot, make_plots
 from t2t_flax.extensions.sweeps.results import selection_score
 from t2t_flax.extensions.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
+from t2t_flax.extensions.sweeps.tables import csv_text, text_table
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.tables import csv_text, text_table
 from t2t_flax.tasks import lower_is_better
 
 _NUMERIC = ("mean", "spread", "seeds", "chip-hours", "CPU device-hours", "device-hours")
