@@ -2,6 +2,7 @@
 
 import codecs
 import contextlib
+import glob
 import gzip
 import hashlib
 import io
@@ -74,6 +75,8 @@ def existing_file(name: str, context: Context) -> epath.Path:
     if not path.exists():
         relative = not (context.root or path.is_absolute())
         hint = f" (relative to {os.getcwd()}; config.data.root is empty)" if relative else ""
+        for path_with_name in glob.glob(f"*={glob.escape(name.partition('/')[0])}", root_dir=context.root or "."):
+            hint += f". What stands before = is the name of a source: write ./{path_with_name} for a path"
         raise UserError(f"{context.label}: there is no file {path}{hint}")
     if path.is_dir():
         raise UserError(f"{context.label}: {path} is a folder; name a file in it")
