@@ -10,7 +10,7 @@ ALLOWED_IMPORTS = {
     "registry": {"extensions"},  # loads them
     "version": set(),
     "filesystem": {"errors", "registry"},
-    "json_file": {"errors"},
+    "json_file": set(),
     "locks": {"errors", "filesystem", "json_file", "registry"},
     "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
