@@ -174,7 +174,8 @@ def validation_batches(
 
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
-    row, *starts = first_fit(*(lengths[members] for lengths in store.lengths), shape.length)
+    source, target = (lengths[members] for lengths in store.lengths)
+    row, *starts = first_fit(source, target, shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = (first <= row) & (row < first + shape.rows)
         yield Batch(store, shape, members[here], row[here] - first, [start[here] for start in starts])
