@@ -81,7 +81,7 @@ def imports(path: Path) -> set[str]:
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "extensions"]
 EXTENSION_FILES = [path for path in FILES if path not in CORE and path.parent.name != "extensions"]
 EXTENSIONS_WITHOUT_JAX = ("sweeps",)
-WITH_JAX = ("stacked_runs.py", "vectorized.py")
+WITH_JAX = ("stacked_runs.py",)
 """Imported by the process that trains, not by that of the sweep."""
 
 
