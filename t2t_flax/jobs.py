@@ -185,8 +185,7 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     """Lines on the data, the model, the batches and the devices of a run."""
     import jax
 
-    from t2t_flax.training.parameters import parameters_of
-    from t2t_flax.training.train_state import count_params
+    from t2t_flax.training.train_state import count_params, parameters_of
 
     config, corpus, batches = setup.config, setup.corpus, setup.batches
     data, sizes = config.data, corpus.tokenizers.vocab_sizes

@@ -130,7 +130,7 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
 PARAMETERS = Features()
-"""Modules with `parameters(config) -> training.parameters.Parameters`; the first one counts."""
+"""Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""
 TOKENIZERS_OF = Features()
 """Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})

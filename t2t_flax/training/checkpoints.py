@@ -46,8 +46,7 @@ from t2t_flax.training.checkpoint_files import (
     shape_differences,
     with_digest,
 )
-from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.train_state import TrainState, parameters_of
 from t2t_flax.training.workdir import TRAINED
 from t2t_flax.version import __version__
 
