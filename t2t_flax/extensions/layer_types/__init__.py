@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Model
 from t2t_flax.config.keys import MODEL, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import FEED_FORWARDS, MIXERS, NORMS, POSITIONS, SCORES, add_group
+from t2t_flax.registry import FEED_FORWARDS, GROUPS, MIXERS, NORMS, POSITIONS, SCORES
 
 _model_key = functools.partial(key, changes=MODEL)
 
@@ -95,4 +95,4 @@ POSITIONS.add("rotary", f"{_FOLDER}.positions:ROTARY")
 POSITIONS.add("alibi", f"{_FOLDER}.positions:ALIBI")
 FEED_FORWARDS.add("gated", f"{_FOLDER}.layers:GatedFeedForward")
 NORMS.add("rmsnorm", f"{_FOLDER}.layers:rms_norm")
-add_group("layer_types", LayerTypes)
+GROUPS.add("layer_types", LayerTypes)
