@@ -7,6 +7,7 @@ T2T_ALONE=1                                                                a tri
 They use the coordination service of `jax.distributed`. A process that is alone has the same interface on a dictionary.
 """
 
+import importlib.util
 import itertools
 import os
 import socket
@@ -18,7 +19,7 @@ from typing import Any, NoReturn
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, UserError, first_line
-from t2t_flax.process_setup import ALONE, likely_platform
+from t2t_flax.process_setup import ALONE
 
 
 class ProcessGroupError(Exception):
@@ -199,7 +200,8 @@ def _place() -> tuple[str, dict[str, Any]]:
     hosts = (e.get("TPU_WORKER_HOSTNAMES") or e.get("TPU_PROCESS_ADDRESSES") or "").split(",")
     if len(hosts) > 1:
         return f"TPU worker {e.get('TPU_WORKER_ID')} of {len(hosts)}", {}
-    return _TPU_VM if likely_platform() == "tpu" else "", {}
+    has_tpu = os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0") and importlib.util.find_spec("libtpu")
+    return _TPU_VM if has_tpu and e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else "", {}
 
 
 def _place_by_hand() -> tuple[str, dict[str, Any]]:
