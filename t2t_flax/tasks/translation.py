@@ -145,13 +145,7 @@ def _has_moses_rules(config: Config) -> bool:
 
 
 METRICS = [
-    Metric(
-        "sacrebleu",
-        "sacreBLEU",
-        statistics=_statistics("sacrebleu"),
-        log_name="bleu",
-        confidence_interval=True,
-    ),
+    Metric("sacrebleu", "sacreBLEU", statistics=_statistics("sacrebleu"), log_name="bleu", confidence_interval=True),
     Metric(
         "tokenized_bleu",
         "tokenized BLEU",

@@ -186,9 +186,6 @@ def test_every_source_yields_texts_of_one_line():
         def fingerprint(self):
             return ""
 
-        def where(self, i):
-            return ""
-
     for source, tag in ((Letters("letters"), ""), (TaggedSource(Letters("letters"), "<2de>"), "<2de> ")):
         assert list(source.pairs()) == [(f"{tag}Dear Sir,  yes\u2028", "Ja ")]
         assert list(source.references()) == [("Ja ", "Doch ")]
@@ -241,7 +238,7 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     pairs = list(source.pairs())
     assert sorted(pairs) == sorted((f"sentence {i}  of 30", f"Satz {i} ß") for i in range(30))
     assert source.count == 30 and list(source.pairs()) == pairs
-    assert source.where(2) == "tfds:t2t_pairs/de-en:train example 3"
+    assert source.where(2) == "tfds:t2t_pairs/de-en:train pair 3"
     assert list(tfds_dir.rglob("*.array_record-*"))
 
     part = open_en_de("tfds:t2t_pairs/de-en:1.0.0:train[10:20]", tfds_dir)
