@@ -39,12 +39,10 @@ class Data:
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    root: str = mutable_key(
-        "", "folder that the relative paths above are resolved against; for tfds its data_dir", path=True
-    )
+    root: str = mutable_key("", "folder that the relative paths above are resolved against; for tfds its data_dir")
     source_language: str = key("en", "language code of the source side", changes=SCORES)
     target_language: str = key("de", "language code of the target side", changes=SCORES)
-    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", path=True)
+    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data")
     num_workers: int = mutable_key(0, "processes that tokenise; 0 = one per core", low=0, high=1024)
     corpus: str = mutable_key("", "name of the corpus for records, beside its digest")
     pretokenized: bool = key(
@@ -59,7 +57,6 @@ class Data:
         "",
         "existing tokenizer: a SentencePiece .model file, or a folder with source and target; or what the tokenizer of an "
         "extension is built from",
-        path=True,
     )
     vocab_size: int = key(
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7

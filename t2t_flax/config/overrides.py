@@ -11,7 +11,7 @@ from t2t_flax.config.keys import MODEL, TRAINING
 from t2t_flax.config.schema import CORE_GROUPS, HIGHER_IS_BETTER, Config, Mesh, Model, fields, groups, keys_that_change
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import GROUPS, absent_extension
+from t2t_flax.registry import GROUPS
 
 NOT_A_CONFIG = (
     "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
@@ -52,15 +52,11 @@ def _groups_of(config: Any) -> dict[str, Any]:
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(values)}.")
     for group, items in values.items():
         if group not in groups():
-            raise UserError(f"config has no group {keys.show(group)}.{_hint(group)} Groups: {', '.join(groups())}.")
+            hint = keys.hint("groups", str(group), difflib.get_close_matches(str(group), groups(), n=1))
+            raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(groups())}.")
         if not isinstance(items, dict):
             raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
     return {group: dict(items) for group, items in values.items()}
-
-
-def _hint(group: Any) -> str:
-    near = difflib.get_close_matches(str(group), groups(), n=1)
-    return absent_extension("groups", str(group)) or (f" Did you mean {near[0]!r}?" if near else "")
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
@@ -111,17 +107,11 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: (x, y) for name, (x, y) in pairs.items() if x != y}
 
 
-def as_resumed(stored: Config, given: Config) -> Config:
-    """`given` for going on with the run of `stored`: train.precision = auto is what it was at the run's first start."""
-    if given.train.precision != "auto":
-        return given
-    return given.with_values({"train.precision": stored.train.precision})
-
-
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in keys that a resumed run must not change."""
-    changed = differences(stored, as_resumed(stored, current))
-    return {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
+    """The differences in keys that a resumed run must not change. train.precision = auto is what it was at the first start."""
+    if current.train.precision == "auto":
+        current = current.with_values({"train.precision": stored.train.precision})
+    return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
 
 
 def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  ") -> str:
@@ -129,12 +119,6 @@ def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: s
     `first` and `now` as `second`.
     """
     return "\n".join(f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items())
-
-
-def check_value(name: str, text: str) -> None:
-    """Raises UserError if the key is unknown or the text is not one of its values."""
-    item = fields()[_known(name)]
-    keys.check_value(name, item, keys.parse_value(name, item, text))
 
 
 def _known(name: str) -> str:
@@ -146,7 +130,7 @@ def _known(name: str) -> str:
     near = (
         near or [key for key in fields() if key.endswith(f".{item}")] or difflib.get_close_matches(shown, fields(), n=1)
     )
-    hint = absent_extension("groups", group) or (f" Did you mean {near[0]!r}?" if near else "")
+    hint = keys.hint("groups", group, near)
     raise UserError(f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import ml_collections
 
+from t2t_flax.config.keys import hint
 from t2t_flax.config.overrides import default_config, from_json, override, resolve, to_config_dict
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
@@ -123,8 +124,7 @@ def find(name: str) -> Preset:
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-        hint = absent_extension("presets", name) or (f" Did you mean {near[0]!r}?" if near else "")
-        raise UserError(f"there is no preset {name!r}.{hint} Presets: {', '.join(known)}.")
+        raise UserError(f"there is no preset {name!r}.{hint('presets', name, near)} Presets: {', '.join(known)}.")
     return known[name]
 
 
