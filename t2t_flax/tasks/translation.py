@@ -240,6 +240,3 @@ class Translation(Task):
                 f"config.eval.sacrebleu_tokenizer = {setting}{why} need sacreBLEU's tokenizer {name}, which is missing "
                 f"({' '.join(str(error).split())}): {advice}, or score characters: --config.eval.sacrebleu_tokenizer=char."
             ) from None
-
-
-TASK = Translation
