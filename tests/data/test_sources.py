@@ -171,7 +171,7 @@ def test_files_of_a_source_spec():
 def test_documented_source_works(monkeypatch, tmp_path):
     documented_modules.load("A new data source", monkeypatch, tmp_path)
     source = open_en_de("squares:3", key="config.data.train")
-    assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 number 3"
+    assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 pair 3"
     with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
         open_en_de("squares:x", key="config.data.train")
 
