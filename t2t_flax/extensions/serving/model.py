@@ -1,7 +1,6 @@
 """A run that answers requests: restored, warmed up and used by threads of its own."""
 
 import bisect
-import contextlib
 import dataclasses
 import functools
 import math
@@ -124,8 +123,6 @@ class ServedModel:
         self._runs = threading.local()
         limits = [health_limit, *[_PATIENCE * health_limit] * len(USUAL_LENGTHS)]
         self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit, i > 0) for i, limit in enumerate(limits)]
-        # Programs that span several devices may wait for each other where two threads start them at once.
-        self._turn: contextlib.AbstractContextManager = contextlib.nullcontext()
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
     def start(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
@@ -283,8 +280,6 @@ class ServedModel:
         if names := loaded.tokenizers.starts.names:
             loaded = dataclasses.replace(loaded, start=names[0])  # of the warm-up; requests name theirs
         self.config, self._restored = loaded.config, loaded
-        if loaded.mesh.size > 1:
-            self._turn = threading.Lock()
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         runs = [self._loaded(n_best) for n_best in sorted({1, several})]
         for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS if self._warm_up == "usual" else None):
@@ -314,14 +309,12 @@ class ServedModel:
 
     def _probe(self) -> None:
         """Translates a line of the server's own. Raises NotFinite."""
-        with self._turn:
-            (translation,) = self._loaded(1).translate(["a"])
+        (translation,) = self._loaded(1).translate(["a"])
         _check_finite(translation)
 
     def _processed_in(self, lane: Lane) -> Process[Any]:
         def process(key: Hashable, items: list[Any]) -> list[Any]:
-            with self._turn:
-                results = self._process(key, items)
+            results = self._process(key, items)
             lane.good()
             return results
 

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from t2t_flax.errors import FAILURE, OK, UserError
+from t2t_flax.extensions.serving.compiling import Compiler
 from t2t_flax.extensions.serving.connections import Connection
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.process_setup import on_stop_signal
@@ -142,7 +143,8 @@ def serve(
     """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
     seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
-    server = make_server(app, timeout, max_connections)
+    server, compiler = make_server(app, timeout, max_connections), Compiler()
+    compiler.install()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
     last = timeout - min(0.25, timeout / 8)
     server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
@@ -151,6 +153,8 @@ def serve(
         described = model.describe()
         steps = " and ".join(map(str, described["steps"]))
         print(f"{model.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
+        if all(model.ready for model in models):
+            compiler.begin()
 
     try:
         for model in models:
@@ -160,6 +164,7 @@ def serve(
             server.run([listening])
     finally:
         server.end()
+        compiler.stop()
         ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
     if all(ended):
         faulthandler.cancel_dump_traceback_later()
