@@ -4,7 +4,7 @@ check:
 	ruff format --check .
 	ruff check .
 	mypy
-	python -m pytest -q tests/test_layout.py tests/test_docs.py tests/test_readme.py tests/test_api.py tests/config
+	python -m pytest -q -m "not slow and not drill" tests/test_layout.py tests/test_docs.py tests/config/test_config.py $$(python -m tools.changed_tests)
 
 test:
 	python -m pytest

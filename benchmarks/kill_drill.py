@@ -33,6 +33,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from benchmarks.run_contents import Difference, compare, visible
+
 ROOT = Path(__file__).parents[1]
 LOG = ROOT / "benchmarks" / "results" / "kill_drill.log"
 ASKING = "asking whether to stop"
@@ -66,7 +68,7 @@ BASE = {
 CONFIGS = {
     "packed": {},
     "buckets": {"data.batching": "buckets"},
-    "padded tokens": {"data.batch_size_counts": "padded_tokens", "data.batch_groups": 4, "data.batch_tokens": 1024},
+    "padded tokens": {"recipes.batch_groups": 4, "data.batch_tokens": 1024},
     "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "mixtures.shares": "many=1, few=1; 4: few=1"},
     "BPE dropout": {"subwords.bpe_dropout": 0.1, "subwords.samples": 2},
     "LoRA": {"finetuning.lora_rank": 2},
@@ -82,10 +84,6 @@ LATER = 4
 """Random stops of a run after its first one."""
 EXPORTED = "packed"
 """The config whose runs are exported at the end."""
-TIMES = ("seconds", "target_tokens_per_second", "mfu_", "init_timestamp", "commit_timestamp")
-"""How the names of times begin in JSON files."""
-DERIVED = ("digest",)
-"""Digests of JSON that contains times."""
 ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
     "JAX_DISABLE_MOST_OPTIMIZATIONS": "true",
@@ -93,10 +91,6 @@ ENVIRONMENT = {
     "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
     "XLA_FLAGS": "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
 }
-
-
-class Difference(Exception):
-    """A stopped run differs from the undisturbed one, or could not be completed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -226,72 +220,6 @@ def free_port() -> int:
     with socket.socket() as s:
         s.bind(("127.0.0.1", 0))
         return s.getsockname()[1]
-
-
-def visible(workdir: Path) -> dict[str, Any]:
-    """{what: its value} of everything that a user may look at in a workdir, but times and its own name."""
-    from t2t_flax.evaluation.restore import load
-
-    found: dict[str, Any] = {}
-    for path in sorted(workdir.rglob("*")):
-        name = str(path.relative_to(workdir))
-        if name.startswith("checkpoints/") and name.count("/") > 2 and "/meta/" not in name:
-            continue  # parts of arrays
-        if name.split("/")[0] == "stacks":  # of a process whose peer was killed: for the user, not for the run
-            continue
-        if path.is_dir() or path.name == ".lock":  # which has the id of a process
-            found[name] = None
-            continue
-        data = path.read_bytes().replace(str(workdir).encode(), b"WORKDIR")
-        if name == "exported/README.md":  # names the run by its folder
-            data = data.replace(workdir.name.encode(), b"RUN")
-        if path.suffix == ".jsonl":
-            data = [without_times(json.loads(line)) for line in data.splitlines()]
-        elif path.suffix == ".json" or path.name in ("metadata", "_CHECKPOINT_METADATA"):
-            data = without_times(json.loads(data))
-        found[name] = data
-    found |= {f"array {name}": value for name, value in arrays(workdir / "checkpoints").items()}
-    for choice in (dict(average=2), dict(best=True)):
-        found[f"chosen by {choice}"] = load(workdir, at_most=True, overrides={"mesh.data": "-1"}, **choice).steps
-    return found
-
-
-def arrays(checkpoints: Path) -> dict[str, bytes]:
-    """The bytes of every array of every checkpoint."""
-    import jax
-    import numpy as np
-    import orbax.checkpoint as ocp
-
-    found, handler = {}, ocp.PyTreeCheckpointHandler()
-    for item in sorted(checkpoints.glob("[0-9]*/*")):
-        if item.name in ("params", "opt_state", "ema"):
-            as_numpy = jax.tree.map(lambda _: ocp.RestoreArgs(restore_type=np.ndarray), handler.metadata(item).tree)
-            tree = handler.restore(item, args=ocp.args.PyTreeRestore(restore_args=as_numpy))
-            for path, leaf in jax.tree.leaves_with_path(tree):
-                found[f"{item.relative_to(checkpoints)} {jax.tree_util.keystr(path)}"] = np.asarray(leaf).tobytes()
-    return found
-
-
-def without_times(value: Any) -> Any:
-    """Without measurements of time, which differ from run to run."""
-    if isinstance(value, dict):
-        return {
-            name: without_times(item)
-            for name, item in value.items()
-            if not name.startswith(TIMES) and not (name in DERIVED and "checksums" in value)
-        }
-    return [without_times(item) for item in value] if isinstance(value, list) else value
-
-
-def compare(whole: dict[str, Any], stopped: dict[str, Any]) -> None:
-    """Raises Difference, naming what differs."""
-    if more := sorted(stopped.keys() - whole.keys()):
-        raise Difference(f"only in the stopped run: {more[:8]}")
-    if missing := sorted(whole.keys() - stopped.keys()):
-        raise Difference(f"missing in the stopped run: {missing[:8]}")
-    for name, value in whole.items():
-        if value != stopped[name]:
-            raise Difference(f"{name} differs: {str(value)[:1500]} and, stopped, {str(stopped[name])[:1500]}")
 
 
 @dataclasses.dataclass

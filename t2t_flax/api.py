@@ -37,12 +37,23 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
 
     from t2t_flax import jobs
     from t2t_flax.distributed.supervisor import run_job
+    from t2t_flax.errors import NonFiniteUpdate
     from t2t_flax.filesystem import check_workdir
 
     resolved, path = resolve(config, overrides), epath.Path(workdir)
     check_workdir(path)
     notes = _prepare_process(resolved)
-    return run_job(resolved, lambda supervisor: jobs.train(resolved, path, supervisor, notes), stacks=path / "stacks")
+
+    def body(supervisor: RunSupervisor) -> TrainResult | NonFiniteUpdate:
+        try:
+            return jobs.train(resolved, path, supervisor, notes)
+        except NonFiniteUpdate as error:  # in all processes, none of which has failed
+            return error
+
+    result = run_job(resolved, body, stacks=path / "stacks")
+    if isinstance(result, NonFiniteUpdate):
+        raise result
+    return result
 
 
 def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
@@ -77,6 +88,8 @@ def evaluate(
     """
     import dataclasses
 
+    from etils import epath
+
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.decoding.translator import check_decoder
@@ -84,9 +97,12 @@ def evaluate(
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.model_forms import check_writable
     from t2t_flax.tasks import task_of
 
-    texts, folder = _as_text(overrides), jobs.evaluation_folder(workdir, output)
+    if not output:
+        check_writable(workdir, "name a folder for the records, --output=DIR")
+    texts, folder = _as_text(overrides), epath.Path(output or workdir)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
     for name in sets:
@@ -95,16 +111,11 @@ def evaluate(
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
-        group, records = supervisor.group, {}
+        group = supervisor.group
         check_shared(group, folder, "--output" if output else "--workdir")
         with supervisor.exit_on_signal("evaluating"):
             loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
-            loaded = dataclasses.replace(loaded, workdir=folder)
-            for name in sets:
-                path, records[name], _ = jobs.evaluate_set(loaded, name, supervisor)
-                group.say(f"record: {path}")
-            for text in jobs.summaries(list(records.values())):
-                group.say(text)
+            records = jobs.evaluate(dataclasses.replace(loaded, workdir=folder), sets, supervisor).records
             group.barrier("evaluated")
         return records
 
@@ -118,21 +129,19 @@ def load(
     average: int = 0,
     best: bool = False,
     overrides: Mapping[str, Any] | None = None,
-    start: str | None = None,
 ) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
     `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
     of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
-    `translate(lines)`, `score(pairs)` and `attend(source, target)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
-    start: the language into which a model of several directions translates, unless `translate(lines, start="fr")` names another.
+    `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
     """
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
 
     texts = _as_text(overrides)
     _prepare_process(stored_config(workdir, texts), devices="mesh.cpu_devices" in texts)
-    return load_run(workdir, step=step, average=average, best=best, overrides=texts, start=start)
+    return load_run(workdir, step=step, average=average, best=best, overrides=texts)
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:
@@ -147,16 +156,13 @@ def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> s
 def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> Config:
     """The checked, frozen config. Raises UserError that names an unknown key, a wrong value or an impossible combination."""
     from t2t_flax import config as config_lib
-    from t2t_flax.config.validation import check_trainable
 
     texts = _as_text(overrides)
     if isinstance(config, str | os.PathLike):
         return config_lib.load_config(os.fspath(config), texts)
     if isinstance(config, config_lib.Config):
         config = config_lib.to_config_dict(config)
-    resolved = config_lib.resolve(config_lib.override(config, texts))
-    check_trainable(resolved)
-    return resolved
+    return config_lib.resolve(config_lib.override(config, texts))
 
 
 def _as_text(overrides: Mapping[str, Any] | None) -> dict[str, str]:

@@ -1,10 +1,11 @@
-"""Train, prepare and evaluate a run from start to end: what the command line and the Python API both call.
+"""Train, prepare and evaluate a run from start to end: what `t2t_flax.api` calls for the commands and for Python.
 
 Each function runs in every process of a run, and the processes agree through the `supervisor` that they are given.
 """
 
 import contextlib
 import dataclasses
+import functools
 import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -12,24 +13,26 @@ from typing import TYPE_CHECKING, Any
 
 from etils import epath
 
-from t2t_flax.config import Config, as_resumed, parse_test_sets, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
-from t2t_flax.model_forms import check_writable
 from t2t_flax.registry import SUMMARIES
 from t2t_flax.training.workdir import (
     adopt_config,
+    advice,
     check_config,
     check_run_folder,
     checkpoint_steps,
     completed,
+    mark,
     read_config,
     writing,
 )
 
 if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.training.run import TrainingEnd
     from t2t_flax.training.setup import TrainingSetup
 
@@ -52,13 +55,33 @@ class TrainResult:
         return self.reason in ("steps", "patience")
 
 
+def prepare(config: Config, workdir: epath.Path) -> Any:
+    """Trains the tokenizer and writes the token stores; prints what is in them and returns the `data.dataset.Corpus`. Existing
+    stores are reused.
+    """
+    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.tasks import task_of
+
+    check_workdir(workdir)
+    check_run_folder(workdir)
+    task = task_of(config)
+    check_sources(task)
+    with writing(workdir, "prepare"), bars("pairs") as bar:
+        adopt_config(workdir, config, train=False)
+        corpus = prepare_corpus(task, workdir, lambda split: functools.partial(bar, f"tokenise {split}"))
+    print(f"train: {corpus.describe_train(config)}")
+    for name, store in corpus.valid.items():
+        print(f"{name}: {store.describe()}")
+    return corpus
+
+
 def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str] = ()) -> TrainResult:
     """Trains to the end, or from where the workdir stands, and writes the evaluation records.
 
     notes: lines about this process, printed with the device. A complete run is returned as it is. Raises NonFiniteUpdate
     if the run diverged (the workdir is marked), UserError for a folder or a config that does not fit.
     """
-    from t2t_flax.data.dataset import check_sources
+    from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.tasks import task_of
 
@@ -66,14 +89,16 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     if group.is_lead:
         check_run_folder(workdir)
     check_shared(group, workdir, "--workdir")
-    if result := _completed(workdir, config, group):
-        return result
     with contextlib.ExitStack() as stack:
         with supervisor.exit_on_signal("waiting for the lock of the workdir"):
             stack.enter_context(writing(workdir, "train", group))
-        if result := _completed(workdir, config, group):  # by the process that held the lock until now
-            return result
-        check_metrics_available(config)
+        message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
+        if message:
+            group.say(message)
+            marker = parse_json((workdir / "complete.json").read_text())
+            records = {name: workdir / "eval" / file for name, file in marker["records"].items()}
+            return TrainResult(workdir, marker["step"], marker["reason"], records)
+        check_available(config)
         config = with_precision(config, workdir, group)
         mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
         if group.is_lead:
@@ -82,7 +107,30 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
                 check_sources(task_of(config))
             adopt_config(workdir, config)
         group.barrier("config", group.MINUTES)
-        return _train(config, workdir, supervisor, notes)
+        with supervisor.exit_on_signal("preparing the data"), bars("pairs", quiet=not group.is_lead) as bar:
+            corpus = prepare_corpus(
+                task_of(config), workdir, lambda split: functools.partial(bar, f"tokenise {split}"), group
+            )
+        end = _updates(config, workdir, corpus, supervisor, notes)
+        records = {}
+        if end.finished:
+            with supervisor.exit_on_signal("evaluating at the end"):
+                records = finish(config, workdir, end, supervisor)
+                group.barrier("finished")
+        return TrainResult(workdir, end.step, end.reason, records)
+
+
+def check_available(config: Config) -> None:
+    """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
+    from t2t_flax.decoding.translator import check_decoder
+    from t2t_flax.tasks import task_of
+    from t2t_flax.training.hooks import check_hooks
+
+    check_hooks(config)
+    valid = config.data.valid_sets if config.eval.decode_every_steps else ()
+    for name in (*valid, *config.data.test_sets):
+        task_of(config).of_set(name).check_requirements()
+        check_decoder(config)
 
 
 def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:
@@ -91,74 +139,28 @@ def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> 
 
     if config.train.precision != "auto":
         return config
-    here = dataclasses.replace(config, train=dataclasses.replace(config.train, precision=compute_dtype("auto").name))
-    if not group.is_lead:
-        precision = group.broadcast("train.precision")
-    else:
-        stored = read_config(workdir) if checkpoint_steps(workdir) else None
-        given = here if stored is None or stored.train.precision == "auto" else as_resumed(stored, config)
-        precision = group.broadcast("train.precision", given.train.precision)
-    if precision != here.train.precision:
+    precision = here = compute_dtype("auto").name
+    stored = read_config(workdir) if group.is_lead and checkpoint_steps(workdir) else None
+    if stored and stored.train.precision != "auto":
+        precision = stored.train.precision
+    precision = group.broadcast("train.precision", precision)
+    if precision != here:
         group.say(
-            f"config.train.precision = auto is {precision}, as at the start of this run; a new one here would be in "
-            f"{here.train.precision}"
+            f"config.train.precision = auto is {precision}, as at the start of this run; a new one here would be in {here}"
         )
-    return dataclasses.replace(config, train=dataclasses.replace(config.train, precision=precision))
+    return config.with_values({"train.precision": precision})
 
 
-def prepare(config: Config, workdir: epath.Path) -> Any:
-    """Trains the tokenizer and writes the token stores; returns the `data.dataset.Corpus`. Existing stores are reused."""
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
-    from t2t_flax.tasks import task_of
-
-    check_workdir(workdir)
-    check_run_folder(workdir)
-    task = task_of(config)
-    check_sources(task)
-    with writing(workdir, "prepare"):
-        adopt_config(workdir, config, train=False)
-        with split_progress() as progress:
-            return prepare_corpus(task, workdir, progress)
-
-
-def check_metrics_available(config: Config) -> None:
-    """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
-    from t2t_flax.decoding.translator import check_decoder
-    from t2t_flax.tasks import task_of
-    from t2t_flax.training.hooks import check_hooks
-
-    check_hooks(config)
-    task = task_of(config)
-    valid = parse_valid_sets(config.data.valid) if config.eval.decode_every_steps else ()
-    for name in (*valid, *parse_test_sets(config.data.test)):
-        task.of_set(name).check_requirements()
-        check_decoder(config)
-
-
-def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> TrainResult | None:
-    """How the run ended if it is complete, as process 0 sees it; prints its summary."""
-    message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
-    if not message:
-        return None
-    group.say(message)
-    marker = parse_json((workdir / "complete.json").read_text())
-    paths = {name: workdir / "eval" / file for name, file in marker["records"].items()}
-    return TrainResult(workdir, marker["step"], marker["reason"], paths)
-
-
-def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: Sequence[str]) -> TrainResult:
-    """Prepares the data, trains and evaluates a run that is adopted and locked."""
-    from t2t_flax.data.dataset import prepare_corpus
+def _updates(
+    config: Config, workdir: epath.Path, corpus: Any, supervisor: RunSupervisor, notes: Sequence[str]
+) -> "TrainingEnd":
+    """Trains a run that is adopted, locked and prepared, and frees its state."""
     from t2t_flax.errors import NonFiniteUpdate
     from t2t_flax.evaluation.evaluate import validation_score
-    from t2t_flax.tasks import task_of
     from t2t_flax.training.loop import train as train_loop
     from t2t_flax.training.setup import set_up_training
-    from t2t_flax.training.workdir import mark
 
     group, say = supervisor.group, supervisor.group.say
-    with supervisor.exit_on_signal("preparing the data"), split_progress() as progress:
-        corpus = prepare_corpus(task_of(config), workdir, progress if group.is_lead else None, group)
     setup = set_up_training(config, workdir, corpus)
     say("\n".join([*_describe(setup, group), *notes]))
     try:
@@ -166,16 +168,12 @@ def _train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers
         if group.is_lead:
             mark(workdir, error)
+            error.add_note(advice(config, workdir))
         raise
     say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in end.seconds.items()))
-    end = dataclasses.replace(end, state=None)  # frees the devices' memory for the final evaluation
     if not end.finished:
         say(f"stopped by {end.reason} after update {end.step}, saved; give the same command again to go on")
-        return TrainResult(workdir, end.step, end.reason, {})
-    with supervisor.exit_on_signal("evaluating at the end"):
-        records = finish(config, workdir, end, supervisor)
-        group.barrier("finished")
-    return TrainResult(workdir, end.step, end.reason, records)
+    return dataclasses.replace(end, state=None)  # the final evaluation needs the devices' memory
 
 
 def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
@@ -190,13 +188,12 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     trained, frozen = (
         count_params(part, config, *sizes) for part in parameters_of(config).split(setup.abstract.params)
     )
-    counted = {"real_tokens": "real", "padded_tokens": "padded"}[data.batch_size_counts]
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
         f"{data.train}: {corpus.describe_train(config)}",
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
-        f"batches: at most {data.batch_tokens:,} {counted} tokens a side, {batches.updates_per_epoch} updates an epoch, "
+        f"batches: at most {data.batch_tokens:,} tokens a side, {batches.updates_per_epoch} updates an epoch, "
         f"shapes {', '.join(map(str, batches.shapes))}",
         f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh {dict(setup.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}",
@@ -212,126 +209,97 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.restore import load
 
-    records, texts, group = {}, [], supervisor.group
-    scores: dict[str, float] = {}
+    evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:
-        average = config.checkpoint.average_last
         best = end.reason == "patience" and not average
         data = config.data  # places on this machine are taken from the command line, never from the stored config
         places = {"data.cache": data.cache, "data.root": data.root}
-        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=group)
+        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=supervisor.group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.checkpoint.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"
-        evaluated = []
-        for name in sets_of(config, "test"):
-            path, record, text = evaluate_set(loaded, name, supervisor, why=why)
-            records[name] = path
-            evaluated.append(record)
-            texts.append(text)
-            scores |= {f"{name}_{key}": value for key, value in score_values(record).items()}
-            group.say(f"record: {path}")
-        for text in summaries(evaluated):
-            texts.append(text)
-            group.say(text)
+        evaluation = evaluate(loaded, sets_of(config, "test"), supervisor, why=why)
     marker = {
         "step": end.step,
         "reason": end.reason,
-        "records": {name: path.name for name, path in records.items()},
-        "summary": "\n".join(texts),
+        "records": {name: path.name for name, path in evaluation.paths.items()},
+        "summary": "\n".join(evaluation.texts),
         "seconds": end.seconds,
     }
-    if group.is_lead:
+    if supervisor.group.is_lead:
         atomic_write(workdir / "complete.json", json.dumps(marker, indent=2) + "\n")
+    scores = {
+        f"{name}_{key}": entry["score"] if isinstance(entry, dict) else entry
+        for name, record in evaluation.records.items()
+        for key, entry in record["scores"].items()
+    }
     for hook in end.hooks:
         hook.on_end(end.step, scores)
-    return records
+    return evaluation.paths
 
 
-def summaries(records: Sequence[dict[str, Any]]) -> list[str]:
-    """What extensions say of the records of an evaluation of several sets."""
-    modules = SUMMARIES.load_all() if len(records) > 1 else ()
-    return [text for module in modules if (text := module.summary(records))]
+@dataclasses.dataclass(frozen=True)
+class Evaluation:
+    """An evaluation of several sets: the record of each and its path, by the set's name, and what was printed of the scores."""
+
+    records: dict[str, dict[str, Any]]
+    paths: dict[str, epath.Path]
+    texts: list[str]
 
 
-def evaluation_folder(workdir: str | epath.Path, output: str | epath.Path | None) -> epath.Path:
-    """The folder to which an evaluation of a run writes: records in eval/, token stores in data/. Raises UserError for the
-    name of a model without an output.
-    """
-    if not output:
-        check_writable(workdir, "name a folder for the records, --output=DIR")
-    return epath.Path(output or workdir)
-
-
-def score_values(record: dict[str, Any]) -> dict[str, float]:
-    """Each score of an evaluation record as one number."""
-    return {name: entry["score"] if isinstance(entry, dict) else entry for name, entry in record["scores"].items()}
-
-
-def evaluate_set(
-    loaded: Any, name: str, supervisor: RunSupervisor, *, why: str = ""
-) -> tuple[epath.Path, dict[str, Any], str]:
-    """Decodes and scores one test set and prints samples and scores.
-
-    Returns (path of the record, the record, its summary).
+def evaluate(loaded: "TrainedModel", sets: Sequence[str], supervisor: RunSupervisor, *, why: str = "") -> Evaluation:
+    """Decodes and scores sets, writes a record of each, and prints samples and scores. why: reason for the choice of
+    checkpoints, for the records.
     """
     from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
     from t2t_flax.tasks import task_of
 
-    with decode_progress(supervisor) as progress:
-        record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
-    if loaded.config.decode.engine != "jax":
-        supervisor.group.say(f"decoded with {loaded.decoder}")
-    print_samples(triples, supervisor.group.say)
-    text = summary(record, task_of(loaded.for_set(name).config))
-    supervisor.group.say(text)
-    return path_of(loaded, record), record, text
-
-
-def print_samples(triples: list, say: Callable[[str], None] = print) -> None:
-    """Source, reference and output of five sentences, spread over the set."""
-    for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
-        say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
-    say("")
+    say, result = supervisor.group.say, Evaluation({}, {}, [])
+    for name in sets:
+        with decode_progress(supervisor) as progress:
+            record, triples = evaluate(loaded, name, progress=progress, group=supervisor.group, why=why)
+        if loaded.config.decode.engine != "jax":
+            say(f"decoded with {loaded.decoder}")
+        for source, reference, output in triples[:: max(1, len(triples) // 5)][:5]:
+            say(f"\n  source       {source}\n  reference    {reference}\n  output       {output}")
+        result.records[name], result.paths[name] = record, path_of(loaded, record)
+        result.texts.append(summary(record, task_of(loaded.for_set(name).config)))
+        say(f"\n{result.texts[-1]}\nrecord: {result.paths[name]}")
+    for module in SUMMARIES.load_all() if len(sets) > 1 else ():
+        if text := module.summary(list(result.records.values())):
+            result.texts.append(text)
+            say(text)
+    return result
 
 
 @contextlib.contextmanager
-def split_progress() -> Iterator[Callable[[str], Callable[[int, int | None], None]]]:
-    """Progress bars for tokenising, one split after the other: `progress(split)` returns the callback of its bar."""
+def bars(unit: str, **how: Any) -> Iterator[Callable[[str, int, int | None], None]]:
+    """Progress bars, one after the other: `bar(name, done, total)` moves the one of that name. how: of `Progress`."""
     from t2t_flax.training.progress import Progress
 
     with contextlib.ExitStack() as stack:
+        shown: dict[str, Progress] = {}
 
-        def bar_of(split: str) -> Callable[[int, int | None], None]:
-            bar = None
+        def bar(name: str, done: int, total: int | None) -> None:
+            if name not in shown:
+                stack.close()
+                shown[name] = stack.enter_context(Progress(name, total, unit=unit, **how))
+            shown[name].update(done)
 
-            def update(done: int, total: int | None) -> None:
-                nonlocal bar
-                if bar is None:
-                    stack.close()
-                    bar = stack.enter_context(Progress(f"tokenise {split}", total, unit="pairs"))
-                bar.update(done, line_every=3.0)
-
-            return update
-
-        yield bar_of
+        yield bar
 
 
 @contextlib.contextmanager
 def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of decoded sentences. Each batch is also a sign of progress."""
-    from t2t_flax.training.progress import Progress
-
-    with contextlib.ExitStack() as stack:
-        bars: list[Progress] = []
+    """A progress bar of decoded sentences. From the first batch to the last, progress is expected."""
+    # No ETA: short sentences are decoded first.
+    with bars("sentences", quiet=not supervisor.group.is_lead, eta=False) as bar, contextlib.ExitStack() as stack:
 
         def update(done: int, total: int) -> None:
             supervisor.should_stop()
-            if not bars:  # no ETA: short sentences are decoded first
-                bar = Progress("decode", total, unit="sentences", quiet=not supervisor.group.is_lead, eta=False)
-                bars.append(stack.enter_context(bar))
+            if not supervisor.progress_expected:
                 stack.enter_context(supervisor.expect_progress())
-            bars[0].update(done)
+            bar("decode", done, total)
             if done >= total:
                 stack.close()
 

@@ -24,8 +24,8 @@ class Command:
 @dataclasses.dataclass(frozen=True)
 class SourceForm:
     """A way to name a corpus in data.train, data.valid and data.test. shown: as messages show it. module: has `open_spec` and
-    `files_of`, see `t2t_flax.data.sources.text`. A spec has this form if it begins with `prefix:`, or names one file that ends
-    in one of `suffixes`, before that of a compression.
+    `files_of`, as `t2t_flax.data.sources.text`. A spec has this form if it begins with `prefix:`, or names one file that ends
+    in one of `suffixes`, before that of a compression. The form of several file names needs neither.
     """
 
     shown: str
@@ -103,12 +103,17 @@ SOURCES = {
         "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
     ),
     "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
+    "text": SourceForm(
+        "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test "
+        "text)",
+        "t2t_flax.data.sources.text",
+    ),
 }
-"""Forms of data.train, data.valid and data.test, beside that of two or more text files."""
-TOKENIZERS = Table({name: "t2t_flax.data.tokenizers.sentencepiece" for name in ("bpe", "unigram")})
-"""Choices of data.tokenizer; a module has `train` and `inputs`, see `t2t_flax.data.tokenizers.sentencepiece`."""
-TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers.base:SymbolTokenizer"})
-"""Classes of tokenizers by the kind that their file names (`tokenizers.base.ListTokenizer`). Others are SentencePiece models."""
+"""Forms of data.train, data.valid and data.test."""
+TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
+"""Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
+TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers:SymbolTokenizer"})
+"""Classes of tokenizers by the kind that their file names (`data.tokenizers.ListTokenizer`). Others are SentencePiece models."""
 MODEL_FORMS: dict[str, ModelForm] = {}
 """What --workdir may name beside the workdir of a run."""
 TASKS = Table({"translation": "t2t_flax.tasks.translation"})
@@ -150,14 +155,24 @@ learning rate, which all share.
 """
 WATCHERS = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
+REPAIRS = Table()
+"""At most one row: what to do where the newest checkpoint is damaged; a module has `restore(checkpoints, restore)`, which
+returns `restore(step)` of one of the steps.
+"""
 EXPLAINED = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
+ANALYSES = Table()
+"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None,
+start=...).
+"""
 SUMMARIES = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
-START_FLAGS: dict[str, str] = {}
-"""Flags of commands that choose the token before source sentences by name (`data/starts.py`): flag -> its help."""
+LINE_FLAGS: dict[str, tuple[str, str]] = {}
+"""Flags of commands that read source lines: flag -> (`module:function`, its help). The function of (model, line, value) returns
+the line that the model reads.
+"""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 OBJECT_STORAGE = Table()

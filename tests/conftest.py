@@ -108,7 +108,12 @@ def pytest_collection_modifyitems(items) -> None:
         "tests/documentation/",
         "tests/multiprocess/",
         "tests/extensions/sweeps/test_pod_",
+        "tests/extensions/sweeps/test_stacked_runs.py",
+        "tests/extensions/bulk_translation/test_shared_translation.py",
+        "tests/extensions/storage/test_train_gcs.py",
+        "tests/extensions/serving/test_page.py",
         "tests/extensions/test_removal.py",
+        "tests/training/test_changed_keys.py",
     )
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])
 

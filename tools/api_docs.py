@@ -16,7 +16,6 @@ import t2t_flax
 run = t2t_flax.load("runs/toy")
 print([t.text for t in run.translate(["The train leaves on Friday at 3:45 PM."])])
 print(run.score([("It is late.", "Es ist spät.")])[0].log_prob)
-print(run.attend("It is late.").cross.shape)  # layers, heads, target tokens, source tokens
 ```
 
 """
@@ -25,7 +24,7 @@ print(run.attend("It is late.").cross.shape)  # layers, heads, target tokens, so
 def page() -> str:
     """The text of docs/api.md."""
     from t2t_flax import api
-    from t2t_flax.decoding.scoring import AttentionMaps, PairScore
+    from t2t_flax.decoding.scoring import PairScore
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.jobs import TrainResult
@@ -36,11 +35,10 @@ def page() -> str:
     parts.append("\n## Results\n")
     for cls, methods in (
         (TrainResult, ()),
-        (TrainedModel, ("translate", "score", "attend", "steps")),
+        (TrainedModel, ("translate", "score", "steps")),
         (Translation, ()),
         (Hypothesis, ()),
         (PairScore, ()),
-        (AttentionMaps, ()),
     ):
         fields = [f"`{name}: {_type(kind)}`" for name, kind in inspect.get_annotations(cls).items()]
         parts.append(f"\n### {cls.__name__}\n\n{_docstring(cls)}\n\nFields: {', '.join(fields)}.\n")

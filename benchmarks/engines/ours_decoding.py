@@ -24,6 +24,8 @@ class Ids:
     def encode(self, text: str) -> list[int]:
         return [int(word) for word in text.split()]
 
+    encode_text = encode
+
     def decode(self, ids: list[int]) -> str:
         return ""
 

@@ -11,8 +11,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     import dataclasses
 
     from benchmarks.engines.ours_training import config_of
-    from t2t_flax.data.tokenizers import TokenizerPair
-    from t2t_flax.data.tokenizers.base import SymbolTokenizer
+    from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.extensions.interop.export import export
     from t2t_flax.training.optimizer import make_optimizer

@@ -2,16 +2,20 @@
 
 import argparse
 import errno
+import importlib
 import os
-import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import MODEL_FORMS, START_FLAGS, absent_extension, load_extensions
+from t2t_flax.registry import LINE_FLAGS, MODEL_FORMS, absent_extension, load_extensions
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -22,33 +26,6 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
         absent = "".join(absent_extension("flags", word.partition("=")[0]) for word in message.split())
         raise UserError(f"{message}{absent}\n{self.format_usage().strip()}")
-
-    def parse_known_args(self, args=None, namespace=None):
-        """Accepts --n_best for --n-best. Raises UserError for empty values and for text that no file name can contain."""
-        args = [self._with_dashes(arg) for arg in (sys.argv[1:] if args is None else args)]
-        parsed, rest = super().parse_known_args(args, namespace)
-        for action in self._actions:
-            value = getattr(parsed, action.dest, None)
-            if value is not action.default and action.option_strings:
-                for text in value if isinstance(value, list) and value else (value,):
-                    _check_text(action.option_strings[0], text)
-        return parsed, rest
-
-    def _with_dashes(self, arg: str) -> str:
-        flag, equals, value = arg.partition("=")
-        dashed = flag.replace("_", "-")
-        return dashed + equals + value if dashed in self._option_string_actions else arg
-
-
-def _check_text(flag: str, text: object) -> None:
-    if isinstance(text, list):  # argparse returns [] for "--flag=--"
-        raise UserError(f"{flag}=-- has no value: write {flag}=VALUE.")
-    if not isinstance(text, str):
-        return
-    if not text.strip():
-        raise UserError(f"{flag}= is empty: write {flag}=VALUE.")
-    if "\0" in text or any("\ud800" <= character <= "\udfff" for character in text):
-        raise UserError(f"{flag}={text!r}: contains a NUL, or bytes that are not UTF-8.")
 
 
 def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
@@ -99,7 +76,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     remaining = iter(argv)
     for arg in remaining:
         if not arg.startswith("--config."):
-            plain.append(arg)
+            plain.append(_checked(arg))
             continue
         name, equals, value = arg.removeprefix("--config.").partition("=")
         if not equals:
@@ -115,6 +92,18 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
     return args, overrides
 
 
+def _checked(arg: str) -> str:
+    """The argument, with --n_best as --n-best. Raises UserError for an empty value and for text that is not Unicode."""
+    flag, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
+    if (equals or not flag) and value.strip() in ("", "--"):  # of which argparse makes []
+        raise UserError(f"{flag + equals or 'an argument'} is empty: give a value.")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise UserError(f"{flag}{equals}{value!r}: contains bytes that are not UTF-8.") from None
+    return flag.replace("_", "-") + equals + value
+
+
 def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "") -> None:
     """`--workdir`, required."""
     arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text or workdir_help())
@@ -126,12 +115,32 @@ def workdir_help() -> str:
     return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
-def add_start(arguments: argparse.ArgumentParser) -> None:
-    """The flags that name the token before source sentences; see `check_start`."""
+def add_line_flags(arguments: argparse.ArgumentParser) -> None:
+    """The flags of extensions that change source lines; see `prepare_line`."""
     load_extensions()
-    arguments.set_defaults(start=None)
-    for flag, text in START_FLAGS.items():
-        arguments.add_argument(flag, dest="start", metavar="CODE", help=text)
+    for flag, (_, text) in LINE_FLAGS.items():
+        arguments.add_argument(flag, metavar="CODE", help=text)
+
+
+def line_flags(args: argparse.Namespace) -> dict[str, str]:
+    """The flags of `add_line_flags` that are given."""
+    values = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in LINE_FLAGS}
+    return {flag: value for flag, value in values.items() if value is not None}
+
+
+def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str], str]:
+    """A function of a user's line to that which the model reads, as `line_flags` say. Raises UserError for a value that the
+    model cannot take.
+    """
+
+    def prepare(line: str) -> str:
+        for flag, value in flags.items():
+            module, _, name = LINE_FLAGS[flag][0].partition(":")
+            line = getattr(importlib.import_module(module), name)(model, line, value)
+        return line
+
+    prepare("")
+    return prepare
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
@@ -178,26 +187,12 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
-    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts.
-    Raises UserError also for a start that the run does not know, or that it needs.
-    """
+    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
     from t2t_flax.evaluation.restore import load
 
-    if "start" in args:
-        check_start(args, overrides)
     prepare_to_load(args.workdir, overrides)
     choice = dict(step=args.step, average=args.average, best=args.best)
-    return load(args.workdir, **choice, overrides=overrides, start=vars(args).get("start"))
-
-
-def check_start(args: argparse.Namespace, overrides: dict[str, str]) -> None:
-    """Raises UserError for a start that the run does not know, and for none where it has several."""
-    from t2t_flax.data.starts import read_starts
-    from t2t_flax.evaluation.restore import stored_config
-    from t2t_flax.model_forms import run_folder
-
-    data = stored_config(args.workdir, overrides).data
-    read_starts(run_folder(args.workdir) / "tokenizer").chosen(data, args.start)
+    return load(args.workdir, **choice, overrides=overrides)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:

@@ -20,26 +20,28 @@ def run(argv: list[str]) -> int:
         "  python -m t2t_flax explain --workdir=runs/toy --diff=aiayn_base\n"
         f"\npresets: {', '.join(presets())}",
     )
-    parser.add_argument("--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset")
-    parser.add_argument("--workdir", metavar="DIR", help="use the config of this run instead")
-    parser.add_argument("--diff", metavar="PRESET", help="list every key whose value differs from this preset")
-    parser.add_argument("--keys", action="store_true", help="list all keys: value, type, meaning, unit")
-    parser.add_argument(
+    of = parser.add_mutually_exclusive_group()
+    of.add_argument("--config", metavar="FILE.py[:variant]", help="config file, or the name of a preset")
+    of.add_argument("--workdir", metavar="DIR", help="use the config of this run instead")
+    what = parser.add_mutually_exclusive_group()
+    what.add_argument("--diff", metavar="PRESET", help="list every key whose value differs from this preset")
+    what.add_argument("--keys", action="store_true", help="list all keys: value, type, meaning, unit")
+    what.add_argument(
         "--presets", action="store_true", help="list the presets with their sources and published results"
     )
     args, overrides = arguments.parse(parser, argv)
-    _refuse_without_effect(args, overrides)
     if args.presets:
         print("\n".join(_preset_line(name) for name in presets()))
         return 0
     config = _config(args, overrides)
-    if args.keys:
-        print("\n".join(_keys(config or config_lib.Config())))
-        return 0
-    if config is None:
+    if config is None and (overrides or not args.keys):
         raise UserError(
             "say what to explain: --config=FILE.py[:variant] or a preset, --workdir=DIR, --keys, --presets."
         )
+    if args.keys:
+        print("\n".join(_keys(config or config_lib.Config())))
+        return 0
+    assert config
     if args.diff:
         print(_difference(config, args.diff))
         return 0
@@ -50,21 +52,7 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _refuse_without_effect(args, overrides: dict[str, str]) -> None:
-    """Raises UserError if one of the flags would silently do nothing."""
-    modes = [name for name in ("diff", "keys", "presets") if getattr(args, name)]
-    if len(modes) > 1:
-        raise UserError(f"--{modes[0]} and --{modes[1]} print different things: give one of them.")
-    if args.presets and (args.config or args.workdir or overrides):
-        raise UserError("--presets lists all presets of any config: leave out --config, --workdir and --config.KEY.")
-    if not args.config and not args.workdir and (overrides or args.diff):
-        flag = "--diff" if args.diff else f"--config.{next(iter(overrides))}"
-        raise UserError(f"{flag} needs a config: give --config=FILE.py[:variant] or a preset, or --workdir=DIR.")
-
-
 def _config(args, overrides: dict[str, str]) -> config_lib.Config | None:
-    if args.config and args.workdir:
-        raise UserError("give --config or --workdir, not both.")
     if args.workdir:
         from t2t_flax.evaluation.restore import read_config
 

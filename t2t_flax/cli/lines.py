@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
 
 PAUSE = 0.05
-"""Seconds without another line after which `arriving_windows` yields what it has."""
+"""Seconds without another line after which `windows` yields what it has of a live input."""
 WINDOW_BATCHES = 128
 """Lines are read, sorted by length and answered in windows of this many batches, ..."""
 WINDOW_LINES = 2**14
@@ -146,32 +146,12 @@ def paired(
         raise unequal(count, count + more)
 
 
-def full_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-    """Lists of `size` consecutive lines, shorter before a gap in their numbers and at the end. An error of `lines` is
-    raised after the lines before it.
-    """
-    window: list[Line] = []
-    try:
-        for line in lines:
-            if window and line.number != window[-1].number + 1:
-                yield window
-                window = []
-            window.append(line)
-            if len(window) == size:
-                yield window
-                window = []
-    except UserError:
-        if window:
-            yield window
-        raise
-    if window:
-        yield window
-
-
-def arriving_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-    """As `full_windows` for lines without a gap, but yields a shorter list when no line has come for `PAUSE` seconds.
-
-    A thread reads at most 2 x `size` lines ahead.
+def windows(
+    lines: Iterator[Line], size: int, *, live: bool = False, check: Callable[[], None] = lambda: None
+) -> Iterator[list[Line]]:
+    """Lists of `size` consecutive lines, shorter at the end. live: also where no further line has come for `PAUSE` seconds.
+    check() is called while lines are awaited; it may raise. A thread reads at most 2 x `size` lines ahead; what `lines` raises
+    is raised after the lines before it.
     """
     arrived: queue.Queue[Line | Exception | None] = queue.Queue(size)
 
@@ -188,11 +168,14 @@ def arriving_windows(lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
     window: list[Line] = []
     while True:
         try:
-            item = arrived.get(timeout=PAUSE if window else None)
+            item = arrived.get(timeout=PAUSE)
         except queue.Empty:
-            yield window
-            window = []
+            check()
+            if live and window:
+                yield window
+                window = []
             continue
+        check()
         if isinstance(item, Line):
             window.append(item)
         if window and (len(window) == size or not isinstance(item, Line)):
@@ -221,17 +204,10 @@ class Note(NamedTuple):
     more: str = ""
 
 
-class Answering:
-    """How a command answers lines. verb: what progress reports, such as "translated". window: lines of a full window."""
-
-    verb: str
-    window: int
-
-    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        """The output for consecutive lines, in order, and what is to be said of them. progress(lines done, total) is called
-        after each batch.
-        """
-        raise NotImplementedError
+Answer = Callable[[list[Line], Callable[[int, int], None]], tuple[str, list[Note]]]
+"""(consecutive lines, progress) -> their output, in order, and what is to be said of them. progress(lines done, total) is called
+after each batch.
+"""
 
 
 def window_size(loaded: "TrainedModel") -> int:
@@ -248,40 +224,41 @@ def to_stderr(text: str) -> None:
 
 
 def answer_windows(
-    answering: Answering,
+    verb: str,
+    answer: Answer,
     windows: Iterator[list[Line]],
     write: Callable[[list[Line], str], None],
     *,
-    after_batch: Callable[[], None] = lambda: None,
+    check: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = to_stderr,
 ) -> None:
     """Answers windows one after the other and calls write(lines, output) for each; says at the end which lines each note is of.
-    after_batch() is called after each batch; it may raise.
+    verb: what progress reports, such as "translated". check() is called after each batch; it may raise.
     """
     began = said = time.monotonic()
     before = 0
-    noted: dict[str, list[Note]] = {}
     counts: dict[str, int] = {}
+    shown: dict[str, list[str]] = {}
 
     def progress(done: int, total: int) -> None:
         nonlocal said
-        after_batch()
+        check()
         if (now := time.monotonic()) - said >= PROGRESS_SECONDS:
             said, lines = now, before + done
-            say(f"{answering.verb} {lines:,} lines, {lines / (now - began):.1f} lines/s")
+            say(f"{verb} {lines:,} lines, {lines / (now - began):.1f} lines/s")
 
     for window in windows:
-        output, notes = answering.answer(window, progress)
+        output, notes = answer(window, progress)
         write(window, output)
         before += len(window)
         for note in notes:
             counts[note.event] = counts.get(note.event, 0) + 1
             if counts[note.event] <= _SHOWN:
-                noted.setdefault(note.event, []).append(note)
-    for event, first in noted.items():
-        shown = ", ".join(f"{note.number + 1}{f' ({note.more})' if note.more else ''}" for note in first)
-        more = ", ..." if counts[event] > len(first) else ""
-        say(f"warning: {counts[event]} of {before} lines {event}: line {shown}{more}")
+                place = f"{note.number + 1} ({note.more})" if note.more else f"{note.number + 1}"
+                shown.setdefault(note.event, []).append(place)
+    for event, places in shown.items():
+        more = ", ..." if counts[event] > _SHOWN else ""
+        say(f"warning: {counts[event]} of {before} lines {event}: line {', '.join(places)}{more}")
 
 
 class Signalled(BaseException):
@@ -292,42 +269,25 @@ class Signalled(BaseException):
         self.number = number
 
 
-class StopSignals:
-    """Raises `Signalled` for SIGINT and SIGTERM: at once while waiting for input and at a second signal, else at the next
-    `check`, because JAX loses an exception that is raised in its callbacks.
+@contextlib.contextmanager
+def stop_signals() -> Iterator[Callable[[], None]]:
+    """Within the block, the function that it yields raises `Signalled` once SIGINT or SIGTERM has come; a second signal raises
+    it at once. The first does not, because JAX loses an exception that is raised in its callbacks.
     """
+    came: list[int] = []
 
-    def __init__(self):
-        self._number, self._waiting = 0, False
-
-    def __enter__(self) -> "StopSignals":
-        numbers = (signal.SIGINT, signal.SIGTERM)
-        self._handlers = {number: signal.signal(number, self._handle) for number in numbers}
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: object) -> None:
-        first, self._number = not self._number, number
-        if self._waiting or not first:
+    def handle(number: int, frame: object) -> None:
+        came.append(number)
+        if len(came) > 1:
             raise Signalled(number)
 
-    def check(self) -> None:
-        """Raises `Signalled` if a signal has come."""
-        if self._number:
-            raise Signalled(self._number)
+    def check() -> None:
+        if came:
+            raise Signalled(came[0])
 
-    def waiting(self, windows: Iterator[list[Line]]) -> Iterator[list[Line]]:
-        """The windows; a signal that comes while one is awaited is raised at once."""
-        while True:
-            self._waiting = True
-            try:
-                self.check()
-                window = next(windows, None)
-            finally:
-                self._waiting = False
-            if window is None:
-                return
-            yield window
+    handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield check
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)

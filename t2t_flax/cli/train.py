@@ -2,16 +2,9 @@
 
 import sys
 
-from etils import epath
-
-from t2t_flax import config as config_lib
-from t2t_flax import jobs
+from t2t_flax import api
 from t2t_flax.cli import arguments
-from t2t_flax.config import Config
-from t2t_flax.distributed.supervisor import RunSupervisor, run_job
-from t2t_flax.errors import DIVERGED, OK, STOPPED
-from t2t_flax.filesystem import check_workdir
-from t2t_flax.process_setup import prepare_process
+from t2t_flax.errors import DIVERGED, OK, STOPPED, NonFiniteUpdate
 
 
 def run(argv: list[str]) -> int:
@@ -26,22 +19,11 @@ def run(argv: list[str]) -> int:
     arguments.add_config(parser)
     arguments.add_workdir(parser, "folder of the run; created if it does not exist")
     args, overrides = arguments.parse(parser, argv)
-    config = config_lib.load_config(args.config, overrides)
-    workdir = epath.Path(args.workdir)
-    check_workdir(workdir)
     arguments.check_output("--workdir", args.workdir, folder=True)
-    notes = prepare_process(config)
-    return run_job(config, lambda supervisor: _job(config, workdir, supervisor, notes), stacks=workdir / "stacks")
-
-
-def _job(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes: list[str]) -> int:
-    from t2t_flax.errors import NonFiniteUpdate
-    from t2t_flax.training.workdir import advice
-
     try:
-        result = jobs.train(config, workdir, supervisor, notes)
+        result = api.train(args.config, args.workdir, overrides)
     except NonFiniteUpdate as error:
-        if supervisor.group.is_lead:
-            print(f"t2t_flax train: {error} {advice(config, workdir)}", file=sys.stderr, flush=True)
+        advice = getattr(error, "__notes__", [])  # of the first process
+        print("t2t_flax train:", error, *advice, file=sys.stderr, flush=True)
         return DIVERGED
     return OK if result.finished else STOPPED

@@ -1,27 +1,25 @@
 """`translate`: lines in, lines out, always as many lines."""
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import (
-    Answering,
+    Answer,
     Line,
     Note,
     Signalled,
-    StopSignals,
     answer_windows,
     arrives_slowly,
-    arriving_windows,
     check_read_once,
-    full_windows,
-    is_stream,
     iterate_lines,
     open_output,
     paired,
+    stop_signals,
     to_stderr,
     window_size,
+    windows,
 )
 from t2t_flax.errors import OK, UserError
 
@@ -51,19 +49,16 @@ def run(argv: list[str]) -> int:
     )
     add_translation_options(parser)
     args, overrides = arguments.parse(parser, argv)
-    check_translation_options(args, overrides)
+    pairs = read_input(args, overrides)
     arguments.check_output("--output", args.output)
-    lines = iterate_lines(args.input)
-    prefixes = iterate_lines(args.prefix) if args.prefix else None
-    pairs = paired(lines, prefixes, ("standard input" if args.input == "-" else args.input, args.prefix))
     try:
-        with StopSignals() as signals:
-            translating = Translating(arguments.load_run(args, overrides), scores=args.scores)
-            signals.check()
-            live = is_stream(args.output) and arrives_slowly(args.input)
-            windows = signals.waiting((arriving_windows if live else full_windows)(pairs, translating.window))
+        with stop_signals() as check:
+            loaded = arguments.load_run(args, overrides)
+            check()
+            arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
             with open_output(args.output) as write:
-                answer_windows(translating, windows, lambda _, text: write(text), after_batch=signals.check)
+                answer = translating(loaded, scores=args.scores, flags=arguments.line_flags(args))
+                answer_windows("translated", answer, arriving, lambda _, text: write(text), check=check)
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
         return 128 + signalled.number
@@ -74,7 +69,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -85,46 +80,45 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--scores", action="store_true", help="print scores beside the translations")
 
 
-def check_translation_options(args: argparse.Namespace, overrides: dict[str, str]) -> None:
-    """Makes --n-best an override. Raises UserError for two different ones, and for one pipe as two inputs."""
-    if args.n_best is not None:
-        if overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
-            raise UserError(
-                f"--n-best={args.n_best} and --config.decode.n_best={overrides['decode.n_best']} differ: "
-                "give one of them."
-            )
+def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[Line]:
+    """The lines of --input, with those of --prefix beside them. Makes --n-best an override. Raises UserError for two different
+    ones, for a file that cannot be read, and for one pipe as two inputs.
+    """
+    if args.n_best and overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
+        raise UserError(f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them.")
     check_read_once(args.input, args.prefix)
+    prefixes = iterate_lines(args.prefix) if args.prefix else None
+    names = "standard input" if args.input == "-" else args.input, args.prefix
+    return paired(iterate_lines(args.input), prefixes, names)
 
 
-class Translating(Answering):
-    """Translates lines. scores: write them beside the translations. Says which decoder the user chose."""
+def translating(
+    loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
+) -> Answer:
+    """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
+    source that is too long is truncated, and said. flags: see `arguments.prepare_line`. Says which decoder the user chose.
+    """
+    from t2t_flax.tasks import task_of
 
-    verb = "translated"
+    task, n_best = task_of(loaded.config), loaded.config.decode.n_best
+    prepare = arguments.prepare_line(loaded, flags)
+    if loaded.config.decode.engine != "jax":
+        say(f"decoding with {loaded.decoder}")
 
-    def __init__(self, loaded: "TrainedModel", *, scores: bool, say: Callable[[str], None] = to_stderr):
-        self._loaded, self._scores = loaded, scores
-        self.window = window_size(loaded)
-        if loaded.config.decode.engine != "jax":
-            say(f"decoding with {loaded.decoder}")
-
-    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        """The translations of consecutive lines: n_best of each. An empty line has an empty translation; a source that is too
-        long is truncated, and said.
-        """
-        from t2t_flax.tasks import task_of
-
-        task, n_best = task_of(self._loaded.config), self._loaded.config.decode.n_best
+    def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         starts = None if window[0].beside is None else [line.beside or "" for line in window]
-        translations = self._loaded.translate(
-            [line.text for line in window], prefixes=starts, first_line=window[0].number, progress=progress
+        translations = loaded.translate(
+            [prepare(line.text) for line in window], prefixes=starts, first_line=window[0].number, progress=progress
         )
         out, notes = [], []
         for line, translation in zip(window, translations, strict=True):
             answers = [task.postprocess(line.text, h.text) for h in translation.hypotheses]
-            out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, self._scores)
+            out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
             notes += [Note(_ENDED, line.number)] if translation.hit_cap else []
         return "".join(line + "\n" for line in out), notes
+
+    return answer
 
 
 def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:

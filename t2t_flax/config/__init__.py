@@ -1,11 +1,8 @@
 """Configuration: `ml_collections` at the edge, frozen dataclasses inside."""
 
-from t2t_flax.config.load import from_python_file, load_config
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     as_json,
-    as_resumed,
-    check_value,
     default_config,
     differences,
     format_differences,
@@ -16,6 +13,7 @@ from t2t_flax.config.overrides import (
     to_config_dict,
     to_json,
 )
+from t2t_flax.config.presets import from_python_file, load_config
 from t2t_flax.config.schema import (
     Checkpoint,
     Config,
@@ -31,38 +29,3 @@ from t2t_flax.config.schema import (
     Seed,
     Train,
 )
-from t2t_flax.config.text_values import parse_test_sets, parse_train_sources, parse_valid_sets
-
-__all__ = [
-    "NOT_A_CONFIG",
-    "Checkpoint",
-    "Config",
-    "Data",
-    "Decode",
-    "Distributed",
-    "Eval",
-    "Log",
-    "Loss",
-    "Mesh",
-    "Model",
-    "Optimizer",
-    "Seed",
-    "Train",
-    "as_json",
-    "as_resumed",
-    "check_value",
-    "default_config",
-    "differences",
-    "from_json",
-    "from_python_file",
-    "format_differences",
-    "immutable_differences",
-    "load_config",
-    "override",
-    "parse_test_sets",
-    "parse_train_sources",
-    "parse_valid_sets",
-    "resolve",
-    "to_config_dict",
-    "to_json",
-]

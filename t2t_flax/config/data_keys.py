@@ -1,11 +1,20 @@
-"""Keys of the data: corpus, tokenizers, batches."""
+"""Keys of the data: corpus, tokenizers, batches; the sets that data.train, data.valid and data.test name."""
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
-from t2t_flax.registry import TOKENIZERS
+from t2t_flax.errors import UserError
+from t2t_flax.registry import TASKS, TOKENIZERS
 
 PAD, EOS, UNK = 0, 1, 2
+FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
+RESERVED = ("train", "valid", "test")
+VALID_PREFIX = "valid."
+"""Before the names of validation sets, where they stand beside those of test sets."""
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
+_ENTRY = re.compile(r"\s*([^=/\\,:;\s]+)\s*=(.*)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -13,6 +22,7 @@ class Data:
     task: str = key(
         "translation",
         "translation: pairs of sentences, scored by BLEU; others belong to extensions",
+        choices=TASKS,
         changes=TRANSLATIONS,
     )
     train: str = key(
@@ -29,12 +39,10 @@ class Data:
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
-    root: str = mutable_key(
-        "", "folder that the relative paths above are resolved against; for tfds its data_dir", path=True
-    )
+    root: str = mutable_key("", "folder that the relative paths above are resolved against; for tfds its data_dir")
     source_language: str = key("en", "language code of the source side", changes=SCORES)
     target_language: str = key("de", "language code of the target side", changes=SCORES)
-    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", path=True)
+    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data")
     num_workers: int = mutable_key(0, "processes that tokenise; 0 = one per core", low=0, high=1024)
     corpus: str = mutable_key("", "name of the corpus for records, beside its digest")
     pretokenized: bool = key(
@@ -49,7 +57,6 @@ class Data:
         "",
         "existing tokenizer: a SentencePiece .model file, or a folder with source and target; or what the tokenizer of an "
         "extension is built from",
-        path=True,
     )
     vocab_size: int = key(
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7
@@ -70,11 +77,6 @@ class Data:
     on_too_long: str = key(
         "drop", "drop or truncate longer training pairs; their number is reported", choices=("drop", "truncate")
     )
-    empty_lines: str = key(
-        "drop",
-        "training pairs with an empty side: drop them and report their number, or raise an error",
-        choices=("drop", "error"),
-    )
     source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,
@@ -83,33 +85,86 @@ class Data:
         low=16,
         high=2**28,
     )
-    batch_size_counts: str = key(
-        "real_tokens",
-        "what batch_tokens counts: real tokens, or as in fairseq the padded tokens of the longer side of a group of similar "
-        "sentences, with sizes in multiples of 8",
-        choices=("real_tokens", "padded_tokens"),
-    )
-    batch_groups: int = key(
-        1,
-        "with padded_tokens, groups per update, each of batch_tokens / batch_groups padded tokens (fairseq: devices)",
-        low=1,
-        read_with=("data.batch_size_counts", "padded_tokens"),
-    )
     batching: str = key(
         "packed",
         "packed = several pairs per row; buckets = one pair per row, pairs of similar length together (5.1)",
         choices=("packed", "buckets"),
     )
     pack_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
-    packed_decoder_start: str = key(
-        "start",
-        "decoder input before the first target token of a packed pair: the decoder start, as in decoding, or the EOS of the "
-        "previous pair",
-        choices=("start", "previous_eos"),
-    )
     microbatch_tokens: int = mutable_key(
         0,
         "padded target tokens per device and microbatch, at least one row; gradients are accumulated over the microbatches "
         "of an update. 0 = one microbatch",
         low=0,
     )
+
+    @property
+    def train_sources(self) -> dict[str, str]:
+        """The sources of `train` by name, in order: `{"train": spec}` for a single one without a name; see `_parse`."""
+        return _parse(self.train, "train", "training source", ())
+
+    @property
+    def valid_sets(self) -> dict[str, str]:
+        """The sources of `valid` by name, in order: `{"valid": spec}` for a single one without a name, `{"valid.NAME": ...}` for
+        those with names, `{}` for none; see `_parse`.
+        """
+        sources = _parse(self.valid, "valid", "validation set", RESERVED)
+        return {name if name == "valid" else VALID_PREFIX + name: source for name, source in sources.items()}
+
+    @property
+    def test_sets(self) -> dict[str, str]:
+        """The sources of `test` by name, in order: `{"test": spec}` for a single one without a name, `{}` for none; see
+        `_parse`.
+        """
+        return _parse(self.test, "test", "test set", RESERVED)
+
+
+def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[str, str]:
+    """A value that begins with `NAME=` is a list of named sources, separated by semicolons; everything else is one source,
+    in whose paths both characters may occur. Write `./NAME=...` for a path that itself begins like `NAME=`.
+    Raises UserError for a name that a file cannot have, a name used twice, and a part without name or source.
+    """
+    key = f"config.data.{split} = {spec!r}"
+    if not spec.strip():
+        return {}
+    parts = [part for part in spec.split(";") if part.strip()]
+    if not _ENTRY.fullmatch(parts[0]):
+        if any(map(_ENTRY.fullmatch, parts[1:])):
+            raise UserError(f"{key}: the first {what} has no name. Write several as {FORM!r}.")
+        return {split: spec}
+    sources: dict[str, str] = {}
+    for part in parts:
+        entry = _ENTRY.fullmatch(part)
+        if not entry:
+            raise UserError(f"{key}: {part.strip()!r} has no name. Write several {what}s as {FORM!r}.")
+        name, source = entry[1], entry[2].strip()
+        if not _NAME.fullmatch(name):
+            raise UserError(
+                f"{key}: {name!r} cannot name a {what}, because it becomes a file name: use at "
+                "most 64 letters, digits, '_', '-' and '.', beginning with a letter or digit."
+            )
+        if name.lower() in reserved:
+            raise UserError(f"{key}: {name!r} is the name of a split; give the {what} another name.")
+        if not source:
+            raise UserError(f"{key}: the {what} {name!r} names no source. Expected {FORM!r}.")
+        if name.lower() in map(str.lower, sources):
+            raise UserError(f"{key}: two {what}s are named {name!r}.")
+        sources[name] = source
+    return sources
+
+
+def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.train has") -> dict[str, str]:
+    """The values of `NAME=VALUE, NAME=VALUE`, by name. Raises UserError for a name that is not among `names`, which are those
+    that config groups `have`.
+    """
+    entries: dict[str, str] = {}
+    for entry in (entry for entry in text.split(",") if entry.strip()):
+        name, equals, value = (part.strip() for part in entry.partition("="))
+        if not equals or not value:
+            raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")
+        if name not in names:
+            raise UserError(f"{key}: config.{have} no source {name!r}; the sources are {', '.join(names) or 'none'}.")
+        if name in entries:
+            raise UserError(f"{key} names {name} twice.")
+        entries[name] = value
+    return entries

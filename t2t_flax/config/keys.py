@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2t_flax.errors import UserError
@@ -19,14 +19,14 @@ MODEL, TRANSLATIONS, SCORES, TRAINING, NOTHING = "model", "translations", "score
 
 def key(
     default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
-    changes: str | None = None, path: bool = False, read_with: tuple[str, ...] = (), ignored_with: tuple[str, ...] = (),
+    changes: str | None = None, read_with: tuple[str, ...] = (), ignored_with: tuple[str, ...] = (),
 ) -> Any:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
     mutable: may change when a run is resumed. changes: what another value changes in a trained run: MODEL = the function that
     its parameters are, TRANSLATIONS = what it writes for a line, SCORES = the scores of what it writes, TRAINING = only updates
     to come, NOTHING = only speed, memory, when something is done, and what is shown. Default: TRAINING, NOTHING if mutable.
-    path: a folder or file on this machine. read_with: another key and the values of it with which alone this one is read;
+    read_with: another key and the values of it with which alone this one is read;
     ignored_with: those with which it is not, see `validation`. Raises ValueError for a mutable key that changes the model.
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
@@ -40,7 +40,6 @@ def key(
         high=high,
         mutable=mutable,
         changes=changes,
-        path=path,
         read_with=read_with,
         ignored_with=ignored_with,
     )
@@ -137,3 +136,8 @@ def show(value: Any, *, quote: bool = True) -> str:
         text = f"a value of type {type(value).__name__}"
     text = text.encode("utf-8", "backslashreplace").decode()
     return text if len(text) <= 200 else f"{text[:150]} ... ({len(text):,} characters)"
+
+
+def hint(kind: str, name: str, near: Sequence[str]) -> str:
+    """What to say of an unknown name: the extension that it belongs to, see `registry.absent_extension`, or the nearest known."""
+    return absent_extension(kind, name) or (f" Did you mean {near[0]!r}?" if near else "")

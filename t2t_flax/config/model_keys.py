@@ -35,9 +35,11 @@ class Model:
     )
     d_k: int = model_key(0, "width of a head's queries and keys; 0 = d_model / num_heads (3.2.2)", low=0, high=2**14)
     d_v: int = model_key(0, "width of a head's values; 0 = d_model / num_heads (3.2.2)", low=0, high=2**14)
-    dropout: float = key(0.1, "P_drop on each sub-layer's output before the residual sum (5.4)", low=0.0, high=0.99)
-    dropout_embed: float | None = key(
-        None, "rate on the sum of embedding and position; none = model.dropout (5.4)", low=0.0, high=0.99
+    dropout: float = key(
+        0.1,
+        "P_drop on each sub-layer's output before the residual sum, and on the sum of embedding and position (5.4)",
+        low=0.0,
+        high=0.99,
     )
     dropout_attention: float = key(0.0, "rate on attention weights; the paper has none", low=0.0, high=0.99)
     dropout_ffn: float = key(0.0, "rate on the feed-forward hidden units; the paper has none", low=0.0, high=0.99)

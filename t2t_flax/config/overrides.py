@@ -8,11 +8,10 @@ import ml_collections
 
 from t2t_flax.config import keys
 from t2t_flax.config.keys import MODEL, TRAINING
-from t2t_flax.config.schema import CORE_GROUPS, Config, fields, groups, keys_that_change
-from t2t_flax.config.validation import check_combinations
+from t2t_flax.config.schema import CORE_GROUPS, HIGHER_IS_BETTER, Config, Mesh, Model, fields, groups, keys_that_change
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import absent_extension
+from t2t_flax.registry import GROUPS
 
 NOT_A_CONFIG = (
     "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
@@ -53,15 +52,11 @@ def _groups_of(config: Any) -> dict[str, Any]:
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(values)}.")
     for group, items in values.items():
         if group not in groups():
-            raise UserError(f"config has no group {keys.show(group)}.{_hint(group)} Groups: {', '.join(groups())}.")
+            hint = keys.hint("groups", str(group), difflib.get_close_matches(str(group), groups(), n=1))
+            raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(groups())}.")
         if not isinstance(items, dict):
             raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
     return {group: dict(items) for group, items in values.items()}
-
-
-def _hint(group: Any) -> str:
-    near = difflib.get_close_matches(str(group), groups(), n=1)
-    return absent_extension("groups", str(group)) or (f" Did you mean {near[0]!r}?" if near else "")
 
 
 def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
@@ -112,17 +107,11 @@ def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
     return {name: (x, y) for name, (x, y) in pairs.items() if x != y}
 
 
-def as_resumed(stored: Config, given: Config) -> Config:
-    """`given` for going on with the run of `stored`: train.precision = auto is what it was at the run's first start."""
-    if given.train.precision != "auto":
-        return given
-    return given.with_values({"train.precision": stored.train.precision})
-
-
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
-    """The differences in keys that a resumed run must not change."""
-    changed = differences(stored, as_resumed(stored, current))
-    return {k: v for k, v in changed.items() if not fields()[k].metadata["mutable"]}
+    """The differences in keys that a resumed run must not change. train.precision = auto is what it was at the first start."""
+    if current.train.precision == "auto":
+        current = current.with_values({"train.precision": stored.train.precision})
+    return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
 
 
 def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  ") -> str:
@@ -130,12 +119,6 @@ def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: s
     `first` and `now` as `second`.
     """
     return "\n".join(f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items())
-
-
-def check_value(name: str, text: str) -> None:
-    """Raises UserError if the key is unknown or the text is not one of its values."""
-    item = fields()[_known(name)]
-    keys.check_value(name, item, keys.parse_value(name, item, text))
 
 
 def _known(name: str) -> str:
@@ -147,7 +130,7 @@ def _known(name: str) -> str:
     near = (
         near or [key for key in fields() if key.endswith(f".{item}")] or difflib.get_close_matches(shown, fields(), n=1)
     )
-    hint = absent_extension("groups", group) or (f" Did you mean {near[0]!r}?" if near else "")
+    hint = keys.hint("groups", group, near)
     raise UserError(f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
 
 
@@ -174,3 +157,101 @@ def check_same_model(stored: Config, given: Config, what: str) -> None:
     if differ:
         lines = format_differences(differ, "there", "here")
         raise UserError(f"{what} is of another model:\n{lines}")
+
+
+def check_combinations(c: Config) -> None:
+    """Raises UserError for the first impossible combination of a config whose single values are valid."""
+    _check_keys_are_read(c)
+    _check_model(c.model)
+    _check_data(c)
+    _check_decode(c)
+    _check_mesh(c.mesh)
+    _check_evaluation(c)
+    for name in GROUPS:
+        group = c.group(name)
+        if hasattr(group, "check"):
+            group.check(c)
+
+
+def _check_keys_are_read(c: Config) -> None:
+    """Raises UserError for a key that is set, but has no effect because of another key's value."""
+    for name, item in fields().items():
+        read_with, ignored_with = item.metadata["read_with"], item.metadata["ignored_with"]
+        if c.value(name) == item.default or not (read_with or ignored_with):
+            continue
+        chooser, *values = read_with or ignored_with
+        if (c.value(chooser) in values) == bool(ignored_with):
+            users = f"{'all but ' if ignored_with else ''}config.{chooser} = {' or '.join(values)}"
+            raise UserError(f"config.{name} = {c.value(name)} is for {users}; it is {c.value(chooser)}.")
+
+
+def _check_model(m: Model) -> None:
+    if (not m.d_k or not m.d_v) and m.d_model % m.num_heads:
+        raise UserError(
+            f"config.model.d_model = {m.d_model} is not a multiple of config.model.num_heads = {m.num_heads}: "
+            "choose another number of heads, or set model.d_k and model.d_v."
+        )
+    if m.position.startswith("sinusoid") and m.d_model % 2:
+        raise UserError(f"config.model.d_model = {m.d_model} is odd: sinusoids come in pairs (3.5).")
+    if m.num_kv_heads and m.num_heads % m.num_kv_heads:
+        raise UserError(
+            f"config.model.num_kv_heads = {m.num_kv_heads} does not divide config.model.num_heads = {m.num_heads}."
+        )
+
+
+def _check_data(c: Config) -> None:
+    d, m = c.data, c.model
+    if m.tie_embeddings == "all" and not d.joint_vocabulary:
+        raise UserError(
+            "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot "
+            "share one matrix. Use model.tie_embeddings = 'decoder'."
+        )
+    if d.batch_tokens < 2 * d.max_length:
+        raise UserError(
+            f"config.data.batch_tokens = {d.batch_tokens} must hold at least two of the longest pairs (config.data.max_length = "
+            f"{d.max_length})."
+        )
+    if m.position == "learned" and d.max_length > m.max_positions:
+        raise UserError(
+            f"config.model.max_positions = {m.max_positions} learned positions are fewer than "
+            f"config.data.max_length = {d.max_length}."
+        )
+    if both := d.test_sets.keys() & d.valid_sets.keys():
+        raise UserError(
+            f"config.data.test: {min(both)!r} is the name of a validation set; give the test set another name."
+        )
+
+
+def _check_decode(c: Config) -> None:
+    d = c.decode
+    if d.strategy == "beam" and d.n_best > d.beam_size:
+        raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
+    if d.strategy == "greedy" and d.n_best > 1:
+        raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")
+
+
+def _check_mesh(m: Mesh) -> None:
+    sizes = [m.data, m.fsdp, m.tensor]
+    if sizes.count(-1) > 1 or 0 in sizes:
+        raise UserError("config.mesh.data, mesh.fsdp and mesh.tensor are sizes; one of them may be -1, none may be 0.")
+    _ = m.sharding
+
+
+def _check_evaluation(c: Config) -> None:
+    """Raises UserError if an evaluation that the config relies on never takes place."""
+    e = c.eval
+    if e.decode_every_steps and not c.data.valid:
+        raise UserError(
+            f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
+            "validation set, or set eval.decode_every_steps = 0."
+        )
+    decoded = e.metric not in HIGHER_IS_BETTER
+    if c.data.valid and (e.decode_every_steps if decoded else e.every_steps or e.every_epochs):
+        return
+    needed = "eval.decode_every_steps" if decoded else "eval.every_steps or eval.every_epochs"
+    for name, unused in (("eval.patience", 0), ("checkpoint.keep_best", 1)):
+        if c.value(name) > unused:
+            raise UserError(
+                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed: set "
+                f"config.data.valid and {needed}."
+            )

@@ -1,4 +1,5 @@
-"""Presets: the configs of the paper by name, and those that extensions add (`registry.PRESET_MODULES`).
+"""Where a config comes from: a Python file, the config.json of a run, or a preset: those of the paper, and those that
+extensions add (`registry.PRESET_MODULES`).
 
 A preset lists the keys whose values differ from the defaults of `schema`, which are the paper's base model. `explain
 --diff=NAME` compares a config with a preset.
@@ -7,13 +8,18 @@ A preset lists the keys whose values differ from the defaults of `schema`, which
 import dataclasses
 import difflib
 import functools
-import importlib
+import importlib.util
 import operator
+import re
+import traceback
+from pathlib import Path
 from typing import Any
 
 import ml_collections
 
-from t2t_flax.config.overrides import default_config
+from t2t_flax.config.keys import hint
+from t2t_flax.config.overrides import default_config, from_json, override, resolve, to_config_dict
+from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
 from t2t_flax.registry import PRESET_MODULES, absent_extension, load_extensions
 
@@ -118,6 +124,60 @@ def find(name: str) -> Preset:
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-        hint = absent_extension("presets", name) or (f" Did you mean {near[0]!r}?" if near else "")
-        raise UserError(f"there is no preset {name!r}.{hint} Presets: {', '.join(known)}.")
+        raise UserError(f"there is no preset {name!r}.{hint('presets', name, near)} Presets: {', '.join(known)}.")
     return known[name]
+
+
+def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
+    """The checked, frozen config of `FILE.py[:variant]`, a run's `config.json` or a preset's name, with overrides such as
+    `{"model.dropout": "0.2"}`.
+
+    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, or an impossible combination.
+    """
+    return resolve(override(_read(path), overrides or {}))
+
+
+def _read(path: str) -> ml_collections.ConfigDict:
+    file = path.partition(":")[0]
+    if path.endswith(".json") and Path(path).is_file():
+        return _stored(path)
+    if not Path(file).is_file() and "/" not in path and not file.endswith((".py", ".json")):
+        return preset(path)
+    return from_python_file("--config", path, "get_config", "configs/toy.py")
+
+
+def _stored(path: str) -> ml_collections.ConfigDict:
+    try:
+        return to_config_dict(from_json(Path(path).read_text()))
+    except (ValueError, OSError) as error:
+        raise UserError(f"--config={path} cannot be read: {error}.") from None
+    except UserError as error:
+        raise UserError(f"--config={path}: {error}") from None
+
+
+def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
+    """Calls `function()` of a Python file and returns the result; with `path` FILE.py:VARIANT, calls `function(VARIANT)`.
+
+    Raises UserError for a missing file or function, and for any error in it; `flag` and `example` are for the message.
+    """
+    file, _, variant = path.partition(":")
+    if not Path(file).is_file():
+        raise UserError(f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}().")
+    spec = importlib.util.spec_from_file_location(f"t2t_flax_{function}_{Path(file).stem}", file)
+    if spec is None or spec.loader is None:
+        raise UserError(f"{flag}={path}: {file} is not a Python file. Give one that defines {function}().")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+        if not hasattr(module, function):
+            raise UserError(f"{flag}={path}: {file} does not define {function}(). See {example} for an example.")
+        return getattr(module, function)(*([variant] if variant else []))
+    except UserError:
+        raise
+    except SyntaxError as error:
+        raise UserError(f"{flag}={path}: {file} line {error.lineno}: {error.msg}.") from None
+    except (Exception, SystemExit) as error:  # any error in the user's file
+        lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
+        location = f"{file} line {lines[-1]}" if lines else f"{function}()"
+        absent = "".join(absent_extension("groups", word) for word in re.findall(r"\w+", str(error)))
+        raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}{absent}") from error

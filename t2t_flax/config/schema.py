@@ -15,7 +15,7 @@ from typing import Any
 from t2t_flax.config.data_keys import Data
 from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
 from t2t_flax.config.model_keys import Model
-from t2t_flax.config.text_values import DEFAULT_RULES
+from t2t_flax.errors import UserError
 from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, load_extensions
 
 HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
@@ -118,8 +118,8 @@ class Loss:
     )
     label_smoothing_over: str = key(
         "all",
-        "classes that share label_smoothing: the whole vocabulary, all but the target, or all but the target and padding",
-        choices=("all", "non_target", "non_target_non_pad"),
+        "classes that share label_smoothing: the whole vocabulary, or all but the target",
+        choices=("all", "non_target"),
     )
     logits_chunk_size: int = key(
         512,
@@ -197,6 +197,22 @@ class Eval:
     )
 
 
+LOGICAL_AXES = {
+    "vocab": "rows of an embedding",
+    "table": "columns of an embedding",
+    "embed": "d_model of a matrix",
+    "heads": "heads of an attention matrix",
+    "kv_heads": "heads of keys and values, if model.num_kv_heads makes them fewer; as `heads` if not named",
+    "kv": "width of a head",
+    "mlp": "d_ff",
+    "norm": "scales and biases of a norm",
+    "position": "rows of learned positions",
+}
+MESH_AXES = ("data", "fsdp", "tensor")
+# Embeddings by rows only: with divided columns XLA would gather the whole table for every lookup.
+DEFAULT_RULES = "vocab=fsdp+tensor embed=fsdp heads=tensor mlp=tensor"
+
+
 @dataclass(frozen=True)
 class Mesh:
     data: int = mutable_key(
@@ -222,6 +238,28 @@ class Mesh:
     cpu_devices: int = mutable_key(
         1, "simulated devices that the CPU of each process is divided into", low=1, high=1024
     )
+
+    @property
+    def sharding(self) -> dict[str, tuple[str, ...]]:
+        """The mesh axes of `rules`, `{"vocab": ("fsdp", "tensor"), ...}`: with every logical axis;
+        () = not sharded, as is an axis that is not named.
+
+        Raises UserError for an unknown axis, and for one that is named twice.
+        """
+        rules: dict[str, tuple[str, ...]] = {}
+        for part in self.rules.replace(",", " ").split():
+            name, equals, axes = part.partition("=")
+            chosen = tuple(axis for axis in axes.split("+") if axis)
+            if not equals or name not in LOGICAL_AXES or name in rules:
+                raise UserError(
+                    f"config.mesh.rules: {part!r} is not AXIS=MESH_AXIS with each AXIS at most once. Axes: "
+                    f"{', '.join(f'{axis} ({meaning})' for axis, meaning in LOGICAL_AXES.items())}."
+                )
+            if not set(chosen) <= set(MESH_AXES) or len(set(chosen)) < len(chosen):
+                raise UserError(f"config.mesh.rules: {part!r} is not {', '.join(MESH_AXES)} joined by +.")
+            rules[name] = chosen
+        rules.setdefault("kv_heads", rules.get("heads", ()))
+        return {name: rules.get(name, ()) for name in LOGICAL_AXES}
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,12 @@ from typing import Any, Protocol
 
 from etils import epath
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
-from t2t_flax.config.text_values import FORM, VALID_PREFIX
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.encoding import Policies, Segmentation
-from t2t_flax.data.hooks import (
-    data_hooks,
-    direction_of_set,
-    start_names,
-    symbols_of,
-    trained_directions,
-    training_stream,
-)
-from t2t_flax.data.preprocess import ProgressCallback, prepare_split, recipe_of, start_tokens
-from t2t_flax.data.sources.base import JoinedSource, Source, StartedSource
-from t2t_flax.data.starts import Starts, start_symbol
+from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
+from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, tags_of
+from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
@@ -48,7 +39,7 @@ class DataTask(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokenizers, the training store, and the stores of the validation sets, by the names of `parse_valid_sets`."""
+    """Tokenizers, the training store, and the stores of the validation sets, by the names of `Data.valid_sets`."""
 
     tokenizers: TokenizerPair
     train: TokenStore
@@ -102,7 +93,7 @@ def prepare_corpus(
     """
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
-    names = list(parse_valid_sets(task.config.data.valid))
+    names = list(task.config.data.valid_sets)
     valid, (train, *further) = stores[: len(names)], stores[len(names) :]
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(further))
@@ -114,9 +105,7 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     check_reachable(_cache(config, workdir))
     source = split_source(task, "train")
     source.fingerprint = functools.cache(source.fingerprint)  # type: ignore[method-assign]  # it reads the whole corpus
-    if not TokenizerPair.is_complete(workdir / "tokenizer"):
-        for pair_filter in training_policies(config).filters:
-            pair_filter.check_available()
+    training_policies(config).as_stored()  # errors before the minutes of training a tokenizer
     tokenizers = _tokenizers(task, workdir, source)
     train, *further = (
         _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
@@ -124,7 +113,7 @@ def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
     )
     # Caches the update counts, which every start needs.
     Corpus(tokenizers, train, {}, tuple(further)).batches(config)
-    sets = parse_valid_sets(config.data.valid)
+    sets = config.data.valid_sets
     return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *further]
 
 
@@ -170,29 +159,28 @@ def split_source(task: DataTask, split: str) -> Source:
     if split == "train":
         return _training_source(task)
     key, spec = _spec(task.config, split)
-    group = key.partition(" ")[0].removeprefix("config.data.")
+    of = key.partition(" ")[0].removeprefix("config.data.")
     try:
-        return _open(task, split, spec, key)
+        return _open(task, of, split, spec, key)
     except UserError as error:
         if ";" in spec:
-            raise UserError(f"{error}. Several {_SETS[group]} need names: --config.data.{group}='{FORM}'.") from None
+            raise UserError(f"{error}. Several {_SETS[of]} need names: --config.data.{of}='{FORM}'.") from None
         raise
 
 
-def _open(task: DataTask, name: str, spec: str, key: str) -> Source:
-    """The source `spec` of the set `name`, with its token before source sentences if a hook gives it one."""
+def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
+    """The source `spec` of a split, as hooks change it."""
     source = task.of_set(name).open_source(spec, key=key)
-    direction = direction_of_set(task.config, name)
-    return StartedSource(source, (start_symbol(direction.target),)) if direction else source
+    for hook in data_hooks(task.config):
+        source = hook.transform(split, name, source)
+    return source
 
 
 def _training_source(task: DataTask) -> Source:
     key, spec = _spec(task.config, "train")
-    hooks, parts = data_hooks(task.config), []
-    for name, one in parse_train_sources(spec).items():
-        source = _open(task, name, one, key)
-        for hook in hooks:
-            source = hook.transform(name, source)
+    parts = []
+    for name, one in task.config.data.train_sources.items():
+        source = _open(task, "train", name, one, key)
         if source.reference_count > 1:
             raise UserError(
                 f"{key} = {one!r} names {source.reference_count} targets, but training text is SRC,TGT. Several "
@@ -209,7 +197,7 @@ def _sets(config: Config) -> dict[str, dict[str, str]]:
     """The sources of each split by the names of its sets, those of training text as one."""
     d = config.data
     train = {"train": d.train} if d.train else {}
-    return {"train": train, "valid": parse_valid_sets(d.valid), "test": parse_test_sets(d.test)}
+    return {"train": train, "valid": d.valid_sets, "test": d.test_sets}
 
 
 def _spec(config: Config, split: str) -> tuple[str, str]:
@@ -254,7 +242,7 @@ def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
-    return Policies(d.max_length, d.on_too_long, d.empty_lines, d.source_eos, filters)
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters)
 
 
 def _split_store(
@@ -271,7 +259,7 @@ def _split_store(
     if split == "train":
         policies = training_policies(config)
     kind = next((key for key, names in _sets(config).items() if split in names), "test")
-    digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, start_tokens(source))[1]
+    digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))[1]
     return prepare_split(
         source,
         tokenizers,
@@ -294,12 +282,6 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
     stored = TokenizerPair.load(folder) if TokenizerPair.is_complete(folder) else None
-    directions = tuple(trained_directions(config))
-    if stored and stored.starts.directions != directions:  # before anything is trained
-        raise UserError(
-            f"the sources of config.data.train have other directions now than {folder} has, of the run until now. Use "
-            "another --workdir."
-        )
     initial = next((found for module in TOKENIZERS_OF.of(config) if (found := module.tokenizer_folder(config))), None)
     if initial:  # a resumed run needs only its own folder: the other one may have been deleted
         pair = stored or TokenizerPair.load(initial)
@@ -310,9 +292,14 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         pair = _trained_tokenizers(task, cache, source)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
-    ids = pair.start_ids(symbols_of(config)[0])  # an error before anything is written
-    of_names = dict(zip(start_names(config), ids, strict=False))  # tokens of other hooks come after them
-    pair = pair.with_starts(Starts(directions, of_names))
+    for hook in data_hooks(config):
+        hook.check_tokenizer(pair.source)
+    for part in source.parts:
+        if pair.source.lacks_language((first := next(part.pairs()))[0]):
+            raise UserError(
+                f"{part.spec}: the tokenizer has symbols of the languages to write ({', '.join(pair.source.target_languages)}), "
+                f"such as <2{min(pair.source.target_languages)}>, with one of which each source sentence must begin: {first[0]!r}"
+            )
     if not stored:
         pair.save(folder)
     elif stored.digest != pair.digest:
@@ -324,10 +311,10 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
 
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
-    data = task.config.data
+    data, symbols = task.config.data, control_symbols(task.config)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
-    if control_symbols := symbols_of(task.config)[0]:
-        settings["control_symbols"] = control_symbols
+    if symbols:
+        settings |= {"control_symbols": symbols, "tags": tags_of(source)}
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         log.info("training the tokenizer on %s", source.spec)

@@ -1,13 +1,15 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
+import functools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from t2t_flax.config import Config, parse_test_sets, parse_train_sources, parse_valid_sets
+from t2t_flax.config import Config
+from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
-from t2t_flax.data.encoding import PairFilter, Segmentation
-from t2t_flax.data.sources.base import Source
-from t2t_flax.data.starts import Direction, Starts, start_symbol
+from t2t_flax.data.preprocess import PairFilter, Segmentation
+from t2t_flax.data.sources import Source
+from t2t_flax.data.tokenizers import Tokenizer
 from t2t_flax.registry import DATA_HOOKS
 
 if TYPE_CHECKING:
@@ -17,19 +19,20 @@ if TYPE_CHECKING:
 class DataHook:
     """What an extension changes in the data of a run; every method may be left out. Called in the order of registration."""
 
-    def direction(self, name: str) -> Direction | None:
-        """The languages of a source of data.train, a validation or a test set, by its name, in place of data.source_language and
-        data.target_language. Its source sentences then begin with the token of the target language, see `data/starts.py`.
-        """
-        return None
+    def config_of_set(self, config: Config, name: str) -> Config:
+        """The config with which a source of data.train, a validation or a test set is read and scored, by its name."""
+        return config
 
-    def transform(self, name: str, source: Source) -> Source:
-        """A source of data.train, by its name (`train` without one), in place of `source`."""
+    def transform(self, split: str, name: str, source: Source) -> Source:
+        """A source of data.train, data.valid or data.test ("train" | "valid" | "test"), by its name, in place of `source`."""
         return source
 
     def symbols(self) -> Sequence[str]:
-        """Words before source sentences, each of which a tokenizer that the run trains keeps as one piece."""
+        """Control symbols of a source tokenizer that the run trains."""
         return ()
+
+    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Raises UserError if the source tokenizer lacks something, before anything is written."""
 
     def segmentations(self) -> Sequence[Segmentation]:
         """Ways to tokenize the training pairs, each a token store, in place of the tokenizers' own; none to keep that."""
@@ -38,6 +41,10 @@ class DataHook:
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
         return ()
+
+    def make_sampler(self) -> MakeSampler | None:
+        """A function that makes the sampler of a store's updates, in place of `BatchSampler`."""
+        return None
 
     def make_stream(self, make: MakeStream) -> MakeStream:
         """A function that makes the stream of the training pairs, from `make` of the hooks before this one."""
@@ -51,8 +58,8 @@ class DataHook:
         """Lines on the prepared data, which `prepare` and `train` print."""
         return ()
 
-    def record(self, name: str, starts: Starts) -> dict[str, Any]:
-        """Entries on the data in the record of a validation or test set. starts: of the model."""
+    def record(self, name: str) -> dict[str, Any]:
+        """Entries on the data in the record of a validation or test set."""
         return {}
 
 
@@ -61,58 +68,63 @@ def data_hooks(config: Config) -> list[DataHook]:
     return [module.hook(config) for module in DATA_HOOKS.of(config)]
 
 
-def direction_of_set(config: Config, name: str) -> Direction | None:
-    """The direction that a hook gives a training source, validation or test set; None for that of config.data."""
-    return next(iter(_directions(config, [name])), None)
-
-
-def _directions(config: Config, names: Iterable[str]) -> list[Direction]:
-    hooks = data_hooks(config)
-    return list(dict.fromkeys(found for name in names for hook in hooks if (found := hook.direction(name))))
-
-
 def config_of_set(config: Config, name: str) -> Config:
-    """The config with the languages of a training source, validation or test set."""
-    direction = direction_of_set(config, name)
-    return in_direction(config, direction) if direction else config
+    """The config with which a training source, validation or test set is read and scored."""
+    for hook in data_hooks(config):
+        config = hook.config_of_set(config, name)
+    return config
 
 
-def in_direction(config: Config, direction: Direction) -> Config:
-    """The config with these languages."""
-    return config.with_values({"data.source_language": direction.source, "data.target_language": direction.target})
-
-
-def trained_directions(config: Config) -> list[Direction]:
-    """The directions that hooks give the sources of data.train."""
-    return _directions(config, parse_train_sources(config.data.train))
-
-
-def start_names(config: Config) -> list[str]:
-    """The names of the tokens before source sentences with which a run is trained, sorted."""
-    return sorted({direction.target for direction in trained_directions(config)})
-
-
-def all_directions(config: Config, starts: Starts) -> list[Direction]:
-    """The directions in which a model is used: those with training text, then others of its config's sets."""
-    d = config.data
-    if not starts.ids:
-        return [Direction(d.source_language, d.target_language)]
-    names = *parse_train_sources(d.train), *parse_valid_sets(d.valid), *parse_test_sets(d.test)
-    return list(dict.fromkeys([*starts.directions, *_directions(config, names)]))
-
-
-def symbols_of(config: Config) -> tuple[list[str], list[str]]:
-    """(control symbols, to which no text is encoded; words that are found in the text) of a tokenizer for this config. Where
-    target languages have control symbols, the words of hooks are some, too.
-    """
-    control = [start_symbol(name) for name in start_names(config)]
-    words = sorted({word for hook in data_hooks(config) for word in hook.symbols()})
-    return ([*control, *words], []) if control else ([], words)
+def control_symbols(config: Config) -> list[str]:
+    """Those of a source tokenizer that is trained for this config."""
+    return sorted({symbol for hook in data_hooks(config) for symbol in hook.symbols()})
 
 
 def training_stream(config: Config) -> MakeStream:
     """The function that makes the stream of a run's training pairs."""
-    make: MakeStream = plain_stream
-    for hook in data_hooks(config):
+    hooks = data_hooks(config)
+    sampler = next(filter(None, (hook.make_sampler() for hook in hooks)), BatchSampler)
+    make: MakeStream = functools.partial(plain_stream, make_sampler=sampler)
+    for hook in hooks:
         make = hook.make_stream(make)
     return make
+
+
+SEVERAL = "mul"
+"""ISO 639-2's code of several languages."""
+
+
+class Direction(NamedTuple):
+    """Codes of the source and the target language."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}-{self.target}"
+
+
+def directions_of(config: Config, names: Iterable[str]) -> list[Direction]:
+    """The directions of training sources, validation and test sets, by their names."""
+    data = [config_of_set(config, name).data for name in names]
+    return list(dict.fromkeys(Direction(d.source_language, d.target_language) for d in data))
+
+
+def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction], list[Direction]]:
+    """(those that a model was trained for, others of its config's validation and test sets). source: its tokenizer, by whose
+    target languages it translates into several.
+    """
+    d, languages = config.data, source.target_languages
+    own = Direction(d.source_language, d.target_language)
+    if not languages:
+        return [own], []
+    trained = [one for one in directions_of(config, d.train_sources) if one.target in languages]
+    sets = directions_of(config, [*d.valid_sets, *d.test_sets])
+    others = [one for one in sets if one.target in languages and one not in trained]
+    return trained or [Direction(own.source, target) for target in languages], others if trained else []
+
+
+def codes_of(directions: Iterable[Direction]) -> Direction:
+    """The codes of the source and the target language, `SEVERAL` where they differ."""
+    sides = (set(codes) for codes in zip(*directions, strict=True))
+    return Direction(*(min(codes) if len(codes) == 1 else SEVERAL for codes in sides))

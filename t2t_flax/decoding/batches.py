@@ -42,21 +42,17 @@ def encode_lines(
     lines: Sequence[str],
     prefixes: Sequence[str] | None = None,
     *,
-    starts: Sequence[Sequence[int]] | None = None,
     source_eos: bool = True,
 ) -> EncodedLines:
-    """starts: ids that come before those of each line. Raises UserError if the numbers of prefixes and lines differ."""
+    """Raises UserError if the numbers of prefixes and lines differ."""
     if prefixes is not None and len(prefixes) != len(lines):
         raise UserError(
             f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty) per line."
         )
     eos = [EOS] if source_eos else []
     limit = source_limit(config, model) - len(eos)
-    encode, encode_prefix = tokenizers.source.encode, tokenizers.target.encode
-    sources = [
-        tokenizers.after_start(start, encode(line)) if line.strip() else []
-        for line, start in zip(lines, [()] * len(lines) if starts is None else starts, strict=True)
-    ]
+    encode, encode_prefix = tokenizers.source.encode, tokenizers.target.encode_text
+    sources = [encode(line) if line.strip() else [] for line in lines]
     cut = [len(ids) > limit for ids in sources]
     sources = [ids[:limit] + eos if ids else [] for ids in sources]
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]

@@ -6,44 +6,18 @@ length, so the penalty never reorders them; it ranks the finished ones and decid
 
 import dataclasses
 import functools
-from collections.abc import Sequence
-from typing import Any
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.config.data_keys import EOS, PAD
-from t2t_flax.decoding.search_loop import (
-    IMPOSSIBLE,
-    LENGTHS,
-    Cache,
-    SearchResult,
-    Sentences,
-    StepFn,
-    check_cache,
-    forced_tokens,
-    log_sum_exp,
-    make_sentences,
-    run_stages,
-    top_k,
-)
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, top_k
 
 
-@dataclasses.dataclass(frozen=True)
-class BeamOptions:
-    """beam_size: beam width K. n_best: hypotheses returned (N <= K). length_penalty, alpha: see `length_penalty`.
-
-    early_stopping: "exact" = once the result can no longer change; "beam_full" = once K hypotheses have finished;
-    "top_finished" = once N have finished and the likeliest candidate was among them. In the last two, as in the
-    toolkits they come from, only the first K candidates of a step can finish.
-    """
-
-    beam_size: int = 4
-    alpha: float = 0.6
-    n_best: int = 1
-    length_penalty: str = "gnmt"
-    early_stopping: str = "exact"
+def length_penalty(length, alpha: float, kind: str = "gnmt"):
+    """((5 + L) / 6)^alpha of Wu et al. 2016 ("gnmt"), L^alpha ("power") or 1 ("none"); L includes EOS."""
+    return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[kind] ** alpha
 
 
 @flax.struct.dataclass
@@ -59,108 +33,120 @@ class _State:
     finished_lengths_BxK: jax.Array
 
 
-def length_penalty(length, alpha: float, kind: str = "gnmt"):
-    """((5 + L) / 6)^alpha of Wu et al. 2016 ("gnmt"), L^alpha ("power") or 1 ("none"); L includes EOS."""
-    return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[kind] ** alpha
+@dataclasses.dataclass(frozen=True)
+class BeamSearch:
+    """A `Search` for the n-best list of each sentence, best score first, unfinished hypotheses after all finished ones.
 
+    beam_size: beam width K. n_best: hypotheses returned (N <= K). length_penalty, alpha: see `length_penalty`.
+    A sentence with fewer than N finished hypotheses at its cap is filled up with its best alive ones, scored at that length.
+    Ties go to the older hypothesis, then the lower beam, then the lower token id.
 
-def beam_search(
-    step_fn: StepFn,
-    params: Any,
-    cache: Cache,
-    options: BeamOptions,
-    *,
-    caps_B,
-    prefix_BxP=None,
-    lengths: Sequence[int] = LENGTHS,
-    rehearse: int = 0,
-) -> SearchResult:
-    """The n-best list of each sentence, best score first, unfinished hypotheses after all finished ones.
-
-    caps_B: maximum tokens per sentence, EOS included. A sentence with fewer than n finished hypotheses at its
-    cap is filled up with its best alive ones, scored at that length. prefix_BxP: forced first tokens, 0 = free.
-    `options.early_stopping` ends a sentence early, by default once no alive hypothesis can still enter its n-best
-    list. Padding is never generated. Ties go to the older hypothesis, then the lower beam, then the lower token
-    id. cache, lengths, rehearse: see `search_loop.run_stages`. Raises ValueError for a cache of another beam size.
+    early_stopping: "exact" = once the result can no longer change; "beam_full" = once K hypotheses have finished;
+    "top_finished" = once N have finished and the likeliest candidate was among them. In the last two, as in the
+    toolkits they come from, only the first K candidates of a step can finish.
     """
-    check_cache(cache, options.beam_size)
-    sentences = make_sentences(caps_B, prefix_BxP)
-    state = run_stages(step_fn, advance, options, params, cache, sentences, start, lengths, rehearse)
-    return _result(options, state, sentences.caps_B)
 
+    beam_size: int = 4
+    alpha: float = 0.6
+    n_best: int = 1
+    length_penalty: str = "gnmt"
+    early_stopping: str = "exact"
 
-def start(options: BeamOptions, sentences: Sentences, length: int) -> _State:
-    """The state before the first target token, with buffers for `length` tokens."""
-    shape = (len(sentences.caps_B), options.beam_size)
-    return _State(
-        done_B=sentences.caps_B < 1,
-        top_finished_B=jnp.zeros(shape[:1], bool),
-        last_BxK=jnp.zeros(shape, jnp.int32),
-        alive_BxKxT=jnp.zeros((*shape, length), jnp.int32),
-        # Only one hypothesis at first; otherwise all beams would be identical.
-        alive_log_probs_BxK=jnp.full(shape, -jnp.inf).at[:, 0].set(0.0),
-        finished_BxKxT=jnp.zeros((*shape, length), jnp.int32),
-        finished_scores_BxK=jnp.full(shape, -jnp.inf),
-        finished_log_probs_BxK=jnp.full(shape, -jnp.inf),
-        finished_lengths_BxK=jnp.zeros(shape, jnp.int32),
-    )
+    def start(self, sentences: Sentences, length: int) -> _State:
+        shape = (len(sentences.caps_B), self.beam_size)
+        return _State(
+            done_B=sentences.caps_B < 1,
+            top_finished_B=jnp.zeros(shape[:1], bool),
+            last_BxK=jnp.zeros(shape, jnp.int32),
+            alive_BxKxT=jnp.zeros((*shape, length), jnp.int32),
+            # Only one hypothesis at first; otherwise all beams would be identical.
+            alive_log_probs_BxK=jnp.full(shape, -jnp.inf).at[:, 0].set(0.0),
+            finished_BxKxT=jnp.zeros((*shape, length), jnp.int32),
+            finished_scores_BxK=jnp.full(shape, -jnp.inf),
+            finished_log_probs_BxK=jnp.full(shape, -jnp.inf),
+            finished_lengths_BxK=jnp.zeros(shape, jnp.int32),
+        )
 
+    def advance(self, sentences: Sentences, position, state: _State, logits_BxKxV):
+        K, length = self.beam_size, position + 1
+        log_probs_BxKxC, tokens_BxKxC = _continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
+        totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
+        # At most K of the 2K candidates end (one per beam), so K always continue, whatever EOS scores.
+        log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
+        parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
+        tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
+        ends_Bx2K = tokens_Bx2K == EOS
+        if self.early_stopping != "exact":
+            ends_Bx2K = ends_Bx2K & (jnp.arange(2 * K) < K)
+        sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
 
-def advance(options: BeamOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
-    """The state after one more target token, and the parent beam of each new beam, int32 [B, K]."""
-    K, length = options.beam_size, position + 1
-    log_probs_BxKxC, tokens_BxKxC = _continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
-    totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
-    # At most K of the 2K candidates end (one per beam), so K always continue, whatever EOS scores.
-    log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
-    parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
-    tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
-    ends_Bx2K = tokens_Bx2K == EOS
-    if options.early_stopping != "exact":
-        ends_Bx2K = ends_Bx2K & (jnp.arange(2 * K) < K)
-    sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
+        ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
+        penalty = length_penalty(length, self.alpha, self.length_penalty)
+        scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / penalty], 1)
+        finished_scores_BxK, best_BxK = jax.lax.top_k(scores_Bx3K, K)
+        alive_Bx2K = jnp.where(tokens_Bx2K == EOS, -jnp.inf, log_probs_Bx2K)
+        alive_log_probs_BxK, alive_index_BxK = jax.lax.top_k(alive_Bx2K, K)
 
-    ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
-    penalty = length_penalty(length, options.alpha, options.length_penalty)
-    scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / penalty], 1)
-    finished_scores_BxK, best_BxK = jax.lax.top_k(scores_Bx3K, K)
-    alive_Bx2K = jnp.where(tokens_Bx2K == EOS, -jnp.inf, log_probs_Bx2K)
-    alive_log_probs_BxK, alive_index_BxK = jax.lax.top_k(alive_Bx2K, K)
+        def finished(old, new):
+            return _take(jnp.concatenate([old, new], 1), best_BxK)
 
-    def finished(old, new):
-        return _take(jnp.concatenate([old, new], 1), best_BxK)
+        top_finished_B = state.top_finished_B | (ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf))
+        if self.early_stopping == "beam_full":
+            enough_B = finished_scores_BxK[:, -1] > -jnp.inf
+        elif self.early_stopping == "top_finished":
+            enough_B = top_finished_B & (finished_scores_BxK[:, self.n_best - 1] > -jnp.inf)
+        else:
+            best_B = self._best_future(alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B)
+            enough_B = finished_scores_BxK[:, self.n_best - 1] > best_B
+        no_alive_B = alive_log_probs_BxK[:, 0] == -jnp.inf
+        new = _State(
+            done_B=enough_B | no_alive_B | (length >= sentences.caps_B),
+            top_finished_B=top_finished_B,
+            last_BxK=_take(tokens_Bx2K, alive_index_BxK),
+            alive_BxKxT=_take(sequences_Bx2KxT, alive_index_BxK),
+            alive_log_probs_BxK=alive_log_probs_BxK,
+            finished_BxKxT=finished(state.finished_BxKxT, sequences_Bx2KxT),
+            finished_scores_BxK=finished_scores_BxK,
+            finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_Bx2K),
+            finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_Bx2K, length)),
+        )
+        return new, None if K == 1 else _take(parents_Bx2K, alive_index_BxK)
 
-    top_finished_B = state.top_finished_B | (ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf))
-    if options.early_stopping == "beam_full":
-        enough_B = finished_scores_BxK[:, -1] > -jnp.inf
-    elif options.early_stopping == "top_finished":
-        enough_B = top_finished_B & (finished_scores_BxK[:, options.n_best - 1] > -jnp.inf)
-    else:
-        best_B = _best_future(alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B, options)
-        enough_B = finished_scores_BxK[:, options.n_best - 1] > best_B
-    no_alive_B = alive_log_probs_BxK[:, 0] == -jnp.inf
-    new = _State(
-        done_B=enough_B | no_alive_B | (length >= sentences.caps_B),
-        top_finished_B=top_finished_B,
-        last_BxK=_take(tokens_Bx2K, alive_index_BxK),
-        alive_BxKxT=_take(sequences_Bx2KxT, alive_index_BxK),
-        alive_log_probs_BxK=alive_log_probs_BxK,
-        finished_BxKxT=finished(state.finished_BxKxT, sequences_Bx2KxT),
-        finished_scores_BxK=finished_scores_BxK,
-        finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_Bx2K),
-        finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_Bx2K, length)),
-    )
-    return new, None if K == 1 else _take(parents_Bx2K, alive_index_BxK)
+    def _best_future(self, log_prob_B, next_length, caps_B):
+        """Upper bound on the score of any continuation of an alive hypothesis.
 
+        Log-probabilities only decrease, and being negative they score best under the largest remaining penalty: that
+        of the cap, or that of the next length if alpha is negative.
+        """
+        penalty = functools.partial(length_penalty, alpha=self.alpha, kind=self.length_penalty)
+        return log_prob_B / jnp.maximum(penalty(caps_B), penalty(next_length))
 
-def _best_future(log_prob_B, next_length, caps_B, options: BeamOptions):
-    """Upper bound on the score of any continuation of an alive hypothesis.
+    def result(self, sentences: Sentences, state: _State) -> SearchResult:
+        caps_B = sentences.caps_B
+        # Alive hypotheses are returned only for sentences that reached their cap, so the cap is their length.
+        alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
+        penalty_B = length_penalty(caps_B, self.alpha, self.length_penalty)
+        alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
+        finished_BxK = state.finished_scores_BxK > -jnp.inf
+        is_finished_Bx2K = jnp.concatenate([finished_BxK, jnp.zeros_like(finished_BxK)], 1)
+        # Finished hypotheses first, then alive ones, each in order; empty finished slots last.
+        order_Bx2K = jnp.argsort(
+            jnp.concatenate([jnp.where(finished_BxK, 0, 2), jnp.ones_like(alive_lengths_BxK)], 1), 1
+        )
+        best_BxN = order_Bx2K[:, : self.n_best]
 
-    Log-probabilities only decrease, and being negative they score best under the largest remaining penalty: that
-    of the cap, or that of the next length if alpha is negative.
-    """
-    penalty = functools.partial(length_penalty, alpha=options.alpha, kind=options.length_penalty)
-    return log_prob_B / jnp.maximum(penalty(caps_B), penalty(next_length))
+        def pick(finished, alive):
+            return _take(jnp.concatenate([finished, alive], 1), best_BxN)
+
+        lengths_BxN = pick(jnp.where(finished_BxK, state.finished_lengths_BxK, 0), alive_lengths_BxK)
+        tokens_BxNxT = pick(state.finished_BxKxT, state.alive_BxKxT)
+        return SearchResult(
+            tokens=jnp.where(jnp.arange(tokens_BxNxT.shape[2]) < lengths_BxN[..., None], tokens_BxNxT, PAD),
+            scores=pick(state.finished_scores_BxK, alive_scores_BxK),
+            log_probs=pick(state.finished_log_probs_BxK, state.alive_log_probs_BxK),
+            lengths=lengths_BxN,
+            finished=_take(is_finished_Bx2K, best_BxN),
+        )
 
 
 def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
@@ -175,32 +161,6 @@ def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | No
         best_BxKxC = jnp.where(is_forced, only_BxKxC, best_BxKxC)
         ids_BxKxC = jnp.where(is_forced, forced_B[:, None, None], ids_BxKxC)
     return best_BxKxC - log_sum_exp(logits_BxKxV), ids_BxKxC
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _result(options: BeamOptions, state: _State, caps_B: jax.Array) -> SearchResult:
-    # Alive hypotheses are returned only for sentences that reached their cap, so the cap is their length.
-    alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
-    penalty_B = length_penalty(caps_B, options.alpha, options.length_penalty)
-    alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
-    finished_BxK = state.finished_scores_BxK > -jnp.inf
-    is_finished_Bx2K = jnp.concatenate([finished_BxK, jnp.zeros_like(finished_BxK)], 1)
-    # Finished hypotheses first, then alive ones, each in order; empty finished slots last.
-    order_Bx2K = jnp.argsort(jnp.concatenate([jnp.where(finished_BxK, 0, 2), jnp.ones_like(alive_lengths_BxK)], 1), 1)
-    best_BxN = order_Bx2K[:, : options.n_best]
-
-    def pick(finished, alive):
-        return _take(jnp.concatenate([finished, alive], 1), best_BxN)
-
-    lengths_BxN = pick(jnp.where(finished_BxK, state.finished_lengths_BxK, 0), alive_lengths_BxK)
-    tokens_BxNxT = pick(state.finished_BxKxT, state.alive_BxKxT)
-    return SearchResult(
-        tokens=jnp.where(jnp.arange(tokens_BxNxT.shape[2]) < lengths_BxN[..., None], tokens_BxNxT, PAD),
-        scores=pick(state.finished_scores_BxK, alive_scores_BxK),
-        log_probs=pick(state.finished_log_probs_BxK, state.alive_log_probs_BxK),
-        lengths=lengths_BxN,
-        finished=_take(is_finished_Bx2K, best_BxN),
-    )
 
 
 def _take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:

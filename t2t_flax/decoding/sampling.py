@@ -1,9 +1,6 @@
 """Greedy search and sampling with temperature, top-k and top-p, over the same step function as beam search."""
 
 import dataclasses
-import functools
-from collections.abc import Sequence
-from typing import Any
 
 import flax.struct
 import jax
@@ -12,33 +9,13 @@ import jax.numpy as jnp
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
-    LENGTHS,
-    Cache,
     SearchResult,
     Sentences,
-    StepFn,
-    check_cache,
     forced_tokens,
     log_sum_exp,
-    make_sentences,
-    run_stages,
+    program,
     top_k,
 )
-
-
-@dataclasses.dataclass(frozen=True)
-class SampleOptions:
-    """num_samples: outputs per sentence (K). temperature: divides the logits; 0 = greedy (argmax).
-
-    top_k: sample from the k likeliest tokens, 0 = all. top_p: sample from the smallest set of likeliest tokens with
-    at least this probability mass, after temperature and top_k; 1 = all.
-    """
-
-    num_samples: int = 1
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    seed: int = 0
 
 
 @flax.struct.dataclass
@@ -51,107 +28,95 @@ class _State:
     ended_BxK: jax.Array
 
 
-def sample(
-    step_fn: StepFn,
-    params: Any,
-    cache: Cache,
-    options: SampleOptions,
-    *,
-    caps_B,
-    sentence_ids_B,
-    prefix_BxP=None,
-    lengths: Sequence[int] = LENGTHS,
-    rehearse: int = 0,
-) -> SearchResult:
-    """`num_samples` outputs per sentence, ordered by sample index, not by score.
+@dataclasses.dataclass(frozen=True)
+class Sampling:
+    """A `Search` for `num_samples` outputs of each sentence (K), ordered by sample index, not by score.
 
-    The noise is a function of seed, sentence id, sample index and position, so an output does not depend on its
-    batch. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal them. Padding is never
-    generated. caps_B, prefix_BxP, cache, lengths, rehearse: as in `beam_search`. Raises ValueError for a cache of another
-    number of samples.
+    temperature: divides the logits; 0 = greedy (argmax). top_k: sample from the k likeliest tokens, 0 = all. top_p: sample from
+    the smallest set of likeliest tokens with at least this probability mass, after temperature and top_k; 1 = all. The noise is
+    a function of `random_keys` and position. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal
+    them.
     """
-    check_cache(cache, options.num_samples)
-    keys_BxK = _keys(_seed_key(options.seed), jnp.asarray(sentence_ids_B, jnp.uint32), options.num_samples)
-    sentences = make_sentences(caps_B, prefix_BxP, keys_BxK)
-    options = dataclasses.replace(options, seed=0)  # already in the keys; a new seed must not recompile
-    state = run_stages(step_fn, _advance, options, params, cache, sentences, _start, lengths, rehearse)
-    return SearchResult(
-        tokens=state.tokens_BxKxT,
-        scores=state.log_probs_BxK,
-        log_probs=state.log_probs_BxK,
-        lengths=state.lengths_BxK,
-        finished=state.ended_BxK,
-    )
+
+    num_samples: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+
+    def start(self, sentences: Sentences, length: int) -> _State:
+        shape = (len(sentences.caps_B), self.num_samples)
+        return _State(
+            done_B=sentences.caps_B < 1,
+            last_BxK=jnp.zeros(shape, jnp.int32),
+            tokens_BxKxT=jnp.zeros((*shape, length), jnp.int32),
+            log_probs_BxK=jnp.zeros(shape),
+            lengths_BxK=jnp.zeros(shape, jnp.int32),
+            ended_BxK=jnp.zeros(shape, bool),
+        )
+
+    def advance(self, sentences: Sentences, position, state: _State, logits_BxKxV):
+        tokens_BxK = self.draw(sentences.keys_BxK, position, logits_BxKxV)
+        forced_B = forced_tokens(sentences, position)
+        if forced_B is not None:
+            tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
+        log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
+
+        ended_BxK = state.ended_BxK | (tokens_BxK == EOS)
+        tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
+        new = _State(
+            done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
+            last_BxK=tokens_BxK,
+            tokens_BxKxT=state.tokens_BxKxT.at[:, :, position].set(tokens_BxK),
+            log_probs_BxK=jnp.where(state.ended_BxK, state.log_probs_BxK, state.log_probs_BxK + log_probs_BxK),
+            lengths_BxK=jnp.where(state.ended_BxK, state.lengths_BxK, position + 1),
+            ended_BxK=ended_BxK,
+        )
+        return new, None
+
+    def draw(self, keys_BxK, position, logits_BxKxV) -> jax.Array:
+        """One token per sample, int32 [B, K], from the softmax of logits / temperature over the allowed tokens."""
+        vocabulary = logits_BxKxV.shape[-1]
+        excluded = (jnp.arange(vocabulary) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
+        logits_BxKxC, ids_BxKxC = jnp.where(excluded, -jnp.inf, logits_BxKxV), None
+        if self.temperature == 0:
+            return top_k(logits_BxKxC, 1)[1][..., 0]
+        if self.top_k or self.top_p < 1:
+            logits_BxKxC, ids_BxKxC = top_k(logits_BxKxC, min(self.top_k or vocabulary, vocabulary))
+        largest_BxKx1 = jnp.max(logits_BxKxC, axis=-1, keepdims=True)
+        weights_BxKxC = jnp.exp((logits_BxKxC - largest_BxKx1) / self.temperature)
+        cumulative_BxKxC = jnp.cumsum(weights_BxKxC, axis=-1)
+        if self.top_p < 1:
+            last_BxK = nucleus_size(cumulative_BxKxC, self.top_p) - 1
+            total_BxK = _take(cumulative_BxKxC, last_BxK)
+        else:
+            last_BxK = weights_BxKxC.shape[-1] - 1 - jnp.argmax(jnp.flip(weights_BxKxC > 0, -1), axis=-1)
+            total_BxK = cumulative_BxKxC[..., -1]
+        # The inverse of the cumulative distribution at a uniform number: the first token that exceeds it.
+        uniform_BxK = jax.vmap(jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position))))(keys_BxK)
+        drawn_BxK = jnp.sum(cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32)
+        # Sums are added in another order for each of them, so that one may be above a later one.
+        drawn_BxK = jnp.minimum(drawn_BxK, last_BxK.astype(jnp.int32))
+        return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
+
+    def result(self, sentences: Sentences, state: _State) -> SearchResult:
+        log_probs_BxK = state.log_probs_BxK
+        return SearchResult(state.tokens_BxKxT, log_probs_BxK, log_probs_BxK, state.lengths_BxK, state.ended_BxK)
 
 
-def _seed_key(seed: int) -> jax.Array:
+def random_keys(seed: int, ids_B: jax.typing.ArrayLike, num_samples: int) -> jax.Array:
+    """Keys [B, K] of a seed, the number of each sentence and the index of the sample, so that an output does not depend on its
+    batch.
+    """
     # jax.random.key keeps 32 bits of the seed.
     low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
-    return jax.random.fold_in(jax.random.key(low, impl="threefry2x32"), high)
+    key = jax.random.fold_in(jax.random.key(low, impl="threefry2x32"), high)
+    return _keys(key, jnp.asarray(ids_B, jnp.uint32), num_samples)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@program(2)
 def _keys(key, ids_B, num_samples: int):
     sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B)
     return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(sentence_keys_B)
-
-
-def _start(options: SampleOptions, sentences: Sentences, length: int) -> _State:
-    shape = (len(sentences.caps_B), options.num_samples)
-    return _State(
-        done_B=sentences.caps_B < 1,
-        last_BxK=jnp.zeros(shape, jnp.int32),
-        tokens_BxKxT=jnp.zeros((*shape, length), jnp.int32),
-        log_probs_BxK=jnp.zeros(shape),
-        lengths_BxK=jnp.zeros(shape, jnp.int32),
-        ended_BxK=jnp.zeros(shape, bool),
-    )
-
-
-def _advance(options: SampleOptions, sentences: Sentences, position, state: _State, logits_BxKxV):
-    tokens_BxK = _draw(options, sentences.keys_BxK, position, logits_BxKxV)
-    forced_B = forced_tokens(sentences, position)
-    if forced_B is not None:
-        tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
-    log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
-
-    ended_BxK = state.ended_BxK | (tokens_BxK == EOS)
-    tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
-    new = _State(
-        done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
-        last_BxK=tokens_BxK,
-        tokens_BxKxT=state.tokens_BxKxT.at[:, :, position].set(tokens_BxK),
-        log_probs_BxK=jnp.where(state.ended_BxK, state.log_probs_BxK, state.log_probs_BxK + log_probs_BxK),
-        lengths_BxK=jnp.where(state.ended_BxK, state.lengths_BxK, position + 1),
-        ended_BxK=ended_BxK,
-    )
-    return new, None
-
-
-def _draw(options: SampleOptions, keys_BxK, position, logits_BxKxV) -> jax.Array:
-    """One token per sample, int32 [B, K], from the softmax of logits / temperature over the allowed tokens."""
-    vocabulary = logits_BxKxV.shape[-1]
-    excluded = (jnp.arange(vocabulary) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
-    logits_BxKxC, ids_BxKxC = jnp.where(excluded, -jnp.inf, logits_BxKxV), None
-    if options.temperature == 0:
-        return top_k(logits_BxKxC, 1)[1][..., 0]
-    if options.top_k or options.top_p < 1:
-        logits_BxKxC, ids_BxKxC = top_k(logits_BxKxC, min(options.top_k or vocabulary, vocabulary))
-    largest_BxKx1 = jnp.max(logits_BxKxC, axis=-1, keepdims=True)
-    weights_BxKxC = jnp.exp((logits_BxKxC - largest_BxKx1) / options.temperature)
-    cumulative_BxKxC = jnp.cumsum(weights_BxKxC, axis=-1)
-    if options.top_p < 1:
-        last_BxK = nucleus_size(cumulative_BxKxC, options.top_p) - 1
-        total_BxK = _take(cumulative_BxKxC, last_BxK)
-    else:
-        last_BxK = weights_BxKxC.shape[-1] - 1 - jnp.argmax(jnp.flip(weights_BxKxC > 0, -1), axis=-1)
-        total_BxK = cumulative_BxKxC[..., -1]
-    # The inverse of the cumulative distribution at a uniform number: the first token that exceeds it.
-    uniform_BxK = jax.vmap(jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position))))(keys_BxK)
-    drawn_BxK = jnp.sum(cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32)
-    # Sums are added in another order for each of them, so that one may be above a later one.
-    drawn_BxK = jnp.minimum(drawn_BxK, last_BxK.astype(jnp.int32))
-    return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
 
 
 def nucleus_size(cumulative: jax.Array, top_p: float) -> jax.Array:

@@ -13,9 +13,9 @@ import numpy as np
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
+from t2t_flax.decoding.search_loop import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.models.transformer import Transformer
 
 _WHOLE_BATCH = 256
@@ -49,13 +49,9 @@ class PairIds:
     target: list[int]
 
 
-def encode_pair(
-    tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int, start: Sequence[int] = ()
-) -> PairIds:
-    """Token ids of a pair. start: ids before those of the source. Raises UserError for a side that is empty or over `limit`
-    ids.
-    """
-    ids = PairIds(tokenizers.after_start(start, tokenizers.source.encode(source)), tokenizers.target.encode(target))
+def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int) -> PairIds:
+    """Token ids of a pair. Raises UserError for a side that is empty or over `limit` ids."""
+    ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode_text(target))
     for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
         if not text.strip() or not tokens:
             raise UserError(f"the {side} is empty; both sides must have text.")
@@ -126,7 +122,7 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
     return arrays
 
 
-@jax.jit(static_argnums=0)
+@program(0)
 def _token_log_probs(model: Transformer, params, batch):
     """Log-probability of each target token, float32 [B, T]."""
     hidden_BxTxD: Any = model.apply({"params": params}, batch, method="hidden")
@@ -140,52 +136,3 @@ def _token_log_probs(model: Transformer, params, batch):
     positions = max(1, _LOGITS_TOKENS // len(hidden_BxTxD))
     by_position = jnp.moveaxis(hidden_BxTxD, 1, 0), batch["target"].T
     return jax.lax.map(at_position, by_position, batch_size=positions).T
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionMaps:
-    """float32 weights whose rows sum to 1. L layers, N heads, S source and T target tokens, EOS included.
-
-    encoder [L, N, S, S], decoder [L, N, T, T], cross [L, N, T, S]: rows are queries, columns are keys. Decoder
-    row t predicts target token t, so its input is token t - 1. source_tokens label the encoder and the columns
-    of cross; target_tokens label the decoder's rows; decoder_tokens label its columns.
-    """
-
-    encoder: np.ndarray
-    decoder: np.ndarray
-    cross: np.ndarray
-    source_tokens: tuple[str, ...]
-    target_tokens: tuple[str, ...]
-
-    @property
-    def decoder_tokens(self) -> tuple[str, ...]:
-        """The decoder's inputs: the start token, then the target without its last token."""
-        return ("<start>", *self.target_tokens[:-1])
-
-
-def attention_maps(model: Transformer, params: Any, tokenizers: TokenizerPair, pair: PairIds) -> AttentionMaps:
-    """Attention weights of a teacher-forced pair. Raises UserError for a model without self-attention."""
-    if mixer_class(model.config).NAME != SelfAttention.NAME:
-        raise UserError(f"config.model.mixer = {model.config.mixer}: this run has no self-attention weights to show.")
-    batch = {name: jax.numpy.asarray(x) for name, x in rows_of([pair], 1).items()}
-    _, state = _forward(model, params, batch)
-    intermediates, s, t = state["intermediates"], len(pair.source), len(pair.target)
-
-    def stack(layers: str, module: str, rows: int, columns: int) -> np.ndarray:
-        count = sum(name.startswith(f"{layers}_") for name in intermediates)
-        weights = [intermediates[f"{layers}_{i}"][module]["weights"][0][0] for i in range(count)]
-        maps = [np.asarray(w)[:, :rows, :columns] for w in weights]
-        return np.stack(maps) if maps else np.zeros((0, model.config.num_heads, rows, columns), np.float32)
-
-    return AttentionMaps(
-        encoder=stack("encoder", SelfAttention.NAME, s, s),
-        decoder=stack("decoder", SelfAttention.NAME, t, t),
-        cross=stack("decoder", "cross_attention", t, s),
-        source_tokens=tuple(tokenizers.source.pieces(pair.source)),
-        target_tokens=tuple(tokenizers.target.pieces(pair.target)),
-    )
-
-
-@jax.jit(static_argnums=0)
-def _forward(model: Transformer, params, batch):
-    return model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])

@@ -1,6 +1,6 @@
 """The loop shared by beam search and sampling: one token per iteration, with a cache that grows in stages.
 
-A search is a function `advance`, the model a function `step_fn`; neither depends on the other. A stage is one
+A search is a `Search`, the model a function `step_fn`; neither depends on the other. A stage is one
 compiled loop. It ends when the cache is full or all sentences are done. The cache and the sequence buffers grow
 between stages, because attention over a cache much longer than the sequence would dominate the step.
 
@@ -9,7 +9,7 @@ Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V voc
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import flax.struct
 import jax
@@ -18,7 +18,33 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config.data_keys import PAD
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.models.decoding_cache import Slots
+from t2t_flax.models.decoding_cache import DecodingCache
+
+
+class Program:
+    """A jitted function of a module. Calls go through `Program.run`, which a server replaces, so as to compile elsewhere.
+
+    static_argnums, options: as of `jax.jit`.
+    """
+
+    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: program.jitted(*args))
+
+    def __init__(self, function: Callable, static_argnums: tuple[int, ...] = (), **options: Any):
+        functools.update_wrapper(self, function)
+        self.static_argnums, self.jitted = static_argnums, jax.jit(function, static_argnums=static_argnums, **options)
+        self.lower, self._name = self.jitted.lower, function.__qualname__
+
+    def __call__(self, *args: Any) -> Any:
+        return Program.run(self, args)
+
+    def __reduce__(self) -> str:
+        return self._name  # pickled as a function: by name
+
+
+def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Program]:
+    """Decorator that makes a `Program` of a function."""
+    return lambda function: Program(function, static_argnums, **options)
+
 
 GROUPS = (64, 80, 96, 48, 112, 128)
 """Sizes of groups, multiples of a vector register: the first that divides the axis, so that its last part is not copied."""
@@ -81,13 +107,10 @@ LENGTHS = (32, 64, 128, 256, 512, 1024)
 
 Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
-# tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are [B, K, ...] and are reordered with the
-# hypotheses, or `Slots` (attention), which are not where they are shared. Others with three or more axes have time on
-# axis 2, except under a key "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
+# tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are a `DecodingCache` (attention), or arrays
+# [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
+# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
-# advance(options, sentences, position, state, logits_BxKxV) -> (state, parents_BxK or None): the state after one more
-# token, and the hypothesis that each one continues (None: itself).
-Advance = Callable[[Any, "Sentences", jax.Array, Any, jax.Array], tuple[Any, jax.Array | None]]
 
 
 @flax.struct.dataclass
@@ -119,13 +142,21 @@ class SearchResult:
     finished: jax.Array
 
 
-def make_sentences(caps_B, prefix_BxP=None, keys_BxK=None) -> Sentences:
-    """Sentences from arrays of any integer type. Raises ValueError if the numbers of rows differ."""
-    caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
-    prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
-    if len(prefix_BxP) != len(caps_B):
-        raise ValueError(f"prefix_BxP has {len(prefix_BxP)} rows, caps_B {len(caps_B)}")
-    return Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK)
+class Search(Protocol):
+    """How hypotheses are found; frozen, since equal ones share compiled programs. State: a struct of arrays [B, ...] with the
+    fields `done_B` and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T].
+    """
+
+    def start(self, sentences: Sentences, length: int) -> Any:
+        """The state before the first target token, with buffers for `length` tokens."""
+
+    def advance(
+        self, sentences: Sentences, position: jax.Array, state: Any, logits_BxKxV: jax.Array
+    ) -> tuple[Any, jax.Array | None]:
+        """The state after one more token, and the hypothesis that each one continues, int32 [B, K] (None: itself)."""
+
+    def result(self, sentences: Sentences, state: Any) -> SearchResult:
+        """The hypotheses of a state in which all sentences are done."""
 
 
 def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
@@ -137,59 +168,47 @@ def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None
     return jnp.where(position < width, token_B, PAD)
 
 
-def run_stages(
+def run_search(
     step_fn: StepFn,
-    advance: Advance,
-    options: Any,
     params: Any,
     cache: Cache,
-    sentences: Sentences,
-    start: Callable[[Any, Sentences, int], Any],
+    search: Search,
+    *,
+    caps_B: jax.typing.ArrayLike,
+    prefix_BxP: jax.typing.ArrayLike | None = None,
+    keys_BxK: jax.Array | None = None,
     lengths: Sequence[int] = LENGTHS,
     rehearse: int = 0,
-) -> Any:
-    """Runs a search until every sentence is done and returns the final state.
+) -> SearchResult:
+    """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK: see `Sentences`.
 
-    `start(options, sentences, length)` creates the initial state: a struct of arrays [B, ...] with the fields `done_B`
-    and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T]. The state of a done
-    sentence no longer changes, so results do not depend on the rest of the batch. The first stage is as long as the
-    given cache; later stages follow `lengths`. Equal shapes, functions and options compile once. rehearse: decodes nothing,
-    but compiles the programs for outputs of so many tokens, of which the state is returned.
+    The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
+    generated. lengths: tokens for which the given cache has room, and those to which it grows. Equal shapes, functions and
+    searches compile once. rehearse: decodes nothing, but compiles the programs for outputs of so many tokens.
     """
-    leaves = jax.tree.leaves_with_path(cache["self"], is_leaf=_is_slots)
-    first = {leaf.length for _, leaf in leaves if _is_slots(leaf)}
-    first = first | {leaf.shape[2] for path, leaf in leaves if _has_time(path, leaf)} or {lengths[0]}
-    if len(first) > 1:
-        raise ValueError(f"the time axes of cache['self'] have different lengths: {sorted(first)}")
-    length = first.pop()
-    state = _start(start, options, sentences, length)
-    if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
-        state = jax.device_put(state, sentences.caps_B.sharding)
+    caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
+    prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
+    sentences = Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK)
+    length = lengths[0]
+    state = _start(search, sentences, length)
+    if isinstance(caps_B.sharding, jax.sharding.NamedSharding):
+        state = jax.device_put(state, caps_B.sharding)
     shared = {name: tree for name, tree in cache.items() if name != "self"}
     self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
     position = length if rehearse else 0
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
         stop = min(position + steps, length)
+        bounds = jnp.int32(position), jnp.int32(stop)
         state, self_cache, all_done = run_stage(
-            step_fn,
-            advance,
-            options,
-            length,
-            params,
-            shared,
-            sentences,
-            jnp.int32(position),
-            jnp.int32(stop),
-            state,
-            self_cache,
+            step_fn, search, length, params, shared, sentences, *bounds, state, self_cache
         )
         if all_done or 0 < rehearse <= length:
-            return state
+            return _result(search, sentences, state)
         position = stop
         if position == length:
             length = next_length(length, lengths)
-            state, self_cache = _grow((state, self_cache), length)
+            state, self_cache = grow((state, self_cache), length)
             position = length if rehearse else position
 
 
@@ -198,55 +217,40 @@ def next_length(length: int, lengths: Sequence[int]) -> int:
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
-def grow_cache(cache: Cache, length: int) -> Cache:
-    """The cache with the time axis of `cache["self"]` padded with zeros to `length`."""
-    return cache | {"self": _grow(cache["self"], length)}
+@program(1)
+def grow(tree: Any, length: int) -> Any:
+    """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
 
-
-@functools.partial(jax.jit, static_argnums=1)
-def _grow(tree: Any, length: int) -> Any:
-    def grow(path, x):
-        if _is_slots(x):
+    def grow_leaf(path, x):
+        if _is_cache(x):
             return x.grow(length)
-        if not _has_time(path, x):
+        if x.ndim < 3 or jax.tree_util.DictKey("state") in path:
             return x
         return jnp.pad(x, [(0, length - n if axis == 2 else 0) for axis, n in enumerate(x.shape)])
 
-    return jax.tree.map_with_path(grow, tree, is_leaf=_is_slots)
+    return jax.tree.map_with_path(grow_leaf, tree, is_leaf=_is_cache)
 
 
-def _is_slots(x: Any) -> bool:
-    return isinstance(x, Slots)
+def _is_cache(x: Any) -> bool:
+    return isinstance(x, DecodingCache)
 
 
-def _is_shared(x: Any) -> bool:
-    return _is_slots(x) and x.shared
+@program(0, 2)
+def _start(search: Search, sentences: Sentences, length: int) -> Any:
+    return search.start(sentences, length)
 
 
-def _has_time(path: tuple, leaf: Any) -> bool:
-    return not _is_slots(leaf) and leaf.ndim > 2 and jax.tree_util.DictKey("state") not in path
+@program(0)
+def _result(search: Search, sentences: Sentences, state: Any) -> SearchResult:
+    return search.result(sentences, state)
 
 
-def check_cache(cache: Cache, hypotheses: int) -> None:
-    """Raises ValueError unless all parts of `cache["self"]` have room for so many hypotheses of each sentence."""
-    leaves = jax.tree.leaves(cache["self"], is_leaf=_is_slots)
-    arrays = [leaf.array if _is_slots(leaf) else leaf for leaf in leaves if not _is_shared(leaf)]
-    found = {array.shape[1] for array in arrays} | {leaf.beams for leaf in leaves if _is_shared(leaf)}
-    if found - {hypotheses}:
-        raise ValueError(f"the cache has room for {sorted(found)} hypotheses, not for {hypotheses}")
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 3))
-def _start(start, options, sentences, length):
-    return start(options, sentences, length)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3), donate_argnums=(9, 10))
-def run_stage(step_fn, advance, options, length, params, shared, sentences, position, stop, state, self_cache):
+@program(0, 1, 2, donate_argnums=(8, 9))
+def run_stage(step_fn, search, length, params, shared, sentences, position, stop, state, self_cache):
     """Decodes from `position` until all sentences are done or have `stop` tokens, at most those that the cache of `length`
     tokens has room for.
 
-    Returns (state, cache, whether all sentences are done). Arguments as in `run_stages`; state and
+    Returns (state, cache, whether all sentences are done). Arguments as in `run_search`; state and
     self_cache are donated.
     """
 
@@ -258,7 +262,7 @@ def run_stage(step_fn, advance, options, length, params, shared, sentences, posi
         def next_token(carry):
             position, state, self_cache = carry
             logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
-            new, parents_BxK = advance(options, sentences, position, state, logits_BxKxV)
+            new, parents_BxK = search.advance(sentences, position, state, logits_BxKxV)
             self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
             return position + 1, _keep_done(state, new), self_cache
 
@@ -282,12 +286,10 @@ def _independent_rows() -> PartitionSpec | None:
 
 
 def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
-    pick = jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))
+    def pick(x):
+        return jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))(x, parents_BxK)
 
-    def reorder(leaf):
-        return leaf if _is_shared(leaf) else jax.tree.map(lambda x: pick(x, parents_BxK), leaf)
-
-    return jax.tree.map(reorder, self_cache, is_leaf=_is_slots)
+    return jax.tree.map(lambda x: x.reorder(pick) if _is_cache(x) else pick(x), self_cache, is_leaf=_is_cache)
 
 
 def _keep_done(old: Any, new: Any) -> Any:

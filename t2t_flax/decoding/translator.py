@@ -23,9 +23,9 @@ from t2t_flax.decoding.batches import (
     padded,
     plan_batches,
 )
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search
-from t2t_flax.decoding.sampling import SampleOptions, sample
-from t2t_flax.decoding.search_loop import LENGTHS, SearchResult, next_length
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.sampling import Sampling, random_keys
+from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, next_length, program, run_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS
@@ -86,13 +86,11 @@ class Translator:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        starts: Sequence[Sequence[int]] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
         compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> list[Translation]:
-        """One Translation per line. prefixes: the forced beginning of each translation; "" = none. starts: ids that come before
-        those of each line.
+        """One Translation per line. prefixes: the forced beginning of each translation; "" = none.
 
         An empty line translates to its prefix, repeated n_best times. Samples depend on the line's
         number, counted from `first_line`. Batches are decoded shortest sources first;
@@ -101,7 +99,7 @@ class Translator:
         and lines differ.
         """
         model, eos = self._model.config, self._source_eos
-        encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, starts=starts, source_eos=eos)
+        encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         params = in_compute_type(self._model, params)
         shards = mesh_lib.batch_shards(self._mesh)
@@ -151,21 +149,19 @@ class Translator:
             self._decode(params, source_BxS, prefix_BxP, caps_B, np.zeros(rows, np.int32), rehearse=length)
 
     def _decode(self, params, source_BxS, prefix_BxP, caps_B, ids_B, rehearse: int = 0) -> SearchResult:
-        """The result of a search, on the host. rehearse: see `search_loop.run_stages`."""
+        """The result of a search, on the host. rehearse: see `search_loop.run_search`."""
         c, put = self._config, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
         with mesh_lib.use(self._mesh):
             width = hypotheses_per_sentence(c)
-            length = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1]
-            cache = start_search(self._model, params, put(source_BxS), width, length)
-            inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), rehearse=rehearse)
-            if c.strategy == "beam":
-                options = BeamOptions(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
-                result = beam_search(self._step, params, cache, options, **inputs)
-            else:
-                temperature = c.temperature if c.strategy == "sample" else 0.0
-                sampling = SampleOptions(width, temperature, c.top_k, c.top_p, c.seed)
-                inputs["sentence_ids_B"] = put(ids_B)
-                result = sample(self._step, params, cache, sampling, **inputs)
+            lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
+            cache = start_search(self._model, params, put(source_BxS), width, lengths[0])
+            search: Search = BeamSearch(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
+            keys_BxK = None
+            if c.strategy != "beam":
+                search = Sampling(width, c.temperature if c.strategy == "sample" else 0.0, c.top_k, c.top_p)
+                keys_BxK = random_keys(c.seed, put(ids_B), width)
+            inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), keys_BxK=keys_BxK)
+            result = run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
             return jax.device_get(mesh_lib.replicated(result, self._mesh))
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
@@ -210,7 +206,7 @@ def _cast(dtype: jnp.dtype, params: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 else x, params)
 
 
-@jax.jit(static_argnums=(0, 3, 4))
+@program(0, 3, 4)
 def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> dict[str, Any]:
     """Encodes the sources and creates an empty cache for `length` target tokens; see `Transformer.start_cache`."""
     cache = model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
@@ -245,7 +241,6 @@ class Decoder:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        starts: Sequence[Sequence[int]] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:

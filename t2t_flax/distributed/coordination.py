@@ -21,15 +21,9 @@ from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, UserError, first_line
 from t2t_flax.process_setup import ALONE
 
-_OURS = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
-
 
 class ProcessGroupError(Exception):
-    """The coordinator or another process did not answer."""
-
-
-class InitializationError(Exception):
-    """The processes did not all start in time. Not a user error: a host may be slow, and a restart helps."""
+    """The coordinator or another process did not answer. Not a user error: a host may be slow, and a restart helps."""
 
 
 class ProcessGroup:
@@ -127,28 +121,25 @@ def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup
     """Joins the processes of this run, after which JAX sees the devices of all of them.
 
     use_devices: False for processes that only coordinate their children, which need the devices. Must run before anything
-    touches a device. Raises UserError for environment variables that do not fit, and InitializationError where this process
+    touches a device. Raises UserError for environment variables that do not fit, and ProcessGroupError where this process
     cannot join the others; ends the process where they do not come within `initialization_timeout`. Where process 0 dies
     later, JAX itself aborts the others.
     """
-    place = _place()
+    place, address = _place()
     if not place:
         return ProcessGroup()
     import jax
 
     jax.config.update("jax_enable_preemption_service", False)  # `RunSupervisor` handles the signals
-    seconds, own = config.initialization_timeout, _from_environment()
-    address: dict[str, Any] = {}
-    if own:
-        address = dict(zip(("num_processes", "process_id", "coordinator_address"), own, strict=True))
-        place += f", coordinator at {own[2]}"
+    seconds = config.initialization_timeout
+    place += f", coordinator at {address['coordinator_address']}" if address else ""
     print(f"{place}: waiting at most {seconds} s for the others", flush=True)
     late = (
-        f"the processes of this run did not all start within config.distributed.initialization_timeout = {seconds} s. Start "
-        "the same command on every host, with a coordinator address and port that all can reach: those of process 0."
+        f"t2t_flax: {place}: the processes of this run did not all start within config.distributed.initialization_timeout = "
+        f"{seconds} s. Start the same command on every host, with the address and a free port of process 0."
     )
     # JAX's own timeout aborts the process with a stack trace, so ours comes first.
-    timer = threading.Timer(seconds, lambda: end(FAILURE, f"t2t_flax: {place}: {late}"))
+    timer = threading.Timer(seconds, end, (FAILURE, late))
     timer.daemon = True
     timer.start()
     try:
@@ -161,15 +152,13 @@ def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup
             shutdown_timeout_seconds=15,
         )
     except Exception as error:
-        raise InitializationError(
-            f"{place}: this process could not join the others ({first_line(error, limit=200)})."
-        ) from error
+        raise ProcessGroupError(f"{place}: this process could not join the others ({first_line(error)}).") from error
     finally:
         timer.cancel()
     state = _distributed_state()
-    index, count = (
-        (jax.process_index(), jax.process_count()) if use_devices else (state.process_id, state.num_processes)
-    )
+    index, count = state.process_id, state.num_processes
+    if use_devices:
+        index, count = jax.process_index(), jax.process_count()
     return ProcessGroup(index, count, state.client, state.coordinator_address)
 
 
@@ -184,62 +173,55 @@ def place_among_several() -> str:
     """Which of several processes this is, for messages; empty for one that is alone, as one on a TPU VM may be. Raises
     UserError, see `initialize`.
     """
-    place = _place()
+    place, _ = _place()
     return "" if place == _TPU_VM else place
-
-
-def _place() -> str:
-    if os.environ.get(ALONE):
-        return ""
-    own = _from_environment()
-    return f"process {own[1]} of {own[0]}" if own else _place_in_cluster()
 
 
 def require_single_process(command: str) -> None:
     """Raises UserError where this process is one of several, which `command` cannot use."""
-    place = place_among_several()
-    if place:
+    if place := place_among_several():
         raise UserError(
             f"{command} runs as one process, this is {place}: run it on one host. (train, evaluate, translate and sweep use all.)"
         )
 
 
-def _from_environment() -> tuple[int, int, str] | None:
-    """Number of processes, index of this one, and the coordinator's address; None if our variables say that it is alone."""
-    given = {name: os.environ.get(name, "") for name in _OURS}
-    if not given["T2T_NUM_PROCESSES"] and not given["T2T_PROCESS_ID"]:
-        return None
-    missing = [name for name, value in given.items() if not value]
-    if missing:
-        raise UserError(f"{', '.join(missing)} not set: a process of several needs {', '.join(_OURS)}.")
-    try:
-        count, index = int(given["T2T_NUM_PROCESSES"]), int(given["T2T_PROCESS_ID"])
-    except ValueError:
-        raise UserError(f"T2T_NUM_PROCESSES and T2T_PROCESS_ID must be whole numbers: got {given}.") from None
-    if not 0 <= index < count:
-        raise UserError(f"T2T_PROCESS_ID = {index} is not one of 0 .. {count - 1} (T2T_NUM_PROCESSES = {count}).")
-    address = given["JAX_COORDINATOR_ADDRESS"]
-    if not address.rpartition(":")[2].isdecimal():
-        raise UserError(f"JAX_COORDINATOR_ADDRESS = {address!r}: expected HOST:PORT.")
-    return (count, index, address) if count > 1 else None
-
-
 _TPU_VM = "a TPU VM"  # of one host or of several: only JAX, which asks the metadata server, knows
 
 
-def _place_in_cluster() -> str:
-    """The cluster in which this process is one of several, by its environment variables; empty where there is none."""
+def _place() -> tuple[str, dict[str, Any]]:
+    """Which of several processes this is, and arguments of `jax.distributed.initialize` unless JAX finds the others itself; an
+    empty text for a process that is alone. Raises UserError for environment variables that do not fit.
+    """
     e = os.environ
+    if e.get(ALONE):
+        return "", {}
+    if e.get("T2T_NUM_PROCESSES") or e.get("T2T_PROCESS_ID"):
+        return _place_by_hand()
     if int(e.get("SLURM_NTASKS", "1")) > 1 and "SLURM_STEP_NODELIST" in e:
-        return f"SLURM task {e.get('SLURM_PROCID')} of {e['SLURM_NTASKS']}"
+        return f"SLURM task {e.get('SLURM_PROCID')} of {e['SLURM_NTASKS']}", {}
     if e.get("MEGASCALE_COORDINATOR_ADDRESS"):
-        return f"slice {e.get('MEGASCALE_SLICE_ID')} of {e.get('MEGASCALE_NUM_SLICES')}"
+        return f"slice {e.get('MEGASCALE_SLICE_ID')} of {e.get('MEGASCALE_NUM_SLICES')}", {}
     hosts = (e.get("TPU_WORKER_HOSTNAMES") or e.get("TPU_PROCESS_ADDRESSES") or "").split(",")
     if len(hosts) > 1:
-        return f"TPU worker {e.get('TPU_WORKER_ID')} of {len(hosts)}"
-    if os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0") and importlib.util.find_spec("libtpu"):
-        return _TPU_VM if e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else ""
-    return ""
+        return f"TPU worker {e.get('TPU_WORKER_ID')} of {len(hosts)}", {}
+    has_tpu = os.path.exists("/dev/accel0") or os.path.exists("/dev/vfio/0") and importlib.util.find_spec("libtpu")
+    return _TPU_VM if has_tpu and e.get("JAX_PLATFORMS", "tpu").startswith("tpu") else "", {}
+
+
+def _place_by_hand() -> tuple[str, dict[str, Any]]:
+    names = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
+    count, index, address = values = [os.environ.get(name, "") for name in names]
+    port = address.rpartition(":")[2]
+    if not (count.isdecimal() and index.isdecimal() and port.isdecimal() and int(index) < int(count)):
+        given = ", ".join(f"{name} = {value!r}" for name, value in zip(names, values, strict=True))
+        raise UserError(
+            f"{given}: a process of several needs the number of processes N, its own number from 0 to N - 1, and HOST:PORT of "
+            "process 0."
+        )
+    if int(count) == 1:
+        return "", {}
+    address_of_all = dict(num_processes=int(count), process_id=int(index), coordinator_address=address)
+    return f"process {index} of {count}", address_of_all
 
 
 def broken_connection(error: BaseException) -> bool:

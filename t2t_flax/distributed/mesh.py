@@ -25,8 +25,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t2t_flax.config import Config
 from t2t_flax.config import Mesh as MeshConfig
-from t2t_flax.config.text_values import MESH_AXES, sharding_rules
-from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.config.schema import MESH_AXES
 from t2t_flax.errors import UserError
 
 # Of the activations that the model constrains; those of parameters are config.mesh.rules.
@@ -105,7 +104,7 @@ def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:
     """The mesh axes of each logical axis of the parameters, or of the optimizer state."""
-    rules = sharding_rules(config.rules)
+    rules = config.sharding
     if optimizer or config.fsdp_mode == "full":
         return rules
     return {name: tuple(axis for axis in axes if axis != "fsdp") for name, axes in rules.items()}
@@ -164,9 +163,9 @@ def use(mesh: jax.sharding.Mesh):
         yield
 
 
-(_AXES,) = mesh_lib.ROWS
+(_AXES,) = ROWS
 # Within a shard its rows are whole; `over_shards` adds the axis that is divided.
-_RULES = tuple((name, None if name == "batch" else axes) for name, axes in mesh_lib.ACTIVATION_RULES)
+_RULES = tuple((name, None if name == "batch" else axes) for name, axes in ACTIVATION_RULES)
 
 
 def over_shards(function: Callable[..., Any], shards: int) -> Callable[..., Any]:

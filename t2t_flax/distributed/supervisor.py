@@ -17,7 +17,6 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import (
-    InitializationError,
     ProcessGroup,
     ProcessGroupError,
     broken_connection,
@@ -263,7 +262,7 @@ def run_job(
     """
     try:
         group = initialize(config.distributed, use_devices=use_devices)
-    except InitializationError as error:
+    except ProcessGroupError as error:
         end(FAILURE, f"t2t_flax: {error}")
     with RunSupervisor(group, config, stacks=stacks) as supervisor:
         try:

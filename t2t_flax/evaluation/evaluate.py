@@ -20,7 +20,7 @@ import jax
 from etils import epath
 
 from t2t_flax import config as config_lib
-from t2t_flax.config import Config, parse_valid_sets
+from t2t_flax.config import Config
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
@@ -31,8 +31,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
-from t2t_flax.tasks import Task, lower_is_better, task_of
-from t2t_flax.tasks.metrics import Metric, Predictions, confidence_interval
+from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import count_params
 from t2t_flax.training.validation_loss import ValidationLoss, with_means
@@ -50,7 +49,7 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[dict[str, Any], list]:
-    """Decodes and scores a validation or test set (see `dataset.sets_of`), in the direction that the config gives it.
+    """Decodes and scores a validation or test set (see `dataset.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
     NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
@@ -98,7 +97,7 @@ def evaluate(
             "hit_max_length": sum(t.hit_cap for t in translations),
             "empty_source": sum(not s.strip() for s, _ in pairs),
             "unknown_target_tokens": sum(
-                loaded.tokenizers.target.encode(t).count(UNK) for side in targets for t in side
+                loaded.tokenizers.target.encode_text(t).count(UNK) for side in targets for t in side
             ),
             "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
         },
@@ -135,7 +134,7 @@ def evaluate(
 
 def _of_hooks(loaded: TrainedModel, split: str) -> dict[str, Any]:
     hooks = data_hooks(loaded.config)
-    return {key: value for hook in hooks for key, value in hook.record(split, loaded.tokenizers.starts).items()}
+    return {key: value for hook in hooks for key, value in hook.record(split).items()}
 
 
 def compute_scores(
@@ -192,7 +191,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> str:
 
 
 def _spec(config: Config, split: str) -> str | None:
-    sets = config_lib.parse_valid_sets(config.data.valid) | config_lib.parse_test_sets(config.data.test)
+    sets = config.data.valid_sets | config.data.test_sets
     return sets.get(split)
 
 
@@ -275,10 +274,7 @@ def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
         valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
-        starts = [run.corpus.tokenizers.start_ids(valid.start_tokens)] * len(sources)
-        translations = translator.translate(
-            params, sources, starts=starts, progress=lambda *_: after_batch(), compiling=compiling
-        )
+        translations = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
         predictions = of_set.predictions(sources, [t.text for t in translations], targets)
         metrics = of_set.validation_metrics()
         scores = compute_scores(of_set.config, metrics, predictions)
@@ -287,7 +283,7 @@ def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
     def score(
         params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext
     ) -> dict[str, float]:
-        sets = parse_valid_sets(config.data.valid)
+        sets = config.data.valid_sets
         return with_means({name: score_set(name, params, after_batch, compiling) for name in sets})
 
     return score

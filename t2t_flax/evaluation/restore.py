@@ -12,7 +12,7 @@ from etils import epath
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import check_same_model
-from t2t_flax.data.hooks import direction_of_set, in_direction
+from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import source_limit
 from t2t_flax.decoding.translator import Decoder, Translation, make_decoder
@@ -22,14 +22,14 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import absent_extension
+from t2t_flax.registry import LINE_FLAGS, absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
 from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps, PairIds, PairScore
+    from t2t_flax.decoding.scoring import PairIds, PairScore
 
 log = logging.getLogger("t2t_flax")
 
@@ -53,12 +53,9 @@ class StoredRun:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(StoredRun):
-    """A run with the parameters of a checkpoint, or the mean of several. start: name of the token before source sentences
-    (`data/starts.py`), of a model of several directions the target language, where no other is requested.
-    """
+    """A run with the parameters of a checkpoint, or the mean of several."""
 
     checkpoint: RestoredParams
-    start: str | None = None
 
     @property
     def params(self) -> Any:
@@ -79,36 +76,40 @@ class TrainedModel(StoredRun):
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        start: str | Sequence[str | None] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation per line, in order; see `decoding.translator`. start: of a model of several directions the target
-        language, one for all lines or one for each. Raises UserError for prefixes if the run's task does not support them,
-        and for a start that the model does not know, or that it needs.
+        """One Translation per line, in order; see `decoding.translator`. Raises UserError for prefixes if the run's task does not
+        support them, and as `in_language`.
         """
-        task = task_of(self.config)
-        if prefixes and not task.supports_prefixes:
+        if prefixes and not task_of(self.config).supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
-        lines = [task.preprocess_source(line) for line in lines]
-        starts = self._starts(start, len(lines))
-        return self.decoder.translate(lines, prefixes=prefixes, starts=starts, first_line=first_line, progress=progress)
+        lines = list(map(self._source_text, lines))
+        return self.decoder.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
 
-    def chosen_start(self, start: str | None = None) -> str | None:
-        """The name of the token before a source sentence; None for a model of one direction. Raises UserError for one that the
-        model does not have, and for none where it needs one.
+    def in_language(self, text: str, language: str | None = None) -> str:
+        """The text with the symbol of the language to write before it, such as `<2de>`; unchanged if it begins with one, and for
+        a model without such symbols. Raises UserError for a language that the model does not write, and for None where there
+        are several.
         """
-        return self.tokenizers.starts.chosen(self.config.data, start or self.start)
+        tokenizer, data = self.tokenizers.source, self.config.data
+        languages = list(tokenizer.target_languages) or [data.target_language]
+        if language not in (None, *languages):
+            raise UserError(
+                f"the model translates from {data.source_language} into {_some(languages)}, not into {language!r}."
+            )
+        if not tokenizer.lacks_language(text):
+            return text
+        if language is None and len(languages) > 1:
+            flags = "".join(f", or give {flag}={languages[0]}" for flag in LINE_FLAGS)
+            raise UserError(
+                f"the model translates into {_some(languages)}: begin each line with the symbol of one, such as "
+                f"<2{languages[0]}>{flags}."
+            )
+        return f"<2{language or languages[0]}> {text}"
 
-    def start_ids(self, start: str | None = None) -> tuple[int, ...]:
-        """Ids that come before those of a source sentence. Raises UserError as `chosen_start`."""
-        name = self.chosen_start(start)
-        return (self.tokenizers.starts.ids[name],) if name else ()
-
-    def _starts(self, start: str | Sequence[str | None] | None, count: int) -> list[tuple[int, ...]]:
-        names = [start] * count if start is None or isinstance(start, str) else list(start)
-        ids = {name: self.start_ids(name) for name in dict.fromkeys(names)}
-        return [ids[name] for name in names]
+    def _source_text(self, line: str) -> str:
+        return self.in_language(task_of(self.config).preprocess_source(line))
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -119,87 +120,68 @@ class TrainedModel(StoredRun):
         self,
         pairs: Sequence[tuple[str, str]],
         *,
-        start: str | Sequence[str | None] | None = None,
         where: Callable[[int], str] = "pair {}".format,
     ) -> "list[PairScore]":
-        """The log-probability of each target given its source, in order; see `decoding.scoring`. start: see `translate`.
+        """The log-probability of each target given its source, in order; see `decoding.scoring`.
 
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
-        for the task.
+        for the task, and as `in_language`.
         """
-        encoded: list[PairIds] = []
-        for number, ids in enumerate(self._encode(pairs, start), 1):
+        encoded = self._encode(pairs)
+        for number, ids in enumerate(encoded, 1):
             if isinstance(ids, UserError):
                 raise UserError(f"{where(number)}: {ids}")
-            encoded.append(ids)
         return self._score(encoded)
 
     def score_each(
         self, pairs: Sequence[tuple[str, str]], *, progress: Callable[[int, int], None] | None = None
     ) -> "list[PairScore | UserError]":
         """As `score`, with an error in the place of each pair that cannot be scored. progress: see `score_pairs`."""
-        encoded = self._encode(pairs, None)
+        encoded = self._encode(pairs)
         scores = iter(self._score([ids for ids in encoded if not isinstance(ids, UserError)], progress))
         return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
-    def _score(self, ids: "list[PairIds]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
+    def _score(self, ids: "Sequence[Any]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
         parts = self.model, self.params, self.tokenizers, self.mesh
         return score_pairs(*parts, ids, batch_size=self.config.decode.batch_size, progress=progress)
 
-    def attend(self, source: str, target: str | None = None, *, start: str | None = None) -> "AttentionMaps":
-        """Attention weights of every layer and head for a pair; without a target, for the run's own translation.
-        start: see `translate`.
-
-        Raises UserError for an empty or too long side.
-        """
-        from t2t_flax.decoding.scoring import attention_maps
-
-        ids = self.start_ids(start)
-        if target is None:
-            text = task_of(self.config).preprocess_source(source)
-            self._preprocessed_ids(text, text, ids)  # reports a bad source before decoding
-            (translation,) = self.translate([source], start=start)
-            target = task_of(self.config).postprocess(source, translation.text)
-            if not target.strip():
-                raise UserError("the run's own translation of this source is empty: give a --target.")
-        return attention_maps(self.model, self.params, self.tokenizers, self._ids(source, target, ids))
-
     def for_set(self, name: str) -> "TrainedModel":
-        """The run as it translates a validation or test set: in the direction that the config gives the set."""
-        if (direction := direction_of_set(self.config, name)) is None:
-            return self
-        config, stored = (c and in_direction(c, direction) for c in (self.config, self.stored))
-        return dataclasses.replace(self, config=config, stored=stored, start=direction.target)
+        """The run with the config of a validation or test set."""
+        config, stored = (config_of_set(config, name) for config in (self.config, self.stored))
+        return dataclasses.replace(self, config=config, stored=stored)
 
-    def _encode(
-        self, pairs: Sequence[tuple[str, str]], start: str | Sequence[str | None] | None
-    ) -> "list[PairIds | UserError]":
+    def _encode(self, pairs: Sequence[tuple[str, str]]) -> "list[PairIds | UserError]":
         """Token ids of each pair, or why it has none."""
         encoded: list[PairIds | UserError] = []
-        for (source, target), ids in zip(pairs, self._starts(start, len(pairs)), strict=True):
+        for source, target in pairs:
+            self.in_language(source)  # a missing language is an error of all pairs
             try:
-                encoded.append(self._ids(source, target, ids))
+                encoded.append(self.encode_pair(source, target))
             except UserError as error:
                 encoded.append(error)
         return encoded
 
-    def _ids(self, source: str, target: str, start: Sequence[int]) -> "PairIds":
-        task = task_of(self.config)
-        text = task.preprocess_target(source, target) if source.strip() and target.strip() else target
-        return self._preprocessed_ids(task.preprocess_source(source), text, start)
-
-    def _preprocessed_ids(self, source: str, target: str, start: Sequence[int]) -> "PairIds":
+    def encode_pair(self, source: str, target: str) -> "PairIds":
+        """Token ids of a pair. Raises UserError for an empty or too long side, for a target that is invalid for the task, and as
+        `in_language`.
+        """
         from t2t_flax.decoding.scoring import encode_pair
 
+        if source.strip() and target.strip():
+            target = task_of(self.config).preprocess_target(source, target)
         eos, limit = self.config.data.source_eos, self.max_source_length
-        return encode_pair(self.tokenizers, source, target, source_eos=eos, limit=limit, start=start)
+        return encode_pair(self.tokenizers, self._source_text(source), target, source_eos=eos, limit=limit)
 
     @property
     def max_source_length(self) -> int:
         """Tokens of the longest source that is not truncated, EOS included."""
         return source_limit(self.config.decode, self.config.model)
+
+
+def _some(names: Sequence[str]) -> str:
+    return ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
@@ -226,7 +208,7 @@ def read_config(workdir: str | epath.Path) -> Config:
 
 def _without_local_paths(stored: Config) -> Config:
     data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
-    specs = [*config_lib.parse_valid_sets(data.valid).values(), *config_lib.parse_test_sets(data.test).values()]
+    specs = [*data.valid_sets.values(), *data.test_sets.values()]
     names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
     if data.root and names:
         levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
@@ -271,7 +253,6 @@ def load(
     best: bool = False,
     at_most: bool = False,
     overrides: dict[str, str] | None = None,
-    start: str | None = None,
     group: ProcessGroup | None = None,
     local: bool = False,
 ) -> TrainedModel:
@@ -280,15 +261,13 @@ def load(
 
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
     uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
-    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. start: see `TrainedModel`. All
-    processes of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
+    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. All processes
+    of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
     run = open_run(workdir, overrides, group, local=local)
-    if start is not None:
-        run.tokenizers.starts.chosen(run.config.data, start)
     part = mean(run.restore(CheckpointChoice(step, average, best, at_most), group))
-    return TrainedModel(**vars(run), checkpoint=part, start=start)
+    return TrainedModel(**vars(run), checkpoint=part)
 
 
 def _mesh(

@@ -40,13 +40,18 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "tokenizer files": ("SentencePiece model and vocabulary",),
         "workdirs": ("pretrained:*", "model.safetensors"),
     },
-    "corpora": {"groups": ("filters",), "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata")},
+    "corpora": {
+        "groups": ("filters",),
+        "commands": ("list_dropped",),
+        "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata"),
+    },
     "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
     "finetuning": {"groups": ("finetuning",)},
     "trackers": {"groups": ("trackers",)},
     "recipes": {
+        "groups": ("recipes",),
         "presets": ("t2t_v*", "fairseq_*", "wu2021_tiny", "flax_wmt", "mlperf_big", "bert_*", "table3_*"),
     },
     "layer_types": {

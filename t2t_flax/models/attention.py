@@ -1,4 +1,4 @@
-"""Attention (3.2): scaled dot products, several heads, over any memory, and self-attention as the mixer of a layer.
+"""Attention (3.2): scaled dot products (3.2.1), several heads (3.2.2), and self-attention as the mixer of a layer (3.2.3).
 
 Scores and softmax are float32 whatever the compute type.
 
@@ -25,98 +25,6 @@ from t2t_flax.registry import ATTENTION_KERNELS, MIXERS, SCORES
 _MASKED_SCORE = -1e9  # finite, so that a query without any key (padding) does not become NaN
 
 
-def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """[..., T] and [..., S] -> [..., 1, T, S]: same segment, and not padding (segment 0)."""
-    same = query_segments[..., :, None] == key_segments[..., None, :]
-    return (same & (key_segments > 0)[..., None, :])[..., None, :, :]
-
-
-@flax.struct.dataclass
-class SegmentMask:
-    """`segment_mask` of int32 [B, T] and [B, S], with `causal` also `causal_mask`, not yet made: fused kernels make
-    their own.
-    """
-
-    query_segments: jax.Array
-    key_segments: jax.Array
-    causal: bool = flax.struct.field(pytree_node=False, default=False)
-
-
-def mask_array(mask: jax.Array | SegmentMask) -> jax.Array:
-    """A `SegmentMask` as bool [B, 1, T, S]; an array as it is."""
-    if not isinstance(mask, SegmentMask):
-        return mask
-    array = segment_mask(mask.query_segments, mask.key_segments)
-    return array & causal_mask(array.shape[-1]) if mask.causal else array
-
-
-def causal_mask(length: int) -> jax.Array:
-    """[1, 1, T, T]: a position sees itself and earlier ones (3.1)."""
-    return jnp.tril(jnp.ones((length, length), bool))[None, None]
-
-
-def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax over the last axis (3.2.1). Masked keys get exactly 0, also where every key is masked."""
-    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)
-
-
-def scores_of_groups(score: Callable[[jax.Array, jax.Array], jax.Array], q: jax.Array, k: jax.Array) -> jax.Array:
-    """`score` of q [..., T, N, H] over k [..., S, G, H]: [..., N, T, S]."""
-    groups, queries = q.shape[-2] // k.shape[-2], q.shape[-3]
-    scores = score(_join_groups(q, groups), k)
-    return scores.reshape(*scores.shape[:-3], q.shape[-2], queries, scores.shape[-1])
-
-
-def weighted_values(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """weights [..., N, T, S] times v [..., S, G, H]: [..., T, N, H]."""
-    groups, queries = weights.shape[-3] // v.shape[-2], weights.shape[-2]
-    weights = weights.reshape(*weights.shape[:-3], v.shape[-2], groups * queries, weights.shape[-1])
-    return _split_groups(jnp.moveaxis(jnp.einsum("...nts,...snh->...nth", weights, v), -2, -3), groups)
-
-
-def _join_groups(q: jax.Array, groups: int) -> jax.Array:
-    """[..., T, N, H] -> [..., groups * T, N / groups, H]: the queries of heads that share a key, as one head's."""
-    if groups == 1:
-        return q
-    *batch, length, heads, width = q.shape
-    q = jnp.moveaxis(q.reshape(*batch, length, heads // groups, groups, width), -2, -4)
-    return q.reshape(*batch, groups * length, heads // groups, width)
-
-
-def _split_groups(x: jax.Array, groups: int) -> jax.Array:
-    """The inverse of `_join_groups`."""
-    if groups == 1:
-        return x
-    *batch, length, heads, width = x.shape
-    x = jnp.moveaxis(x.reshape(*batch, groups, length // groups, heads, width), -4, -2)
-    return x.reshape(*batch, length // groups, heads * groups, width)
-
-
-@flax.struct.dataclass
-class MixerInputs:
-    """segments: int32 [B, T], numbered from 1 in each row, 0 = padding. positions: int32 [B, T], from 0 in each
-    segment. noise: of dropout, None = no dropout.
-    """
-
-    segments: jax.Array
-    positions: jax.Array
-    noise: Noise | None = None
-
-
-def mixer_class(config: Model) -> Any:
-    """Returns the class of model.mixer."""
-    return MIXERS.load(config.mixer)
-
-
-def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
-    """Returns the mixer of a layer above `depth` others, causal in the decoder."""
-    mixer = mixer_class(config)
-    return mixer(config, dtype, causal, depth, name=mixer.NAME)
-
-
-Mask = jax.Array | SegmentMask  # an array is bool, True = may attend
-
-
 class DotScore(nn.Module):
     """Q K^T, divided by sqrt(d_k) if `scaled` (3.2.1). q [..., T, N, H], k [..., S, N, H] -> float32 [..., N, T, S]."""
 
@@ -135,6 +43,25 @@ def scaled_dot() -> DotScore:
 def dot() -> DotScore:
     """Q K^T (3.2.1)."""
     return DotScore(scaled=False)
+
+
+def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """Softmax over the last axis (3.2.1). Masked keys get exactly 0, also where every key is masked."""
+    return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)
+
+
+@flax.struct.dataclass
+class SegmentMask:
+    """`segment_mask` of int32 [B, T] and [B, S], with `causal` also `causal_mask`, not yet made: fused kernels make
+    their own.
+    """
+
+    query_segments: jax.Array
+    key_segments: jax.Array
+    causal: bool = flax.struct.field(pytree_node=False, default=False)
+
+
+Mask = jax.Array | SegmentMask  # an array is bool, True = may attend
 
 
 class MultiHeadAttention(nn.Module):
@@ -211,6 +138,17 @@ class MultiHeadAttention(nn.Module):
         return kernel if kernel.takes(q, k, v, mask) else None
 
 
+@flax.struct.dataclass
+class MixerInputs:
+    """segments: int32 [B, T], numbered from 1 in each row, 0 = padding. positions: int32 [B, T], from 0 in each
+    segment. noise: of dropout, None = no dropout.
+    """
+
+    segments: jax.Array
+    positions: jax.Array
+    noise: Noise | None = None
+
+
 class SelfAttention(MultiHeadAttention):
     """The mixer `attention` (3.2.3): within segments, in the decoder up to itself."""
 
@@ -252,3 +190,65 @@ class SelfAttention(MultiHeadAttention):
         mask = cache.mask(self.visible(position, jnp.arange(cache.length)))
         bias = self.position_bias(here, cache.positions)
         return cache.hypotheses(self.out(self.attend(q, *cache.keys_values(), mask, bias=bias))), cache
+
+
+def mixer_class(config: Model) -> Any:
+    """Returns the class of model.mixer."""
+    return MIXERS.load(config.mixer)
+
+
+def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
+    """Returns the mixer of a layer above `depth` others, causal in the decoder."""
+    mixer = mixer_class(config)
+    return mixer(config, dtype, causal, depth, name=mixer.NAME)
+
+
+def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
+    """[..., T] and [..., S] -> [..., 1, T, S]: same segment, and not padding (segment 0)."""
+    same = query_segments[..., :, None] == key_segments[..., None, :]
+    return (same & (key_segments > 0)[..., None, :])[..., None, :, :]
+
+
+def causal_mask(length: int) -> jax.Array:
+    """[1, 1, T, T]: a position sees itself and earlier ones (3.1)."""
+    return jnp.tril(jnp.ones((length, length), bool))[None, None]
+
+
+def mask_array(mask: jax.Array | SegmentMask) -> jax.Array:
+    """A `SegmentMask` as bool [B, 1, T, S]; an array as it is."""
+    if not isinstance(mask, SegmentMask):
+        return mask
+    array = segment_mask(mask.query_segments, mask.key_segments)
+    return array & causal_mask(array.shape[-1]) if mask.causal else array
+
+
+def scores_of_groups(score: Callable[[jax.Array, jax.Array], jax.Array], q: jax.Array, k: jax.Array) -> jax.Array:
+    """`score` of q [..., T, N, H] over k [..., S, G, H]: [..., N, T, S]."""
+    groups, queries = q.shape[-2] // k.shape[-2], q.shape[-3]
+    scores = score(_join_groups(q, groups), k)
+    return scores.reshape(*scores.shape[:-3], q.shape[-2], queries, scores.shape[-1])
+
+
+def weighted_values(weights: jax.Array, v: jax.Array) -> jax.Array:
+    """weights [..., N, T, S] times v [..., S, G, H]: [..., T, N, H]."""
+    groups, queries = weights.shape[-3] // v.shape[-2], weights.shape[-2]
+    weights = weights.reshape(*weights.shape[:-3], v.shape[-2], groups * queries, weights.shape[-1])
+    return _split_groups(jnp.moveaxis(jnp.einsum("...nts,...snh->...nth", weights, v), -2, -3), groups)
+
+
+def _join_groups(q: jax.Array, groups: int) -> jax.Array:
+    """[..., T, N, H] -> [..., groups * T, N / groups, H]: the queries of heads that share a key, as one head's."""
+    if groups == 1:
+        return q
+    *batch, length, heads, width = q.shape
+    q = jnp.moveaxis(q.reshape(*batch, length, heads // groups, groups, width), -2, -4)
+    return q.reshape(*batch, groups * length, heads // groups, width)
+
+
+def _split_groups(x: jax.Array, groups: int) -> jax.Array:
+    """The inverse of `_join_groups`."""
+    if groups == 1:
+        return x
+    *batch, length, heads, width = x.shape
+    x = jnp.moveaxis(x.reshape(*batch, groups, length // groups, heads, width), -4, -2)
+    return x.reshape(*batch, length // groups, heads * groups, width)

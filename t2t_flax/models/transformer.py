@@ -43,8 +43,7 @@ REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full
 class Transformer(nn.Module):
     """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
 
-    packed_decoder_start: what stands before the first target of a packed pair; "start" = the decoder start, as in decoding,
-    "previous_eos" = the EOS of the pair before it in the row. matmul_precision: of every product, see `products`.
+    matmul_precision: of every product, see `products`.
     """
 
     config: Model
@@ -52,7 +51,6 @@ class Transformer(nn.Module):
     target_vocab: int
     dtype: jnp.dtype = jnp.float32
     remat: str = "none"
-    packed_decoder_start: str = "start"
     matmul_precision: str | None = None
 
     def setup(self):
@@ -61,14 +59,15 @@ class Transformer(nn.Module):
         rows = lambda vocab: -(-vocab // c.pad_vocab_to_multiple) * c.pad_vocab_to_multiple  # noqa: E731
         if c.tie_embeddings == "all":
             self.shared_embedding = embedding(rows(self.target_vocab))
+            self.source_embedding = self.target_embedding = self.shared_embedding
         else:
             self.source_embedding = embedding(rows(self.source_vocab))
             self.target_embedding = embedding(rows(self.target_vocab))
-        if c.tie_embeddings == "none":
-            self.output_embedding = embedding(rows(self.target_vocab))
+        untied = c.tie_embeddings == "none"
+        self.output_embedding = embedding(rows(self.target_vocab)) if untied else self.target_embedding
         if c.output_bias:
             init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            self.output_bias = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
+            self.output_bias: Any = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
         self.source_positions, self.target_positions = (PositionVectors(c, self.dtype) for _ in range(2))
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer
@@ -80,8 +79,7 @@ class Transformer(nn.Module):
         if self.final_norm:
             self.encoder_norm = make_norm(c, self.dtype)
             self.decoder_norm = make_norm(c, self.dtype)
-        rate = c.dropout if c.dropout_embed is None else c.dropout_embed
-        self.source_dropout, self.target_dropout = Dropout(rate), Dropout(rate)
+        self.source_dropout, self.target_dropout = Dropout(c.dropout), Dropout(c.dropout)
 
     @property
     def final_norm(self) -> bool:
@@ -106,8 +104,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); padding is never attended to."""
-        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.source_embedding
-        x = embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
+        x = self.source_embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
         x = _constrain(self.source_dropout(x, noise))
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
         for layer in self.encoder:
@@ -117,11 +114,12 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
         """Decoder output [B, T, D] for known targets, shifted right in each segment (3.1)."""
-        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
+        embedding = self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
-        first = position == 0 if self.packed_decoder_start == "start" else jnp.arange(position.shape[1]) == 0
-        x = jnp.where(first[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(position)
+        x = jnp.where((position == 0)[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(
+            position
+        )
         x = _constrain(self.target_dropout(x, noise))
         inputs, cross_mask = MixerInputs(segments, position, noise), SegmentMask(segments, batch["source_segments"])
         for layer in self.decoder:
@@ -131,7 +129,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def logits(self, x: jax.Array) -> jax.Array:
         """[..., D] -> float32 logits [..., V rows] (3.4); rows beyond the vocabulary are never predicted."""
-        logits = getattr(self, self.output_params[0]).logits(x)
+        logits = self.output_embedding.logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
         if logits.shape[-1] == self.target_vocab:
             return logits
@@ -168,7 +166,7 @@ class Transformer(nn.Module):
     @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
         """Logits [B, K, V rows] at `position`, given the tokens of position - 1 (ignored at 0), and the new cache."""
-        embedding = self.shared_embedding if self.config.tie_embeddings == "all" else self.target_embedding
+        embedding = self.target_embedding
         x_BxKxD = jnp.where(
             position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK)
         ) + self.target_positions(position)

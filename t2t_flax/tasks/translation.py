@@ -14,13 +14,12 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config, parse_valid_sets
-from t2t_flax.data.hooks import symbols_of
+from t2t_flax.config import Config
+from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.tasks import Task
-from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 _ISO_639_3 = {
     "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my",
@@ -220,11 +219,11 @@ class Translation(Task):
         return open_source(spec, root=data.root, key=key, **languages)
 
     def train_tokenizers(self, source):
-        return train_tokenizers(source, self.config.data, *symbols_of(self.config))
+        return train_tokenizers(source, self.config.data, control_symbols(self.config))
 
     def validate_config(self):
         super().validate_config()
-        for name in parse_valid_sets(self.config.data.valid):  # not all metrics make sense for all languages
+        for name in self.config.data.valid_sets:  # not all metrics make sense for all languages
             Task.validate_config(self.of_set(name))
 
     def check_requirements(self):

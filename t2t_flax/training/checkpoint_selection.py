@@ -10,7 +10,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from etils import epath
 
 from t2t_flax.config import Config
@@ -18,7 +17,7 @@ from t2t_flax.config.overrides import recorded_changes
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
-from t2t_flax.training.checkpoint_files import DamagedCheckpoint, regular_steps
+from t2t_flax.training.checkpoint_files import regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
 
 log = logging.getLogger("t2t_flax")
@@ -27,8 +26,8 @@ log = logging.getLogger("t2t_flax")
 @dataclasses.dataclass(frozen=True)
 class CheckpointChoice:
     """Which checkpoints: the newest; checkpoint `step`; the last `average` regular ones up to it (`checkpoint_files`), of
-    which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there are fewer or some are
-    damaged.
+    which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there are fewer, and take the
+    newest if none has a metric.
     """
 
     step: int | None = None
@@ -66,8 +65,8 @@ def restore_chosen(
     """Yields the chosen checkpoints of a run, newest first, each restored on demand.
 
     config: the run's own. abstract: shapes and shardings of the parameters. tokenizer: digest of the run's tokenizer.
-    All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied, at the
-    latest when the iterator ends.
+    All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied or one of them is
+    damaged.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
@@ -75,58 +74,43 @@ def restore_chosen(
     if not (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
     with contextlib.closing(Checkpoints(workdir / "checkpoints", group=group)) as checkpoints:
-        steps, step, metrics = checkpoints.steps(), choice.step, dict[int, float]()
-        if not steps or (step is not None and step not in steps):
-            raise UserError(
-                f"{workdir} has no checkpoint{'' if step is None else f' of step {step}'}: it has {steps or 'none'}."
-            )
-        candidates, count = [s for s in reversed(steps) if step is None or s <= step], 1
-        if choice.best:
-            metrics = checkpoints.metrics()
-            candidates = _best_first(workdir, config, checkpoints, metrics, choice.at_most)
-        elif choice.average and (regular := _regular_first(workdir, config, checkpoints, choice)):
-            candidates, count = regular, choice.average
-        item, restored = "ema" if config.optimizer.ema_decay else "params", 0
-        for s in candidates:
-            try:
-                meta = checkpoints.meta(s)
-                _check_tokenizer(workdir, s, meta["digests"]["tokenizer"], tokenizer)
-                params = checkpoints.restore_params(s, abstract, item)
-                if name := _not_finite(params):
-                    raise DamagedCheckpoint(f"{name} holds numbers that are not finite")
-            except DamagedCheckpoint as damage:
-                if (step is not None or choice.average or choice.best) and not choice.at_most:
-                    raise UserError(f"checkpoint {s} in {workdir} is damaged: {damage}") from damage
-                log.warning("checkpoint %d in %s is damaged (%s); using the one before", s, workdir, damage)
-                continue
-            steps_of_mean = tuple(step for _, step in meta.get("averaged", []))
-            one = RestoredParams(params, steps_of_mean or (s,), metrics.get(s), tuple(recorded_changes(meta)))
+        steps, metrics = checkpoints.steps(), checkpoints.metrics() if choice.best else {}
+        if not steps or (choice.step is not None and choice.step not in steps):
+            of_step = "" if choice.step is None else f" of step {choice.step}"
+            raise UserError(f"{workdir} has no checkpoint{of_step}: it has {steps or 'none'}.")
+        chosen = [steps[-1] if choice.step is None else choice.step]
+        if choice.best and (metrics or not choice.at_most):
+            chosen = [_best(workdir, config, checkpoints, metrics)]
+        elif choice.average:
+            chosen = _last_regular(workdir, config, checkpoints, choice) or chosen
+        for s in chosen:
+            meta = checkpoints.meta(s)
+            if (digest := meta["digests"]["tokenizer"]) != tokenizer:
+                raise UserError(
+                    f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
+                    f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}): restore the run's own tokenizer."
+                )
+            params = checkpoints.restore_params(s, abstract, "ema" if config.optimizer.ema_decay else "params")
+            steps_of_mean = tuple(step for _, step in meta.get("averaged", [])) or (s,)
+            one = RestoredParams(params, steps_of_mean, metrics.get(s), tuple(recorded_changes(meta)))
             del params
             yield one
             del one  # frees it before the next one is restored
-            restored += 1
-            if restored == count:
-                return
-    if not restored:
-        raise UserError(f"all checkpoints in {workdir} are damaged.")
 
 
-def _regular_first(
-    workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice
-) -> list[int]:
-    """The regular steps without a gap, newest first: those to average, and older ones in case some of these are damaged.
-
-    Where some of those to average are missing or not yet written, raises UserError; with `at_most` warns of missing ones.
+def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
+    """The steps to average, newest first. Where some of them are missing or not yet written, raises UserError; with `at_most`
+    warns of it.
     """
-    steps, meta = checkpoints.steps(), _newest_meta(workdir, checkpoints)
-    if meta.get("params_only"):
+    steps, newest = checkpoints.steps(), checkpoints.meta(checkpoints.steps()[-1])
+    if newest.get("params_only"):
         regular = steps[::-1]
     else:
         last = choice.step - 1 if choice.step else steps[-1]
         regular = [choice.step] if choice.step else []
-        regular += regular_steps(config, meta["updates_per_epoch"], last)
+        regular += regular_steps(config, newest["updates_per_epoch"], last)
     wanted = regular[: choice.average]
-    there = [s for s in wanted if s in steps]
+    there = list(itertools.takewhile(set(steps).__contains__, wanted))
     why = (
         f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps = "
         f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last}); those of a stop or an evaluation do not "
@@ -138,15 +122,24 @@ def _regular_first(
         )
     if there != wanted:
         log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
-    return list(itertools.takewhile(set(steps).__contains__, regular))
+    return there
 
 
-def _newest_meta(workdir: epath.Path, checkpoints: Checkpoints) -> dict[str, Any]:
-    """The metadata of the newest checkpoint whose metadata is intact. Raises UserError if there is none."""
-    for step in reversed(checkpoints.steps()):
-        with contextlib.suppress(DamagedCheckpoint):
-            return checkpoints.meta(step)
-    raise UserError(f"all checkpoints in {workdir} are damaged.")
+def _best(workdir: epath.Path, config: Config, checkpoints: Checkpoints, metrics: dict[int, float]) -> int:
+    """The step with the highest metric, the earliest among equals."""
+    if not metrics:
+        raise UserError(
+            f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: train with a validation set "
+            "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
+        )
+    best = min(metrics, key=lambda step: (-metrics[step], step))
+    progress = checkpoints.meta(checkpoints.steps()[-1]).get("progress", {})
+    if (of_run := progress.get("best_metric")) is not None and of_run > metrics[best]:
+        log.warning(
+            "%s had its best %s at step %d, of which there is no intact checkpoint: using step %d, the best of the others.",
+            workdir, config.eval.metric, progress["best_step"], best,
+        )  # fmt: skip
+    return best
 
 
 def _only_part(
@@ -164,42 +157,6 @@ def _only_part(
             f"{model.tokenizer[:12]}): restore the model's own."
         )
     return RestoredParams(model.params(abstract), model.steps, dtype=model.dtype)
-
-
-def _best_first(
-    workdir: epath.Path, config: Config, checkpoints: Checkpoints, metrics: dict[int, float], at_most: bool
-) -> list[int]:
-    """Steps by decreasing metric, the earliest first among equals. With `at_most`, newest first if none has a metric."""
-    steps = checkpoints.steps()
-    if not metrics and at_most:
-        return steps[::-1]
-    if not metrics:
-        raise UserError(
-            f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: train with a validation set "
-            "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
-        )
-    ranked = sorted(metrics, key=lambda step: (-metrics[step], step))
-    progress: dict[str, Any] = {}
-    with contextlib.suppress(DamagedCheckpoint):
-        progress = checkpoints.meta(steps[-1]).get("progress", {})
-    best = progress.get("best_metric")
-    if best is not None and best > metrics[ranked[0]]:
-        if progress["best_step"] in steps and not at_most:
-            raise UserError(f"checkpoint {progress['best_step']} in {workdir}, the best one, is damaged.")
-        log.warning(
-            "%s had its best %s at step %d, whose checkpoint no longer exists (config.checkpoint.keep_best = %d): using "
-            "step %d, the best of the remaining ones.",
-            workdir, config.eval.metric, progress["best_step"], config.checkpoint.keep_best, ranked[0],
-        )  # fmt: skip
-    return ranked
-
-
-def _check_tokenizer(workdir: epath.Path, step: int, digest: str, expected: str) -> None:
-    if digest != expected:
-        raise UserError(
-            f"checkpoint {step} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
-            f"{workdir / 'tokenizer'} (digest {expected[:12]}): restore the run's own tokenizer."
-        )
 
 
 def mean(several: Iterable[RestoredParams]) -> RestoredParams:
@@ -236,17 +193,3 @@ def _add_weighted(total: jax.Array, x: jax.Array, weight: float) -> jax.Array:
 @functools.partial(jax.jit, donate_argnums=0)
 def _divided(total: jax.Array, by: float) -> jax.Array:
     return total / by
-
-
-def _not_finite(params: Any) -> str | None:
-    """The path of the first parameter with a number that is not finite, such as "encoder_0/feed_forward/Einsum_0/kernel"; None
-    if all are finite. The same answer on all processes that hold shards of them.
-    """
-    paths, leaves = zip(*jax.tree.leaves_with_path(params), strict=True)
-    finite = np.asarray(_all_finite(leaves))
-    return None if finite.all() else "/".join(str(entry.key) for entry in paths[int(np.argmin(finite))])
-
-
-@jax.jit
-def _all_finite(leaves: tuple[jax.Array, ...]) -> jax.Array:
-    return jnp.stack([jnp.isfinite(x).all() for x in leaves])

@@ -6,6 +6,7 @@ parameters alone.
 """
 
 import contextlib
+import dataclasses
 import functools
 import json
 import logging
@@ -18,17 +19,28 @@ import jax
 import orbax.checkpoint as ocp
 from etils import epath
 
+from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import check_same_model, stored_config
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.distributed.coordination import ProcessGroup, appears, broken_connection
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
-from t2t_flax.filesystem import atomic_write, fsync_tree, is_write_refused, list_names, real_path
+from t2t_flax.filesystem import (
+    atomic_directory,
+    atomic_write,
+    fsync_tree,
+    is_write_refused,
+    list_names,
+    real_path,
+    refuse_existing,
+)
+from t2t_flax.locks import exclusive_writer, machine_tag
+from t2t_flax.registry import REPAIRS
 from t2t_flax.training import checkpoint_files as files
 from t2t_flax.training.checkpoint_files import (
     DamagedCheckpoint,
     array_shapes,
     checksums,
-    describe_error,
     is_damage,
     kept_steps,
     shape_differences,
@@ -55,28 +67,27 @@ class Checkpoints:
     ):
         self.group = group or ProcessGroup()
         # Orbax writes to absolute paths only.
-        self._folder = real_path(folder)
-        self._workdir = real_path(epath.Path(folder).parent)
+        self.folder = real_path(folder)
+        self.workdir = real_path(epath.Path(folder).parent)
         self._keep_last, self._keep_best = keep_last, keep_best
         self._writer: ocp.AsyncCheckpointer | None = None
         self._saving = threading.Thread()
         self._failure: BaseException | None = None
-        self._steps = self._list()
+        self._steps: list[int] = []
+        self.refresh()
 
-    def _list(self) -> list[int]:
-        """The steps that process 0 lists, on all processes."""
-        listed = files.finished_steps(self._folder) if self.group.is_lead else []
-        steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
-        unseen = [step for step in steps if self.group.count > 1 and not appears(self._folder / str(step))]
-        for index, answer in enumerate(
-            self.group.all_gather("all see the checkpoints", str(unseen[-1]) if unseen else "")
-        ):
+    def refresh(self) -> None:
+        """Lists the folder again: all processes use the steps that process 0 sees."""
+        listed = files.finished_steps(self.folder) if self.group.is_lead else []
+        self._steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
+        unseen = [step for step in self._steps if self.group.count > 1 and not appears(self.folder / str(step))]
+        answers = self.group.all_gather("all see the checkpoints", str(unseen[-1]) if unseen else "")
+        for index, answer in enumerate(answers):
             if answer:
                 raise UserError(
-                    f"{self.group.name_of(index)} does not see checkpoint {answer} in {self._folder}, which process 0 "
+                    f"{self.group.name_of(index)} does not see checkpoint {answer} in {self.folder}, which process 0 "
                     "sees: is the folder shared by all hosts, and mounted?"
                 )
-        return steps
 
     def steps(self) -> list[int]:
         """Steps with a checkpoint, ascending; the newest may still be in the making. Of several processes only the first one
@@ -86,8 +97,9 @@ class Checkpoints:
 
     def metrics(self) -> dict[int, float]:
         """{step: eval.metric (higher is better)} of the checkpoints that have one; the same on all processes."""
-        metrics = files.metrics(self._folder) if self.group.is_lead else {}
-        message = self.group.broadcast("the metrics of the checkpoints", json.dumps(metrics))
+        facts = files.scheduled_and_metric(self.folder) if self.group.is_lead else {}
+        known = json.dumps({step: metric for step, (_, metric) in facts.items() if metric is not None})
+        message = self.group.broadcast("the metrics of the checkpoints", known)
         return {int(step): metric for step, metric in json.loads(message).items()}
 
     def save(self, state: TrainState, meta: Mapping[str, Any], metric: float | None = None) -> None:
@@ -101,15 +113,15 @@ class Checkpoints:
             "arrays": {name: array_shapes(tree) for name, tree in trees.items()},
             "checksums": {name: checksums(tree) for name, tree in trees.items()},
         }
-        meta |= {"metric": metric} if metric is not None and math.isfinite(metric) else {}
+        meta |= _finite("metric", metric)
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting what the save before made superfluous.
         self.group.barrier("the save before has ended", 3600.0)
-        with reporting_full_disk(self._folder):
+        with reporting_full_disk(self.folder):
             self._writer = self._writer or self._open_writer()
             args = ocp.args.Composite(meta=ocp.args.JsonSave(with_digest(meta)), **items)
-            self._writer.save(self._folder / str(step), args=args)
+            self._writer.save(self.folder / str(step), args=args)
         self._steps = [*self._steps, step]
         self._saving = threading.Thread(target=self._finish_save, daemon=True, name="save")
         self._saving.start()
@@ -127,9 +139,9 @@ class Checkpoints:
 
     def _flush(self) -> None:
         """Flushes the unfinished checkpoint to disk. Orbax calls it before renaming it to its step."""
-        for name in list_names(self._folder):
+        for name in list_names(self.folder):
             if ocp.utils.TMP_DIR_SUFFIX in name:
-                fsync_tree(self._folder / name)
+                fsync_tree(self.folder / name)
 
     def _finish_save(self) -> None:
         try:
@@ -144,13 +156,13 @@ class Checkpoints:
         vanish. Of several processes the first one does so. `save` calls it; call it after restoring, because a kill may have
         come before it.
         """
-        steps = files.finished_steps(self._folder) if self.group.is_lead else []
-        if steps and not (self._workdir / TRAINED).exists():
-            atomic_write(self._workdir / TRAINED, json.dumps({"trained": True}) + "\n")
+        steps = files.finished_steps(self.folder) if self.group.is_lead else []
+        if steps and not (self.workdir / TRAINED).exists():
+            atomic_write(self.workdir / TRAINED, json.dumps({"trained": True}) + "\n")
         if len(steps) > 1:
-            facts = {step: files.scheduled_and_metric(self._folder / str(step)) for step in steps}
-            for step in set(steps) - kept_steps(facts, self._keep_last, self._keep_best):
-                files.delete_checkpoint(self._folder / str(step))
+            facts = files.scheduled_and_metric(self.folder)
+            for step in set(facts) - kept_steps(facts, self._keep_last, self._keep_best):
+                files.delete_checkpoint(self.folder / str(step))
                 self._steps = [other for other in self._steps if other != step]
 
     def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
@@ -158,17 +170,18 @@ class Checkpoints:
         finite. From then on it is what it would be if it had been saved after the evaluation.
         """
         self.wait()
-        metric = metric if metric is not None and math.isfinite(metric) else None
         if self.group.is_lead:
-            with reporting_full_disk(self._folder):
-                files.write_evaluation(self._folder / str(step), progress, metric)
+            meta = files.read_meta(self.folder / str(step))
+            meta |= {"progress": meta["progress"] | progress} | _finite("metric", metric)
+            with reporting_full_disk(self.folder):  # Orbax cannot change a checkpoint once it is written
+                atomic_write(self.folder / str(step) / "meta" / "metadata", json.dumps(with_digest(meta)))
         self.delete_old()
         self.group.barrier("an evaluation is added", self.group.MINUTES)
 
     def check_for_errors(self) -> None:
         """Raises the error of a save in the background, if one has failed so far, a full disk as UserError."""
         if self._failure:
-            with reporting_full_disk(self._folder):
+            with reporting_full_disk(self.folder):
                 raise self._failure
 
     def wait(self) -> None:
@@ -184,11 +197,11 @@ class Checkpoints:
     def clean_up(self) -> None:
         """Removes what killed saves and deletions left behind. Call it only while holding the lock of the workdir."""
         if self.group.is_lead:
-            for name in list_names(self._folder):
-                path = self._folder / name
+            for name in list_names(self.folder):
+                path = self.folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not files.is_finished(path)):
                     log.info("removing %s, which was never finished", path)
-                    files.remove_unfinished(path)
+                    path.rmtree(missing_ok=True)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def close(self) -> None:
@@ -200,43 +213,24 @@ class Checkpoints:
     def restore_latest(
         self, abstract: TrainState, config: Config, digests: Mapping[str, str] | None = None
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """(state, meta) of the newest intact checkpoint; None where there is no checkpoint at all.
-
-        Damaged checkpoints are reported and skipped; once an older one is restored, they are moved to `damaged/`.
-        digests: of this run's tokenizer and data, compared before arrays are read. Raises UserError, and changes nothing,
-        where the checkpoint has another model, version or data, or all are damaged. Errors of a device, disk or network
-        pass through.
+        """(state, meta) of the newest checkpoint; None where there is no checkpoint at all. digests: of this run's tokenizer and
+        data. Raises UserError where the checkpoint has another model, version or data, or is damaged; an extension may use an
+        older one in its place. Errors of a device, disk or network pass through.
         """
-        damaged = dict[int, str]()
-        for step in reversed(self.steps()):
-            try:
-                meta = self.meta(step)
-                self._check_resumable(step, meta, config, digests or {})
-                items = {name: tree for name in _ITEMS if (tree := getattr(abstract, name)) is not None}
-                trees = self._together(step, functools.partial(self._restore_items, step, items, meta))
-            except DamagedCheckpoint as damage:
-                damaged[step] = str(damage)
-                if self.group.is_lead:
-                    log.warning(
-                        "checkpoint %d in %s is damaged (%s); using the previous one", step, self._folder, damage
-                    )
-                continue
-            if damaged:
-                self._set_aside(damaged)
-            counter = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
-            return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema")), meta
-        if damaged:
-            reasons = "\n".join(f"  {self._folder / str(step)}: {why}" for step, why in damaged.items())
-            raise UserError(
-                f"all checkpoints in {self._folder} are damaged; they are left where they are:\n{reasons}\nRestore one from "
-                "a backup, or use another workdir."
-            )
-        return None
+        if not self._steps:
+            return None
+        restore = functools.partial(self._restore, abstract, config, digests or {})
+        for module in REPAIRS.load_all():
+            return module.restore(self, restore)
+        return restore(self.steps()[-1])
 
-    def _check_resumable(self, step: int, meta: dict[str, Any], config: Config, digests: Mapping[str, str]) -> None:
+    def _restore(
+        self, abstract: TrainState, config: Config, digests: Mapping[str, str], step: int
+    ) -> tuple[TrainState, dict[str, Any]]:
+        meta = self.meta(step)
         if meta.get("params_only"):
             raise UserError(
-                f"{self._workdir} holds parameters alone (averaged or imported), which cannot be resumed: start a new run from "
+                f"{self.workdir} holds parameters alone (averaged or imported), which cannot be resumed: start a new run from "
                 "them in another --workdir."
             )
         check_same_model(stored_config(meta), config, f"checkpoint {step}")
@@ -244,16 +238,19 @@ class Checkpoints:
             saved = str(meta["digests"].get(name))
             if saved != digest:
                 raise UserError(
-                    f"checkpoint {step} in {self._workdir} was made with other {name} (digest {saved[:12]}, now "
+                    f"checkpoint {step} in {self.workdir} was made with other {name} (digest {saved[:12]}, now "
                     f"{digest[:12]}): use another --workdir, or restore the data."
                 )
+        trees = self._read(step, meta, {name: tree for name in _ITEMS if (tree := getattr(abstract, name)) is not None})
+        counter = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
+        return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema")), meta
 
     def meta(self, step: int) -> dict[str, Any]:
         """The metadata of a step. Raises DamagedCheckpoint on all processes if one cannot read it."""
-        meta = self._together(step, lambda: files.read_meta(self._folder / str(step)))
+        meta = self._together(step, lambda: files.read_meta(self.folder / str(step)))
         if meta.get("step", step) != step:
             raise UserError(
-                f"{self._folder / str(step)} holds the checkpoint of update {meta['step']}: rename the folder."
+                f"{self.folder / str(step)} holds the checkpoint of update {meta['step']}: rename the folder."
             )
         return meta
 
@@ -263,60 +260,83 @@ class Checkpoints:
         """
         meta = self.meta(step)
         parameters = parameters_of(stored_config(meta))
-        abstract_params = parameters.extend(abstract_params)
-        params = self._together(step, lambda: self._restore_items(step, {item: abstract_params}, meta))[item]
-        return parameters.merge_on_devices(params)
+        return parameters.merge_on_devices(self._read(step, meta, {item: parameters.extend(abstract_params)})[item])
 
-    def _together(self, step: int, read: Callable[[], Any]) -> Any:
-        """`read()` on every process. Raises DamagedCheckpoint on all of them if it did so on one; other errors only where
-        they occur.
-        """
-        result, damage = None, ""
-        try:
-            result = read()
-        except DamagedCheckpoint as error:
-            damage = str(error)
-        except Exception as error:
-            if not is_damage(error):
-                raise
-            damage = describe_error(error)
-        for reported in self.group.all_gather(f"checkpoint {step}", damage):
-            if reported:
-                raise DamagedCheckpoint(reported)
-        return result
-
-    def _restore_items(self, step: int, items: dict[str, Any], meta: dict[str, Any]) -> dict[str, Any]:
+    def _read(self, step: int, meta: dict[str, Any], items: dict[str, Any]) -> dict[str, Any]:
         """Raises UserError for a tree of other shapes before any array is read."""
+        for name, tree in items.items():
+            if differ := shape_differences(meta["arrays"].get(name, {}), array_shapes(tree)):
+                raise UserError(
+                    f"checkpoint {step} in {self.folder} does not fit this program: {name}: {differ}. It was made by "
+                    f"another version (t2t_flax {meta.get('version', 'unknown')}, this is {__version__}) or with another "
+                    "optimizer. Nothing was changed. Use the version that made it, or start a new run from its "
+                    "parameters."
+                )
+        # Not through Orbax's Checkpointer: its barrier would wait for a process that failed to read its part.
+        handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step)
+        restored = lambda name: handler.restore(path / name, args=ocp.args.StandardRestore(items[name]))  # noqa: E731
         # All processes compute the checksum of a distributed array, so all must have read their part.
-        trees = self._together(step, lambda: {name: self._read(step, name, tree, meta) for name, tree in items.items()})
+        trees = self._together(step, lambda: {name: restored(name) for name in items})
         for name, tree in trees.items():
             actual, saved = checksums(tree, once=True), meta["checksums"][name]
             wrong = [path for path in saved if actual.get(path) != saved[path]]
             if wrong:
-                raise DamagedCheckpoint(f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")
+                raise DamagedCheckpoint(path, f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")
         return trees
 
-    def _read(self, step: int, name: str, tree: Any, meta: dict[str, Any]) -> Any:
-        # Not through Orbax's Checkpointer: its barrier would wait for a process that failed to read its part.
-        handler, path = ocp.StandardCheckpointHandler(), self._folder / str(step) / name
-        differ = shape_differences(meta["arrays"].get(name, {}), array_shapes(tree))
-        if differ:
-            raise UserError(
-                f"checkpoint {step} in {self._folder} does not fit this program: {name}: {differ}. It was made by "
-                f"another version (t2t_flax {meta.get('version', 'unknown')}, this is {__version__}) or with another "
-                "optimizer. Nothing was changed. Use the version that made it, or start a new run from its "
-                "parameters."
-            )
-        return handler.restore(path, args=ocp.args.StandardRestore(tree))
+    def _together(self, step: int, read: Callable[[], Any]) -> Any:
+        """`read()` on every process. Raises DamagedCheckpoint on all of them if one finds damage; other errors only where they
+        occur.
+        """
+        result, damage = None, ""
+        try:
+            result = read()
+        except Exception as error:
+            if not is_damage(error):
+                raise
+            damage = f"{type(error).__name__}: {first_line(error, limit=280)}"
+        for reported in self.group.all_gather(f"checkpoint {step}", damage):
+            if reported:
+                raise DamagedCheckpoint(self.folder / str(step), reported)
+        return result
 
-    def _set_aside(self, damaged: Mapping[int, str]) -> None:
-        if self.group.is_lead:
-            files.set_aside(self._folder, self._workdir, damaged)
-        self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
-        self._steps = [step for step in self._steps if step not in damaged]
-        if self.group.count > 1:  # Orbax looks for the folder on every host
-            for step in damaged:
-                appears(self._folder / str(step), exists=False)
+
+def write_params_run(
+    folder: str | epath.Path,
+    config: Config,
+    tokenizers: TokenizerPair,
+    params: Any,
+    origin: dict[str, Any],
+    *,
+    flag: str,
+    command: str,
+) -> None:
+    """Writes a workdir whose one checkpoint holds parameters alone, whole or not at all.
+
+    params: a tree of float32 arrays. origin: the checkpoint's `step`, and whatever else its metadata should say about where
+    the parameters come from. flag, command: for messages and the lock. Raises UserError if the folder exists, or the disk is
+    full.
+    """
+    folder = epath.Path(folder)
+    meta = {
+        **origin,
+        "params_only": True,
+        "config": config_lib.as_json(config),
+        "digests": {"tokenizer": tokenizers.digest},
+    }
+    item = "ema" if config.optimizer.ema_decay else "params"
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exclusive_writer(folder, command))
+        refuse_existing(folder, flag)
+        keep = lambda: refuse_existing(folder, flag)  # noqa: E731
+        partial = stack.enter_context(atomic_directory(folder, tag=machine_tag(), keep=keep))
+        tokenizers.save(partial / "tokenizer")
+        atomic_write(partial / "config.json", config_lib.to_json(config))
+        checkpoints = Checkpoints(partial / "checkpoints")
+        state = dataclasses.replace(TrainState(jax.numpy.int32(0), None, None), **{item: params})
+        checkpoints.save(state, meta)
+        checkpoints.wait()
+        checkpoints.close()
 
 
 @contextlib.contextmanager
@@ -331,3 +351,8 @@ def reporting_full_disk(folder: epath.Path) -> Iterator[None]:
         raise UserError(
             f"could not write a checkpoint: {first_line(error)}. Intact checkpoints: {kept}. {WRITE_HINT}"
         ) from error
+
+
+def _finite(name: str, value: float | None) -> dict[str, float]:
+    """{name: value}, or nothing where there is no number."""
+    return {} if value is None or not math.isfinite(value) else {name: value}

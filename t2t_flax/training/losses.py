@@ -67,9 +67,8 @@ def smoothed_cross_entropy(
 ) -> tuple[jax.Array, jax.Array]:
     """(sum of the smoothed loss, sum of the negative log-likelihood), float32 scalars in nats.
 
-    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), over all but the
-    target ("non_target"), or over all but the target and class 0 ("non_target_non_pad"); logits beyond `vocab_size` get
-    no mass. Weights are 0 or 1.
+    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), or over all but the
+    target ("non_target"); logits beyond `vocab_size` get no mass. Weights are 0 or 1.
     """
     logits = logits_BxTxV.astype(jnp.float32)
     log_z = jax.nn.logsumexp(logits, axis=-1)
@@ -83,8 +82,6 @@ def smoothed_cross_entropy(
     classes = vocab_size
     if label_smoothing_over != "all":
         sum_logit, classes = sum_logit - gold, classes - 1
-    if label_smoothing_over == "non_target_non_pad":
-        sum_logit, classes = sum_logit - logits[..., 0], classes - 1
     uniform = jnp.sum((log_z - sum_logit / classes) * weights_BxT)
     return (1 - label_smoothing) * nll + label_smoothing * uniform, nll
 

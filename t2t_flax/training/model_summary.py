@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config import Config
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
@@ -52,8 +52,7 @@ def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str
 
 def _batches(config: Config) -> list[str]:
     d = config.data
-    counted = {"real_tokens": "real tokens", "padded_tokens": "tokens, padding included,"}[d.batch_size_counts]
-    lines = ["batches", f"  an update holds at most {d.batch_tokens:,} {counted} on each side, over all devices"]
+    lines = ["batches", f"  an update holds at most {d.batch_tokens:,} real tokens on each side, over all devices"]
     if d.batching == "packed":
         rows = -(-d.batch_tokens // int(d.pack_length * _FILL))
         lines.append(
@@ -69,7 +68,7 @@ def _sources(config: Config) -> list[str]:
     d, lines = config.data, []
     if d.train:
         lines.append(f"  dropped: {', '.join(_dropped(config))}")
-    if len(names := list(parse_train_sources(d.train))) > 1:
+    if len(names := list(d.train_sources)) > 1:
         lines.append(f"  sources: {', '.join(names)}")
     return lines + [f"  {line}" for hook in data_hooks(config) for line in hook.explain()]
 
@@ -77,12 +76,8 @@ def _sources(config: Config) -> list[str]:
 def _dropped(config: Config) -> list[str]:
     """Which training pairs are dropped."""
     d = config.data
-    rules = {
-        f"pairs of more than {d.max_length} tokens a side": d.on_too_long == "drop",
-        "pairs with an empty side": d.empty_lines == "drop",
-    }
-    filters = [pair_filter.rule() for hook in data_hooks(config) for pair_filter in hook.filters()]
-    return [*(rule for rule, applies in rules.items() if applies), *filters] or ["nothing"]
+    rules = [f"pairs of more than {d.max_length} tokens a side"] if d.on_too_long == "drop" else []
+    return [*rules, "pairs with an empty side"]
 
 
 def _schedule(config: Config) -> list[str]:

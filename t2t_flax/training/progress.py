@@ -6,6 +6,7 @@ import logging
 import os
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -60,10 +61,6 @@ class Progress:
         self._console.print(text, markup=False)
         sys.stdout.flush()
 
-    def say_if(self, text: str | None) -> None:
-        if text:
-            self.say(text)
-
     def _eta(self, done: int, now: float) -> str:
         if not self._eta_known or not self._total or done <= self._start or done >= self._total:
             return ""
@@ -82,26 +79,16 @@ def seconds_since_start() -> float:
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
 
 
-class Clock:
-    """Seconds by bucket (compile, data, step, eval, save); carried over restarts through `seconds`."""
-
-    def __init__(self, seconds: dict[str, float] | None = None):
-        self.seconds = dict(seconds or {})
-
-    @contextlib.contextmanager
-    def measure(self, bucket: str):
-        """Adds the block's time to `bucket`."""
-        start = time.perf_counter()
-        try:
-            yield
-        finally:
-            self.add(bucket, time.perf_counter() - start)
-
-    def add(self, bucket: str, seconds: float) -> None:
-        self.seconds[bucket] = self.seconds.get(bucket, 0.0) + seconds
-
-    def rounded(self) -> dict[str, float]:
-        return {name: round(value, 3) for name, value in self.seconds.items()}
+@contextlib.contextmanager
+def measure(bucket: str, *seconds: dict[str, float]) -> Iterator[None]:
+    """Adds the block's time to a bucket of `seconds`, see `TrainProgress`: in equal parts, where there are several."""
+    start = time.perf_counter()
+    try:
+        yield
+    finally:
+        own = (time.perf_counter() - start) / max(len(seconds), 1)
+        for each in seconds:
+            each[bucket] = each.get(bucket, 0.0) + own
 
 
 log = logging.getLogger("t2t_flax")

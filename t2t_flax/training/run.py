@@ -18,9 +18,8 @@ from t2t_flax.training.checkpoint_files import checksums, is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
 from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.progress import Clock, Progress
+from t2t_flax.training.progress import MetricsWriter, Progress, measure
 from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps
-from t2t_flax.training.train_logger import TrainLogger
 from t2t_flax.training.train_state import TrainProgress, TrainState, init_state
 from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import begin
@@ -90,7 +89,7 @@ def due_after(run: TrainingSetup, step: int) -> DueAfterUpdate:
 @dataclasses.dataclass(frozen=True)
 class TrainingEnd:
     """How the training of a run ended: `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been
-    dropped to free its memory. `seconds`: by bucket, see `Clock`. `hooks`: of the run; those of a finished one await the
+    dropped to free its memory. `seconds`: by bucket, see `TrainProgress`. `hooks`: of the run; those of a finished one await the
     scores of the final evaluation.
     """
 
@@ -105,6 +104,9 @@ class TrainingEnd:
         return self.reason in ("steps", "patience")
 
 
+MOST_SKIPPED = 10
+"""Updates in a row that are skipped with train.non_finite = skip."""
+
 ValidationScore = Callable[..., dict[str, float]]
 """(params, after_batch, compiling) -> metrics of the decoded validation set as `valid_NAME`. It calls `after_batch()` after each
 batch, and compiles within the context `compiling()`.
@@ -116,12 +118,12 @@ class Run:
 
     def __init__(self, setup: TrainingSetup, score: ValidationScore | None, supervisor: RunSupervisor):
         self.setup, self._score, self._supervisor = setup, score, supervisor
-        c = setup.config.checkpoint
+        c, group = setup.config.checkpoint, supervisor.group
         last = max(c.keep_last, c.average_last)
         self.checkpoints = Checkpoints(
-            setup.workdir / "checkpoints", keep_last=last, keep_best=c.keep_best, group=supervisor.group
+            setup.workdir / "checkpoints", keep_last=last, keep_best=c.keep_best, group=group
         )
-        self.hooks = make_hooks(setup.config, setup.workdir, supervisor.group)
+        self.hooks = make_hooks(setup.config, setup.workdir, group)
         self.metric: float | None = None
         """Of the evaluation after the current update; higher is better."""
         self.ended: TrainingEnd | None = None
@@ -145,12 +147,11 @@ class Run:
         self.checkpoints.clean_up()
         self.state, self.progress = restore_or_init(self.setup, self.checkpoints, say)
         self.checkpoints.delete_old()
-        self.clock = Clock(self.progress.seconds)
         return self.progress.step
 
     def compile(self) -> None:
         """Compiles all programs: for updating, evaluating and saving."""
-        with self.clock.measure("compile"):
+        with self.measure("compile"):
             self._programs = compile_train_steps(self.setup, self.hooks)
             self.compile_besides_updates()
 
@@ -161,15 +162,37 @@ class Run:
         for tree in (state.params, state.opt_state, state.ema):
             checksums(tree)
 
+    def measure(self, bucket: str) -> contextlib.AbstractContextManager[None]:
+        """Adds the block's time to a bucket of the run's seconds."""
+        return measure(bucket, self.progress.seconds)
+
     def open_logs(self, *, quiet: bool = False) -> None:
         """Marks the workdir as training, opens metrics.jsonl and the progress bar (in process 0), and starts the hooks."""
-        config, lead = self.setup.config, self._supervisor.group.is_lead
+        setup, progress, lead = self.setup, self.progress, self._supervisor.group.is_lead
+        self._writer = None
         if lead:
-            begin(self.setup.workdir, config)
-        self.logger = TrainLogger(self.setup, self.clock, self.progress, self.hooks)
-        self.bar = Progress("train", config.train.steps, start=self.progress.step, quiet=quiet or not lead)
+            begin(setup.workdir, setup.config)
+            due = progress.evaluation_due
+            self._writer = MetricsWriter(setup.workdir, resume_step=progress.step, evaluation_due=due)
+        for hook in self.hooks:
+            hook.on_start(setup, progress)
+        for change in progress.config_changes:
+            if change["step"] == progress.step:
+                self.write(progress.step, {"config_changed": change["changed"]})
+        self.bar = Progress("train", setup.config.train.steps, start=progress.step, quiet=quiet or not lead)
         self._unread: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
         """The last update, whose metrics would have to be waited for."""
+        self._since, self._tokens, self._slots = self._busy(), 0, 0
+
+    def write(self, step: int, values: dict[str, Any]) -> None:
+        """Appends a line to metrics.jsonl, in process 0, and tells the hooks."""
+        if self._writer:
+            self._writer.write(step, values)
+            for hook in self.hooks:
+                hook.on_log(step, values)
+
+    def _busy(self) -> float:
+        return sum(self.progress.seconds.get(bucket, 0.0) for bucket in ("step", "data"))
 
     @contextlib.contextmanager
     def finish_saves_on_error(self):
@@ -192,9 +215,9 @@ class Run:
 
     def update(self, step: int, batches: Prefetcher) -> None:
         """Queues an update with the next batch, and reads the metrics of the one before: one is always queued."""
-        with self.clock.measure("data"):
+        with self.measure("data"):
             batch = batches.next()
-        with self.clock.measure("step"), jax.transfer_guard("disallow"):
+        with self.measure("step"), jax.transfer_guard("disallow"):
             self.state, values = self._programs[batch.arrays["target"].shape](self.state, batch.arrays)
         self.read_metrics()
         self._unread = step, batch, values
@@ -205,19 +228,68 @@ class Run:
         """Waits for the last update and logs it."""
         if self._unread:
             (step, batch, metrics), self._unread = self._unread, None
-            with self.clock.measure("step"):
+            with self.measure("step"):
                 values = {name: float(value) for name, value in jax.device_get(metrics).items()}
             self.log_update(step, batch, values)
 
-    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
-        """Logs an update, unless the run has diverged before. One that is not finite may end the run: see `failure`."""
+    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
+        """Shows an update, tells the hooks, and writes every n-th one to metrics.jsonl, unless the run has diverged before. One
+        that is not finite is skipped or ends the run: see `failure`.
+        """
         if not self.running:
             return
-        try:
-            self.logger.log_update(step, batch, values, self.bar)
-        except NonFiniteUpdate as error:
-            self.failure = error
+        config, source = self.setup.config, batch.batch
+        if finite := bool(values.pop("finite")):
+            self.progress.skipped_in_a_row = 0
+        else:
+            self._skip(step, values)
+            if self.failure:
+                return
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
+        self._tokens += source.target_tokens
+        self._slots += source.shape.size
+        rate = self._tokens / max(self._busy() - self._since, 1e-9)
+        self.bar.update(
+            step,
+            f"loss {values.get('loss', math.nan):.3f}  lr {values['learning_rate']:.2e}  {rate:,.0f} tok/s  "
+            f"fill {self._tokens / self._slots:.0%}",
+        )
+        if due := step % config.log.every_steps == 0:
+            if finite:
+                values["ppl"] = math.exp(min(values["nll"], 700.0))
+            if config.train.non_finite == "skip":
+                values["skipped_updates"] = self.progress.skipped_updates
+            values |= {
+                "epoch": source.epoch,
+                "source_tokens": source.source_tokens,
+                "target_tokens": source.target_tokens,
+                "target_tokens_per_second": rate,
+                "fill": source.fill,
+                "seconds": self.progress.rounded_seconds(),
+            }
+            self._since, self._tokens, self._slots = self._busy(), 0, 0
+        for hook in self.hooks:
+            hook.on_update(step, batch, values)
+        if due:
+            self.write(step, values)
+
+    def _skip(self, step: int, values: dict[str, float]) -> None:
+        """Logs an update that was not applied, or ends the run."""
+        progress, loss, norm = self.progress, values["loss"], values["grad_norm"]
+        progress.skipped_in_a_row += 1
+        why = f"update {step}: loss {loss}, gradient norm {norm}"
+        if math.isfinite(loss) and math.isfinite(norm):
+            why += ", and parameters that are not finite"
+        if self.setup.config.train.non_finite == "stop":
+            self.failure = NonFiniteUpdate(step, f"{why}.")
+        elif progress.skipped_in_a_row > MOST_SKIPPED:
+            self.failure = NonFiniteUpdate(step, f"{why}; {MOST_SKIPPED} updates before it were skipped.")
+        if self.failure:
             self._end_hooks(step)
+            return
+        progress.skipped_updates += 1
+        self.write(step, {"skipped": why, "skipped_updates": progress.skipped_updates})
+        self.bar.say(f"skipped {why}")
 
     def expect_evaluation(self, due: DueAfterUpdate) -> None:
         """Notes whether an evaluation is due, so that a run that stops before or in it resumes with it."""
@@ -229,7 +301,7 @@ class Run:
         """
         config, supervisor = self.setup.config, self._supervisor
         values: dict[str, float] = {}
-        with self.clock.measure("eval"):
+        with self.measure("eval"):
             params = parameters_of(config).merge_on_devices(self.state.eval_params)
             if self._valid_loss and due.loss:
                 means = self._valid_loss(params, supervisor.raise_if_stopping)
@@ -243,7 +315,7 @@ class Run:
         shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items())
         for hook in self.hooks:
             hook.on_evaluation(step, values)
-        self.logger.write(step, values)
+        self.write(step, values)
         self.bar.say(f"step {step}: {shown}")
 
     def save(self, step: int, *, required: bool) -> None:
@@ -255,22 +327,23 @@ class Run:
             return
         for hook in self.hooks:
             hook.on_checkpoint(step)
-        self.logger.send()
-        with self.clock.measure("save"), self._supervisor.expect_progress(False):
-            self.progress.step, self.progress.seconds = step, self.clock.seconds
+        if self._writer:
+            self._writer.send()  # a checkpoint must not outlive the lines before it
+        with self.measure("save"), self._supervisor.expect_progress(False):
+            self.progress.step = step
             if step in self.checkpoints.steps():
                 self.checkpoints.add_evaluation(step, self.progress.of_evaluation(), self.metric)
             else:
                 self.checkpoints.save(self.state, checkpoint_meta(self.setup, self.progress), self.metric)
 
+    def wait_for_saves(self) -> None:
+        """Returns when all checkpoints are on disk. Raises as `Checkpoints.check_for_errors`."""
+        with self.measure("save"), self._supervisor.expect_progress(False):
+            self.checkpoints.wait()
+
     def check_saves(self) -> None:
         """Raises errors of background saves, a full disk as UserError."""
         self.checkpoints.check_for_errors()
-
-    def wait_for_saves(self) -> None:
-        """Returns when all checkpoints are on disk. Raises as `check_saves`."""
-        with self.clock.measure("save"), self._supervisor.expect_progress(False):
-            self.checkpoints.wait()
 
     def reason_to_end(self, step: int, signal: str) -> str:
         """Why the run ends after `step`: "patience", `signal` or "steps"; empty if it continues."""
@@ -282,8 +355,8 @@ class Run:
     def end(self, step: int, signal: str) -> None:
         """Ends the run, which has a reason to. The hooks of a finished one await its final evaluation."""
         reason = self.reason_to_end(step, signal)
-        self.ended = TrainingEnd(self.state, step, reason, self.clock.rounded(), self.hooks)
-        self.logger.close()
+        self.ended = TrainingEnd(self.state, step, reason, self.progress.rounded_seconds(), self.hooks)
+        self._close_writer()
         if not self.ended.finished:
             self._end_hooks(step)
 
@@ -291,11 +364,16 @@ class Run:
         for hook in self.hooks:
             hook.on_end(step, {})
 
+    def _close_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer:
+            writer.close()
+
     def close(self) -> None:
         """Waits for the checkpoints, and closes all files."""
         self.checkpoints.wait()
         self.checkpoints.close()
-        self.logger.close()
+        self._close_writer()
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:

@@ -2,21 +2,23 @@
 
 import concurrent.futures
 import dataclasses
+import math
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import optax
+import psutil
 from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.data.dataset import Corpus
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training import memory
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, make_model
@@ -63,7 +65,6 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
     Raises UserError where a program does not fit in the device's memory.
     """
     step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
-    available = memory.device_memory()
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
@@ -71,10 +72,47 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
         with mesh_lib.use(setup.mesh):
             programs[size] = step.lower(setup.abstract, struct).compile(compiler_options(setup.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
-        memory.check_fits_in_memory(
-            f"the train step for {shape}", memory.program_bytes(programs[size]), available, advice
-        )
+        check_fits_in_memory(f"the train step for {shape}", programs[size], advice)
     return programs
+
+
+def device_memory() -> int | None:
+    """Bytes that this process can use on one device; on CPU each device's share of the free memory. None if unknown."""
+    device = jax.local_devices()[0]
+    if device.platform == "cpu":
+        return psutil.virtual_memory().available // jax.local_device_count()
+    return (device.memory_stats() or {}).get("bytes_limit")
+
+
+def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
+    """Bytes on a device by use: argument, output, alias (results in place of arguments), temp, generated_code; `peak` is what
+    they take together. None where the compiler does not say.
+    """
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return None
+    parts = {
+        name: int(getattr(analysis, f"{name}_size_in_bytes", 0))
+        for name in ("argument", "output", "alias", "temp", "generated_code")
+    }
+    return parts | {"peak": sum(parts.values()) - 2 * parts["alias"]}
+
+
+def resident_bytes(tree: Any) -> int:
+    """Bytes on one device of arrays, or of abstract arrays with shardings."""
+    return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def check_fits_in_memory(name: str, compiled: jax.stages.Compiled, advice: str, *, besides: Any = ()) -> None:
+    """Raises UserError where a program, with the arrays `besides` that stay on the devices, needs more memory than is
+    available.
+    """
+    needed, available = program_memory(compiled), device_memory()
+    total = needed["peak"] + resident_bytes(besides) if needed else 0
+    if available and total > available:
+        raise UserError(
+            f"{name} needs {total / 2**30:.2f} GiB on each device, of which {available / 2**30:.2f} GiB are available. {advice}"
+        )
 
 
 def compiler_options(config: Config) -> dict[str, str] | None:

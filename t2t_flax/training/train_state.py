@@ -51,11 +51,16 @@ class TrainProgress:
     evaluation_due: bool = False
     """The run stopped before or during the evaluation of `step`; the resumed run starts with it."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
+    """By bucket: compile, data, step, eval, save."""
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
     """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """`{"step", "changed"}` of each resume with other optimization keys (`changes_of_training`), oldest first."""
+
+    def rounded_seconds(self) -> dict[str, float]:
+        """The seconds to milliseconds."""
+        return {name: round(value, 3) for name, value in self.seconds.items()}
 
     def of_evaluation(self) -> dict[str, Any]:
         """What an evaluation changes."""
@@ -101,7 +106,6 @@ def make_model(
         target_vocab,
         dtype=dtype,
         remat=config.train.remat,
-        packed_decoder_start=config.data.packed_decoder_start,
         matmul_precision=MATMUL_PRECISION.get(precision),
     )
 

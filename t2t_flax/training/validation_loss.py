@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.config.text_values import VALID_PREFIX
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.batching.batches import Shape, validation_batches
 from t2t_flax.data.dataset import split_source
 from t2t_flax.data.token_store import TokenStore
@@ -15,10 +15,9 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
-from t2t_flax.training import memory
 from t2t_flax.training.losses import means
 from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.setup import TrainingSetup, batch_struct
+from t2t_flax.training.setup import TrainingSetup, batch_struct, check_fits_in_memory
 from t2t_flax.training.train_step import make_eval_step
 
 
@@ -78,19 +77,18 @@ class ValidationLoss:
         shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         shardings = jax.tree.map(lambda x: x.sharding, params)
-        step, available = make_eval_step(config, model, mesh, shardings), memory.device_memory()
+        step = make_eval_step(config, model, mesh, shardings)
         self._parts, programs = [], {} if programs is None else programs
         for shape, batches in validation_batches(store, config.data, shards=shards, tokens=tokens):
             struct = batch_struct((shape.rows, shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
             if shape not in programs:
                 with mesh_lib.use(mesh):
                     programs[shape] = step.lower(params, struct).compile()
-            needed = memory.program_bytes(programs[shape])
             advice = "Lower config.data.microbatch_tokens."
             if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
             what = f"the loss of config.data.{split} for {shape}"
-            memory.check_fits_in_memory(what, needed and needed + memory.resident_bytes(besides), available, advice)
+            check_fits_in_memory(what, programs[shape], advice, besides=besides)
             self._parts.append((programs[shape], shape, batches))
 
     def _longest(self, limit: int | None = None) -> str:

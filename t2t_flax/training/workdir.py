@@ -1,7 +1,7 @@
 """The workdir of a run: validation, locking, completion, and protection against starting over.
 
 config.json       the resolved config
-tokenizer/        tokenizer.model, or source.model and target.model; starts.json of a model of several directions
+tokenizer/        tokenizer.model, or source.model and target.model
 checkpoints/N/    the state after update N
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
@@ -37,7 +37,7 @@ log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
 DEVICES = "devices.json"
-_TOKENIZER = ("tokenizer.model", "source.model", "target.model", "starts.json")
+_TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""

@@ -1,6 +1,5 @@
 """The final evaluation of a run: its checkpoint, its test sets and its memory."""
 
-import dataclasses
 import functools
 import json
 import shutil
@@ -120,7 +119,7 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
         running, "set_up_training", functools.partial(running.set_up_training, devices=jax.devices()[:1])
     )
     config = tiny_run(tmp_path, steps=2, checkpoint=dict(every_steps=2), data=dict(test="toy:test:2"), **QUICK)
-    config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
+    config = config.with_values({"data.cache": str(cache), "mesh.data": -1})
     live = lambda: sum(x.nbytes for x in jax.live_arrays())  # noqa: E731
     before, sizes, original = live(), [], loading.load
 
@@ -133,6 +132,6 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
     monkeypatch.setattr(loading, "load", counted)
     adopt_config(epath.Path(tmp_path), config)
     with RunSupervisor(ProcessGroup(), config) as supervisor:
-        assert jobs._train(config, epath.Path(tmp_path), supervisor, []).finished
+        assert jobs.train(config, epath.Path(tmp_path), supervisor).finished
     live_bytes, parameters = sizes
     assert live_bytes < parameters / 10

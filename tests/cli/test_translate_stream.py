@@ -11,7 +11,7 @@ from helpers.capitals_run import stop_at_window
 
 from t2t_flax.cli import arguments
 from t2t_flax.cli import lines as lines_module
-from t2t_flax.cli.lines import arriving_windows, full_windows, paired
+from t2t_flax.cli.lines import Signalled, paired, stop_signals, windows
 from t2t_flax.errors import UserError
 
 
@@ -20,8 +20,8 @@ def numbered(lines):
     return paired(lines, None, ("lines", None))
 
 
-def texts(windows):
-    return [[line.text for line in window] for window in windows]
+def texts(seen):
+    return [[line.text for line in window] for window in seen]
 
 
 @pytest.fixture
@@ -49,12 +49,11 @@ def test_lines_are_read_no_further_than_the_window():
             read.append(i)
             yield str(i)
 
-    windows = full_windows(numbered(lines()), 100)
-    assert next(windows)[-1].text == "99" and len(read) == 100
-    arriving = arriving_windows(numbered(lines()), 100)
-    assert texts([next(arriving)]) == [[str(i) for i in range(100)]]
-    time.sleep(0.2)
-    assert len(read) <= 100 + 301
+    for live in (True, False):
+        read.clear()
+        assert texts([next(windows(numbered(lines()), 100, live=live))]) == [[str(i) for i in range(100)]]
+        time.sleep(0.2)
+        assert len(read) <= 100 + 201
 
 
 def test_arrived_lines_do_not_wait_for_a_full_window():
@@ -65,22 +64,32 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
             yield line
             assert answered.acquire(timeout=120)  # the next line is typed after the answer
 
-    for window in arriving_windows(numbered(lines()), 100):
+    for window in windows(numbered(lines()), 100, live=True):
         seen.append(window)
         answered.release()
     assert texts(seen) == [["one"], ["two"], ["three"]]
 
 
-@pytest.mark.parametrize("windows", [full_windows, arriving_windows])
-def test_error_of_the_input_follows_the_lines_before_it(windows):
+@pytest.mark.parametrize("live", [True, False])
+def test_error_of_the_input_follows_the_lines_before_it(live):
     def lines():
         yield from ("one", "two", "three")
         raise UserError("no more")
 
     seen = []
     with pytest.raises(UserError, match="no more"):
-        seen.extend(windows(numbered(lines()), 2))
+        seen.extend(windows(numbered(lines()), 2, live=live))
     assert texts(seen) == [["one", "two"], ["three"]]
+
+
+def test_signal_while_lines_are_awaited_is_raised():
+    def lines():
+        yield "one"
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(60)
+
+    with stop_signals() as check, pytest.raises(Signalled, match="SIGTERM"):
+        next(windows(numbered(lines()), 2, check=check))
 
 
 def test_unexpected_error_of_the_reader_is_raised():
@@ -88,10 +97,10 @@ def test_unexpected_error_of_the_reader_is_raised():
         yield "one"
         raise ZeroDivisionError
 
-    windows = arriving_windows(numbered(lines()), 2)
-    assert texts([next(windows)]) == [["one"]]
+    arriving = windows(numbered(lines()), 2)
+    assert texts([next(arriving)]) == [["one"]]
     with pytest.raises(ZeroDivisionError):
-        next(windows)
+        next(arriving)
 
 
 def test_signal_without_an_output_file_keeps_what_was_written(run, t2t):

@@ -52,15 +52,7 @@ TABLE = {
     "data.vocab_size": (37_000, 37_000, 32_768, 32_768, 9711, 32_000),
     "data.source_eos": (True,) * 6,
     "data.batch_tokens": (25_000, 25_000, 32_768, 28_672, 8192, 65_536),
-    "data.batch_size_counts": (
-        "real_tokens",
-        "real_tokens",
-        "padded_tokens",
-        "padded_tokens",
-        "padded_tokens",
-        "real_tokens",
-    ),
-    "data.packed_decoder_start": ("start",) * 5 + ("previous_eos",),
+    "recipes.batch_groups": (0, 0, 8, 8, 2, 0),
     "data.max_length": (256, 256, 256, 1024, 1024, 256),
     "train.steps": (100_000, 300_000, 300_000, None, 8000, 100_000),
     "checkpoint.average_last": (5, 20, 5, 10, 10, 0),
@@ -77,10 +69,9 @@ TABLE = {
 
 @pytest.mark.parametrize("key", TABLE)
 def test_presets_have_the_published_values(key):
-    group, item = key.split(".")
     for name, expected in zip(COLUMNS, TABLE[key], strict=True):
         if expected is not None:
-            assert getattr(getattr(config_lib.resolve(preset(name)), group), item) == expected, name
+            assert config_lib.resolve(preset(name)).value(key) == expected, name
 
 
 @pytest.mark.parametrize("name", presets())

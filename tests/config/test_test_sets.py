@@ -2,7 +2,7 @@
 
 import pytest
 
-from t2t_flax.config import parse_test_sets, resolve
+from t2t_flax.config import Data, resolve
 from t2t_flax.errors import UserError
 
 
@@ -23,7 +23,7 @@ from t2t_flax.errors import UserError
     ],
 )
 def test_named_sets_keep_their_order(spec, expected):
-    assert list(parse_test_sets(spec).items()) == list(expected.items())
+    assert list(Data(test=spec).test_sets.items()) == list(expected.items())
 
 
 @pytest.mark.parametrize(

@@ -167,8 +167,6 @@ def smoothed_target(target, vocab, eps, mass):
     shares = np.ones(vocab)
     if mass != "all":
         shares[target] = 0.0
-    if mass == "non_target_non_pad":
-        shares[0] = 0.0
     return (1 - eps) * np.eye(vocab)[target] + eps * shares / shares.sum()
 
 

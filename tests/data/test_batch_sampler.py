@@ -3,7 +3,9 @@
 import numpy as np
 import pytest
 from helpers.configs import pairs_of
+from helpers.update_checks import Lengths
 
+from t2t_flax.config import Data
 from t2t_flax.data.batching import batch_sampler
 from t2t_flax.data.batching.batch_sampler import BatchSampler, cut, cut_evenly
 from t2t_flax.data.hashing import bijection, permutation
@@ -17,12 +19,16 @@ def lengths(count, seed=0):
     return source, target
 
 
-@pytest.fixture(params=[False, True], ids=["packed", "by_length"])
+def sampler_of(source, target, batching, seed=3):
+    return BatchSampler(Lengths(source, target), Data(batch_tokens=1500, batching=batching), seed)
+
+
+@pytest.fixture(params=["packed", "buckets"])
 def sampler_case(request, monkeypatch):
     monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 2000)
     monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 8)
     source, target = lengths(6007)
-    sampler = BatchSampler(source, target, batch_tokens=1500, by_length=request.param, seed=3)
+    sampler = sampler_of(source, target, request.param)
     assert len(sampler.counts) > 1  # several windows
     return sampler, source, target
 
@@ -48,14 +54,14 @@ def test_batches_nearly_fill_batch_tokens(sampler_case):
 def test_batches_do_not_depend_on_access_order(sampler_case):
     sampler, source, target = sampler_case
     in_order = [pairs_of(sampler, k) for k in range(60)]
-    rebuilt = BatchSampler(source, target, batch_tokens=1500, by_length=sampler._by_length, seed=3)
+    rebuilt = sampler_of(source, target, sampler.config.batching)
     for k in (59, 3, 40, 3, 0, 17):
         np.testing.assert_array_equal(pairs_of(rebuilt, k), in_order[k])
 
 
 def test_epochs_and_seeds_differ(sampler_case):
     sampler, source, target = sampler_case
-    other_seed = BatchSampler(source, target, batch_tokens=1500, by_length=sampler._by_length, seed=4)
+    other_seed = sampler_of(source, target, sampler.config.batching, seed=4)
     first = pairs_of(sampler, 0)
     assert not np.array_equal(first, pairs_of(sampler, sampler.updates_per_epoch))
     assert not np.array_equal(first, pairs_of(other_seed, 0))
@@ -64,11 +70,11 @@ def test_epochs_and_seeds_differ(sampler_case):
 def test_by_length_groups_similar_lengths():
     source, target = lengths(5000)
     spread = {}
-    for by_length in (False, True):
-        sampler = BatchSampler(source, target, batch_tokens=1500, by_length=by_length, seed=0)
+    for batching in ("packed", "buckets"):
+        sampler = sampler_of(source, target, batching, seed=0)
         pairs = [pairs_of(sampler, k) for k in range(sampler.updates_per_epoch)]
-        spread[by_length] = np.mean([np.ptp(np.maximum(source[p], target[p])) for p in pairs])
-    assert spread[True] < 0.2 * spread[False]
+        spread[batching] = np.mean([np.ptp(np.maximum(source[p], target[p])) for p in pairs])
+    assert spread["buckets"] < 0.2 * spread["packed"]
 
 
 def test_even_split_minimizes_the_largest_part():

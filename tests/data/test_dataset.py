@@ -8,7 +8,7 @@ from etils import epath
 from helpers.configs import small_config
 from helpers.thread_groups import run_processes
 
-from t2t_flax.data import dataset, encoding
+from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.batching import layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
@@ -39,13 +39,13 @@ def single_process(tmp_path_factory):
 @pytest.fixture
 def encoded(monkeypatch):
     """Records the pairs that are tokenized from now on, by thread."""
-    pairs, real = {}, encoding.Encoder.__call__
+    pairs, real = {}, preprocess.Encoder.__call__
 
     def note(self, chunk, number):
         pairs.setdefault(threading.current_thread(), []).extend(chunk)
         return real(self, chunk, number)
 
-    monkeypatch.setattr(encoding.Encoder, "__call__", note)
+    monkeypatch.setattr(preprocess.Encoder, "__call__", note)
     return pairs
 
 

@@ -13,8 +13,6 @@ from t2t_flax.distributed import mesh as mesh_lib
 KINDS = {
     "packed": {},
     "buckets": dict(batching="buckets"),
-    "padded_tokens": dict(batch_size_counts="padded_tokens", batching="buckets", batch_groups=2, batch_tokens=400),
-    "padded_max_packed": dict(batch_size_counts="padded_tokens"),
     "accumulation": dict(microbatch_tokens=48),
 }
 

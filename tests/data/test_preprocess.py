@@ -12,9 +12,8 @@ from helpers.corpora import open_pairs
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data import encoding, preprocess
-from t2t_flax.data.encoding import PairFilter, Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data import preprocess
+from t2t_flax.data.preprocess import PairFilter, Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -56,7 +55,7 @@ def test_joint_and_separate_tokenizers(tmp_path):
 
 
 def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 50)
     progress_calls = []
     source = open_pairs(tmp_path, PAIRS)
     store = prepare_split(
@@ -115,16 +114,6 @@ def test_empty_lines(tmp_path, tokenizers):
     assert texts(store_with_empty, tokenizers) == EMPTY
     assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 3)
     assert store_with_empty.source(1).tolist() == [EOS]
-    with pytest.raises(UserError, match=r"t\.en line 2, .*t\.de line 2: one side of the pair is empty"):
-        prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
-    assert not (tmp_path / "e").exists()
-
-
-def test_empty_line_in_a_later_chunk_is_located(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 50)
-    source = open_pairs(tmp_path, [*PAIRS, ("x", "")])
-    with pytest.raises(UserError, match=r"t\.en line 121, .*t\.de line 121:"):
-        prepare_split(source, tokenizers, tmp_path / "e", replace(POLICIES, empty_lines="error"))
 
 
 def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
@@ -135,7 +124,7 @@ def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
 
 
 def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 10)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 10)
     source = open_pairs(tmp_path, PAIRS)
     for language in ("en", "de"):
         with open(tmp_path / f"t.{language}", "ab") as file:
@@ -181,12 +170,12 @@ def test_damaged_store_is_not_reused(tmp_path, tokenizers):
 def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, monkeypatch):
     source = open_pairs(tmp_path, PAIRS + EMPTY)
     prepare_split(source, tokenizers, tmp_path / "one", POLICIES)
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 7)
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 14)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 14)
     in_process = []
-    real = encoding.Encoder.__call__
+    real = preprocess.Encoder.__call__
     monkeypatch.setattr(
-        encoding.Encoder,
+        preprocess.Encoder,
         "__call__",
         lambda self, pairs, number: in_process.append(pairs) or real(self, pairs, number),
     )
@@ -206,14 +195,14 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
 
 
 def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(encoding, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(preprocess, "ProcessPoolExecutor", None)
     store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
     assert store.num_pairs == len(PAIRS)
 
 
 def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 0)
-    monkeypatch.setattr(encoding, "_start_worker", os.kill)  # called with one argument: the worker does not start
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
+    monkeypatch.setattr(preprocess, "_start_worker", os.kill)  # called with one argument: the worker does not start
     with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
@@ -221,12 +210,12 @@ def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
 
 KILLED = """
 import sys
-from t2t_flax.data import encoding, preprocess
+from t2t_flax.data import preprocess
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
 
 if __name__ == "__main__":
-    encoding.CHUNK_PAIRS, encoding.INLINE_PAIRS = 2, 2
+    preprocess.CHUNK_PAIRS, preprocess.INLINE_PAIRS = 2, 2
     folder = sys.argv[1]
     source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
@@ -291,15 +280,16 @@ class Fives(PairFilter):
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, monkeypatch, num_workers):
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 3)
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, [(f"house {i}", f"Haus {i}") for i in range(7)] + [("", "leer")])
     policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
     assert texts(store, tokenizers) == [(f"house {i}", f"Haus {i}") for i in (0, 2, 4, 6)]
-    listed = list(preprocess.list_dropped(source, tokenizers, policies, num_workers=num_workers))
-    assert [reason for _, reason in listed] == ["odd", "odd", "five", "empty"]
-    assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["2", "4", "6", "8"]
+    ((_, chunks),) = preprocess.encode_parts(preprocess.Encoder(tokenizers, policies), source, num_workers)
+    assert [(3 * n + i, reason) for n, chunk in enumerate(chunks) for i, reason in chunk.dropped] == [
+        (1, "odd"), (3, "odd"), (5, "five"), (7, "empty")
+    ]  # fmt: skip
     assert "(of 8: 4 dropped, 1 empty, 2 with odd numbers, 1 with fives)" in store.describe()
     alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd")
     with pytest.raises(UserError, match="no pair is left of 1: .*, 1 are with odd numbers"):

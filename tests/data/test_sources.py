@@ -14,8 +14,7 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import base, files_of, open_source
-from t2t_flax.data.sources.base import JoinedSource, StartedSource
+from t2t_flax.data.sources import JoinedSource, Source, TaggedSource, files_of, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -118,8 +117,6 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
             "a.zst,b",
             r"damaged \.zst data .*[Tt]runcated",
         ),
-        ({"a.parquet": b"plain text"}, "a.parquet", r"a\.parquet is not a Parquet file"),
-        ({}, "parquet:a-*.parquet", r"no file matches a-\*\.parquet"),
         ({}, "", r"'' has no known form. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
         ({"a": b"x"}, "a", r"'a' has no known form"),
         ({"a": b"x"}, "a,a,", r"'a,a,' has no known form"),
@@ -158,84 +155,6 @@ def test_several_references(tmp_path):
             list(source.references())
 
 
-JSON_LINES = [
-    '{"en": "a house", "de": "ein Haus", "id": 7}',
-    '{"translation": {"de": "Straße\\u2028 😀", "en": "two\\nlines"}}',
-]
-
-
-def test_json_lines_are_read_in_both_languages(tmp_path):
-    for name in ("t.jsonl", "t.jsonl.gz", "other"):
-        (tmp_path / name).write_bytes("".join(f"{line}\n" for line in JSON_LINES).encode())
-    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
-    for spec in ("t.jsonl", "t.jsonl.gz", "jsonl:other"):
-        source = open_en_de(spec, tmp_path)
-        assert list(source.pairs()) == [("a house", "ein Haus"), ("two lines", "Straße\u2028 😀")]
-        assert source.count == 2 and source.where(1).endswith(" line 2")
-        backward = open_source(spec, root=str(tmp_path), source_language="de", target_language="en")
-        assert list(backward.pairs()) == [pair[::-1] for pair in source.pairs()]
-        assert backward.fingerprint() != source.fingerprint()
-
-
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("", r"t\.jsonl line 2 is not JSON .*each line must be one object"),
-        ('{"en": "x"}', r"line 2: expected an object with texts under \"en\" and \"de\" \(config.data.source_language"),
-        ('{"en": "x", "de": 3}', "line 2: expected an object"),
-        ('["x", "y"]', "line 2: expected an object"),
-        ('{"translation": "x"}', "line 2: expected an object"),
-    ],
-)
-def test_malformed_json_is_reported_with_its_line(tmp_path, line, message):
-    (tmp_path / "t.jsonl").write_text(f"{JSON_LINES[0]}\n{line}\n")
-    with pytest.raises(UserError, match=message):
-        list(open_en_de("t.jsonl", tmp_path).pairs())
-
-
-@pytest.fixture
-def tables(tmp_path):
-    """Two files with columns of their own, and one with the columns below "translation"."""
-    rows = [{"en": en, "de": de, "score": 0.5} for en, de in PAIRS[:2] + PAIRS[3:]]
-    for name, part in (("p-0", rows[:1]), ("p-1", rows[1:]), ("nested", [{"translation": row} for row in rows])):
-        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), tmp_path / f"{name}.parquet")
-    return tmp_path
-
-
-def test_parquet_files_are_read_in_order_of_their_names(tables):
-    expected = PAIRS[:2] + PAIRS[3:]
-    for spec in ("parquet:p-*.parquet", "nested.parquet"):
-        source = open_en_de(spec, tables)
-        assert source.count == 3 and list(source.pairs()) == list(source.pairs()) == expected
-    source = open_en_de("parquet:p-?.parquet", tables)
-    assert source.where(0).endswith("p-0.parquet row 1") and source.where(2).endswith("p-1.parquet row 2")
-    backward = open_source("p-1.parquet", root=str(tables), source_language="de", target_language="en")
-    assert list(backward.pairs()) == [pair[::-1] for pair in expected[1:]]
-
-
-def test_parquet_without_the_languages_is_refused(tables):
-    with pytest.raises(
-        UserError, match=r"has the columns en, de, score: expected en and fr \(config.data.source_language"
-    ):
-        open_source("p-0.parquet", root=str(tables), source_language="en", target_language="fr")
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"translation": "x"}]), tables / "t.parquet")
-    with pytest.raises(UserError, match=r"has the columns translation: expected en and de"):
-        open_en_de("t.parquet", tables)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": None}]), tables / "n.parquet")
-    with pytest.raises(UserError, match=r"n\.parquet row 1: expected a text for each language"):
-        list(open_en_de("n.parquet", tables).pairs())
-
-
-def test_damaged_parquet_pages_are_reported_with_the_file(tables):
-    rows = [{"en": f"sentence {i}", "de": f"Satz {i}"} for i in range(5000)]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tables / "d.parquet", use_dictionary=False)
-    data = bytearray((tables / "d.parquet").read_bytes())
-    data[200:2000] = bytes(1800)
-    (tables / "d.parquet").write_bytes(data)
-    with pytest.raises(UserError, match=r"d\.parquet: damaged data after row 0"):
-        list(open_en_de("d.parquet", tables).pairs())
-
-
 def test_unknown_source_form_error_lists_every_form(tmp_path):
     with pytest.raises(UserError) as error:
         open_en_de("opus:wmt14", tmp_path)
@@ -260,7 +179,7 @@ def test_documented_source_works(monkeypatch, tmp_path):
 def test_every_source_yields_texts_of_one_line():
     """Whatever it reads: the rule is not each source's own."""
 
-    class Letters(base.Source):
+    class Letters(Source):
         def read(self):
             yield "Dear Sir,\r\nyes\u2028", "Ja\n", "Doch\r"
 
@@ -270,8 +189,8 @@ def test_every_source_yields_texts_of_one_line():
         def where(self, i):
             return ""
 
-    for source in (Letters("letters"), StartedSource(Letters("letters"), ("<2de>",))):
-        assert list(source.pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
+    for source, tag in ((Letters("letters"), ""), (TaggedSource(Letters("letters"), "<2de>"), "<2de> ")):
+        assert list(source.pairs()) == [(f"{tag}Dear Sir,  yes\u2028", "Ja ")]
         assert list(source.references()) == [("Ja ", "Doch ")]
     assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
 

@@ -21,8 +21,7 @@ from helpers.writer_processes import (
 from t2t_flax import filesystem
 from t2t_flax.config import Data
 from t2t_flax.data import token_store as writer
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError

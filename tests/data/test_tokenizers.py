@@ -6,8 +6,7 @@ from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import TokenizerPair, load_tokenizer
-from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, load_tokenizer
 from t2t_flax.errors import UserError
 
 WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
@@ -17,7 +16,7 @@ SETTINGS = dict(vocab_size=320, character_coverage=1.0, byte_fallback=True, norm
 
 @pytest.fixture(scope="module", params=["bpe", "unigram"])
 def tokenizer(request):
-    return train_sentencepiece(TEXT, Data(tokenizer=request.param, **SETTINGS))
+    return SentencePieceTokenizer.train(TEXT, Data(tokenizer=request.param, **SETTINGS))
 
 
 def test_special_ids_and_size(tokenizer):
@@ -44,16 +43,21 @@ def test_pieces_concatenate_to_the_text(tokenizer):
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_training_is_deterministic_and_depends_on_text_and_settings(kind):
-    first = train_sentencepiece(TEXT, Data(tokenizer=kind, **SETTINGS))
-    assert train_sentencepiece(iter(TEXT), Data(tokenizer=kind, **SETTINGS)).digest == first.digest
-    assert train_sentencepiece([*TEXT, "zebra zoo"], Data(tokenizer=kind, **SETTINGS)).digest != first.digest
-    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest != first.digest
+    first = SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **SETTINGS))
+    assert SentencePieceTokenizer.train(iter(TEXT), Data(tokenizer=kind, **SETTINGS)).digest == first.digest
+    assert SentencePieceTokenizer.train([*TEXT, "zebra zoo"], Data(tokenizer=kind, **SETTINGS)).digest != first.digest
+    assert (
+        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 310})).digest
+        != first.digest
+    )
 
 
 def test_normalization_and_byte_fallback_have_an_effect():
-    nfkc = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
+    nfkc = SentencePieceTokenizer.train(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "normalization": "nmt_nfkc"}))
     assert nfkc.decode(nfkc.encode("  ＡＢＣ   ½")) == "ABC 1⁄2"
-    plain = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False}))
+    plain = SentencePieceTokenizer.train(
+        TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 60, "byte_fallback": False})
+    )
     assert UNK in plain.encode("ß")
 
 
@@ -63,7 +67,7 @@ def test_capped_training_sample_is_uniform_and_deterministic():
             yield f"{'early' if i < count // 2 else 'later'} word {i % 7}"
 
     def shares(count):
-        from t2t_flax.data.tokenizers.sentencepiece import _sample
+        from t2t_flax.data.tokenizers import _sample
 
         sample = _sample(stream(count), 1000)
         assert len(sample) == min(count, 1000) and sample == _sample(stream(count), 1000)
@@ -72,31 +76,39 @@ def test_capped_training_sample_is_uniform_and_deterministic():
     assert shares(500) == 0.5
     assert 0.45 < shares(20_000) < 0.55
     settings = {**SETTINGS, "vocab_size": 278, "tokenizer": "bpe"}
-    capped = train_sentencepiece(stream(5000), Data(tokenizer_sentences=50, **settings))
-    assert capped.digest == train_sentencepiece(stream(5000), Data(tokenizer_sentences=50, **settings)).digest
-    assert capped.digest != train_sentencepiece(stream(5000), Data(**settings)).digest
+    capped = SentencePieceTokenizer.train(stream(5000), Data(tokenizer_sentences=50, **settings))
+    assert capped.digest == SentencePieceTokenizer.train(stream(5000), Data(tokenizer_sentences=50, **settings)).digest
+    assert capped.digest != SentencePieceTokenizer.train(stream(5000), Data(**settings)).digest
 
 
 def test_long_sentence_is_not_skipped():
-    tokenizer = train_sentencepiece(["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264}))
+    tokenizer = SentencePieceTokenizer.train(
+        ["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264})
+    )
     assert "y" in "".join(tokenizer.pieces(tokenizer.encode("y"))) and len(tokenizer.encode("x" * 50_000)) < 50_000
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_impossible_vocabulary_sizes_are_rejected(kind):
     with pytest.raises(UserError, match=r"data\.vocab_size = 5000 is too large: .* at most (\d+) ") as caught:
-        train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 5000}))
+        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 5000}))
     maximum = int(str(caught.value).split("at most ")[1].split()[0])
-    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": maximum})).vocab_size == maximum
+    assert (
+        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": maximum})).vocab_size
+        == maximum
+    )
     with pytest.raises(UserError, match=r"data\.vocab_size = 100 is too small: .*256 bytes.* need (\d+)") as caught:
-        train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 100}))
+        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 100}))
     minimum = int(str(caught.value).split("need ")[1].split(";")[0])
-    assert train_sentencepiece(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": minimum})).vocab_size == minimum
+    assert (
+        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": minimum})).vocab_size
+        == minimum
+    )
 
 
 def test_empty_training_text_is_rejected():
     with pytest.raises(UserError, match="no text to train a tokenizer on"):
-        train_sentencepiece(["", "  "], Data(tokenizer="bpe", **SETTINGS))
+        SentencePieceTokenizer.train(["", "  "], Data(tokenizer="bpe", **SETTINGS))
 
 
 def test_tokenizer_survives_pickling_and_saving(tokenizer, tmp_path):
@@ -139,8 +151,8 @@ def test_invalid_tokenizer_files_are_rejected(tmp_path):
 
 
 def test_pairs_joint_and_separate(tmp_path):
-    first = train_sentencepiece(TEXT, Data(tokenizer="bpe", **SETTINGS))
-    second = train_sentencepiece(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 310}))
+    first = SentencePieceTokenizer.train(TEXT, Data(tokenizer="bpe", **SETTINGS))
+    second = SentencePieceTokenizer.train(TEXT, Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 310}))
     joint, separate = TokenizerPair(first, first), TokenizerPair(first, second)
     assert joint.joint and not separate.joint
     assert len({joint.digest, separate.digest, TokenizerPair(second, first).digest}) == 3

@@ -8,17 +8,17 @@ import pytest
 from helpers.configs import devices_mesh
 from helpers.table_model import PARAMS, TableModel
 
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search, length_penalty
-from t2t_flax.decoding.search_loop import grow_cache, next_length
+from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
+from t2t_flax.decoding.search_loop import grow, next_length, run_search
 from t2t_flax.distributed import mesh as mesh_lib
 
 EOS = 1
 MODEL = TableModel()
 
 
-def search(seeds, options, caps, *, prefix=None, length=12, lengths=(12, 16), params=PARAMS, model=MODEL):
-    cache = model.start(seeds, options.beam_size, length)
-    result = beam_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
+def search(seeds, options, caps, *, prefix=None, lengths=(12, 16), params=PARAMS, model=MODEL):
+    cache = model.start(seeds, options.beam_size, lengths[0])
+    result = run_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
     return jax.tree.map(np.asarray, result)
 
 
@@ -65,7 +65,7 @@ def test_gnmt_length_penalty_values():
 
 def test_wide_beam_equals_exhaustive_enumeration():
     cap, alpha, seeds = 4, 0.6, [3, 4, 5]
-    result = search(seeds, BeamOptions(81, alpha, 60), [cap] * 3, length=4)
+    result = search(seeds, BeamSearch(81, alpha, 60), [cap] * 3, lengths=(4,))
     for b, seed in enumerate(seeds):
         bodies = [body for n in range(cap) for body in itertools.product((2, 3, 4), repeat=n)]
         ended = sorted((-MODEL.score(seed, (*t, EOS)) / penalty(len(t) + 1, alpha), (*t, EOS)) for t in bodies)
@@ -86,45 +86,45 @@ def test_early_stopping_does_not_change_n_best_lists(alpha, n_best):
     caps = (np.arange(200) * 7) % 12 + 1
     for eos in (0.0, 2.0):
         params = PARAMS | {"eos": np.float32(eos)}
-        options = BeamOptions(3, alpha, n_best)
-        result = search(seeds, options, caps, params=params, length=12)
+        options = BeamSearch(3, alpha, n_best)
+        result = search(seeds, options, caps, params=params)
         assert_equals_reference(result, seeds, options, caps, params=params)
 
 
 def test_padding_is_never_a_candidate():
-    seeds, options = np.arange(40), BeamOptions(1, 0.6, 1)
+    seeds, options = np.arange(40), BeamSearch(1, 0.6, 1)
     result = search(seeds, options, [6] * 40)
     assert_equals_reference(result, seeds, options, [6] * 40)
 
 
 def test_search_stops_once_the_result_is_final():
     params = PARAMS | {"eos": np.float32(8.0)}
-    result = search([1, 2], BeamOptions(3, 0.6, 1), [500, 500], length=4, lengths=(4, 500), params=params)
+    result = search([1, 2], BeamSearch(3, 0.6, 1), [500, 500], lengths=(4, 500), params=params)
     assert result.tokens.shape[2] == 4
     assert result.finished.all()
     # A list of three needs a longer search.
-    longer = search([1, 2], BeamOptions(3, 0.6, 3), [500, 500], length=4, lengths=(4, 500), params=params)
+    longer = search([1, 2], BeamSearch(3, 0.6, 3), [500, 500], lengths=(4, 500), params=params)
     assert longer.finished.all()
     np.testing.assert_array_equal(longer.lengths[:, 0], result.lengths[:, 0])
 
 
 def test_eos_in_every_beam_keeps_the_beam_full():
     params = PARAMS | {"eos": np.float32(5.0)}
-    options = BeamOptions(3, 5.0, 3)  # a length reward so large that the search continues to the cap
+    options = BeamSearch(3, 5.0, 3)  # a length reward so large that the search continues to the cap
     result = search([7], options, [6], params=params)
     assert result.finished.all() and result.lengths.max() == 6
     assert_equals_reference(result, [7], options, [6], params=params)
 
 
 def test_result_is_independent_of_the_batch():
-    options = BeamOptions(3, 0.6, 3)
+    options = BeamSearch(3, 0.6, 3)
     seeds, caps = np.arange(6) + 50, np.array([9, 3, 12, 1, 7, 5])
-    batch = search(seeds, options, caps, length=4, lengths=(4, 16))
+    batch = search(seeds, options, caps, lengths=(4, 16))
     order = np.array([3, 0, 5, 1, 4, 2])
-    permuted = search(seeds[order], options, caps[order], length=4, lengths=(4, 16))
-    other_caps = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), length=4, lengths=(4, 16))
+    permuted = search(seeds[order], options, caps[order], lengths=(4, 16))
+    other_caps = search(seeds, options, np.where(np.arange(6) == 1, 3, 16), lengths=(4, 16))
     for i, b in enumerate(order):
-        alone = search(seeds[b : b + 1], options, caps[b : b + 1], length=16, lengths=(16,))
+        alone = search(seeds[b : b + 1], options, caps[b : b + 1], lengths=(16,))
         for other, row in [(permuted, i), (alone, 0)] + [(other_caps, 1)] * int(b == 1):
             assert hypotheses(other, row) == hypotheses(batch, b)
             np.testing.assert_array_equal(other.finished[row], batch.finished[b])
@@ -132,7 +132,7 @@ def test_result_is_independent_of_the_batch():
 
 
 def test_n_best_lists_are_sorted_and_unique():
-    result = search(np.arange(40), BeamOptions(6, 0.6, 6), [10] * 40, length=10)
+    result = search(np.arange(40), BeamSearch(6, 0.6, 6), [10] * 40, lengths=(10,))
     for b in range(40):
         finished = result.finished[b]
         assert len(set(hypotheses(result, b))) == 6
@@ -149,7 +149,7 @@ def test_forced_prefix_starts_hypotheses_and_is_scored():
     prefixes = [(2, 3), (4,), (), (3, 3, 2), (2, EOS), (2, 3, 4)]
     prefix_BxP = np.array([p + (0,) * (3 - len(p)) for p in prefixes], np.int32)
     seeds, caps = np.arange(6) + 9, [6, 6, 6, 6, 6, 2]
-    options = BeamOptions(3, 0.6, 2)
+    options = BeamSearch(3, 0.6, 2)
     result = search(seeds, options, caps, prefix=prefix_BxP)
     for b, prefix in enumerate(prefixes):
         one = [seeds[b]], options, [caps[b]]
@@ -164,7 +164,7 @@ def test_forced_prefix_starts_hypotheses_and_is_scored():
 def test_caps_are_per_sentence_and_cut_outputs_are_flagged():
     params = PARAMS | {"eos": np.float32(-30.0)}
     caps = np.array([1, 2, 5, 11])
-    options = BeamOptions(1, 0.6, 1)
+    options = BeamSearch(1, 0.6, 1)
     result = search([1, 2, 3, 4], options, caps, params=params)
     # EOS is never among the two best candidates, so nothing finishes.
     np.testing.assert_array_equal(result.lengths[:, 0], caps)
@@ -173,41 +173,39 @@ def test_caps_are_per_sentence_and_cut_outputs_are_flagged():
         log_prob = MODEL.score(b + 1, hypotheses(result, b)[0], params)
         np.testing.assert_allclose(result.scores[b, 0], log_prob / penalty(cap, 0.6), rtol=1e-5)
     # EOS as the last allowed token finishes the hypothesis.
-    ends = search([1], BeamOptions(1, 0.6, 1), [1], params=PARAMS | {"eos": np.float32(9.0)})
+    ends = search([1], BeamSearch(1, 0.6, 1), [1], params=PARAMS | {"eos": np.float32(9.0)})
     assert hypotheses(ends, 0) == [(EOS,)] and ends.finished.all()
-    nothing = search([1, 2], BeamOptions(2, 0.6, 1), [0, 3])
+    nothing = search([1, 2], BeamSearch(2, 0.6, 1), [0, 3])
     assert nothing.lengths[0, 0] == 0 and nothing.lengths[1, 0] > 0
 
 
 def test_ties_go_to_lower_beam_and_lower_token_id():
     flat = TableModel(flat=True)
-    result = search([0], BeamOptions(2, 0.0, 2), [3], model=flat)
+    result = search([0], BeamSearch(2, 0.0, 2), [3], model=flat)
     # Without a penalty shorter hypotheses are always likelier; ties go to the lower id.
     assert hypotheses(result, 0) == [(EOS,), (2, EOS)]
-    result = search([0], BeamOptions(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
+    result = search([0], BeamSearch(1, 0.0, 1), [3], model=flat, params=PARAMS | {"eos": np.float32(-50.0)})
     assert hypotheses(result, 0) == [(2, 2, 2)]
 
 
 def test_stages_change_only_the_buffer_length():
-    options = BeamOptions(4, 0.6, 4)
+    options = BeamSearch(4, 0.6, 4)
     caps = np.arange(8) * 2 + 1
-    one = search(np.arange(8), options, caps, length=16)
-    staged = search(np.arange(8), options, caps, length=4, lengths=(4, 8, 16))
+    one = search(np.arange(8), options, caps, lengths=(16,))
+    staged = search(np.arange(8), options, caps, lengths=(4, 8, 16))
     width = staged.tokens.shape[2]
     assert (one.tokens[:, :, width:] == 0).all()
     one = one.replace(tokens=one.tokens[:, :, :width])
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
         np.testing.assert_array_equal(a, b)
-    past_the_list = search(np.arange(8), options, caps, length=2, lengths=(2, 3))
+    past_the_list = search(np.arange(8), options, caps, lengths=(2, 3))
     assert [hypotheses(past_the_list, b) for b in range(8)] == [hypotheses(one, b) for b in range(8)]
 
 
 def test_stage_lengths_and_cache_growth():
     assert [next_length(n, (4, 8)) for n in (1, 4, 7, 8, 9, 16)] == [4, 8, 8, 16, 16, 24]
-    cache = MODEL.start([1, 2], 3, 4)
-    grown = grow_cache(cache, 6)
-    assert grown["self"]["tokens"].shape == (2, 3, 6) and grown["self"]["hash"].shape == (2, 3)
-    assert grown["cross"] is cache["cross"]
+    grown = grow(MODEL.start([1, 2], 3, 4)["self"], 6)
+    assert grown["tokens"].shape == (2, 3, 6) and grown["hash"].shape == (2, 3)
 
 
 def test_equal_shapes_compile_once_and_keep_the_callers_cache():
@@ -218,12 +216,12 @@ def test_equal_shapes_compile_once_and_keep_the_callers_cache():
             traces.append(1)
             return super().__call__(*args)
 
-    model, options = CountingModel(), BeamOptions(2, 0.6, 1)
+    model, options = CountingModel(), BeamSearch(2, 0.6, 1)
     cache = model.start([1, 2], 2, 4)
-    first = beam_search(model, PARAMS, cache, options, caps_B=[4, 3], lengths=(4,))
+    first = run_search(model, PARAMS, cache, options, caps_B=[4, 3], lengths=(4,))
     count = len(traces)
-    again = beam_search(CountingModel(), PARAMS, cache, BeamOptions(2, 0.6, 1), caps_B=[4, 3], lengths=(4,))
-    beam_search(
+    again = run_search(CountingModel(), PARAMS, cache, BeamSearch(2, 0.6, 1), caps_B=[4, 3], lengths=(4,))
+    run_search(
         model, PARAMS | {"scale": np.float32(3)}, model.start([3, 4], 2, 4), options, caps_B=[2, 4], lengths=(4,)
     )
     assert count > 0 and len(traces) == count
@@ -233,17 +231,12 @@ def test_equal_shapes_compile_once_and_keep_the_callers_cache():
 def test_sharded_batch_gives_the_same_result():
     mesh = devices_mesh(data=4)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)
-    options, seeds, caps = BeamOptions(3, 0.6, 2), np.arange(8), np.arange(8) + 2
-    whole = search(seeds, options, caps, length=4, lengths=(4, 16))
+    options, seeds, caps = BeamSearch(3, 0.6, 2), np.arange(8), np.arange(8) + 2
+    whole = search(seeds, options, caps, lengths=(4, 16))
     with mesh_lib.use(mesh):
         cache = jax.device_put(MODEL.start(seeds, 3, 4), rows)
         caps_B = jax.device_put(caps, rows)
-        split = beam_search(MODEL, PARAMS, cache, options, caps_B=caps_B, lengths=(4, 16))
+        split = run_search(MODEL, PARAMS, cache, options, caps_B=caps_B, lengths=(4, 16))
     np.testing.assert_array_equal(whole.tokens, split.tokens)
     np.testing.assert_allclose(whole.scores, split.scores, rtol=1e-6)
     assert not split.tokens.sharding.is_fully_replicated
-
-
-def test_cache_of_another_beam_size_is_refused():
-    with pytest.raises(ValueError, match=r"the cache has room for \[2\] hypotheses"):
-        beam_search(MODEL, PARAMS, MODEL.start([1], 2, 4), BeamOptions(3), caps_B=[4])

@@ -6,17 +6,18 @@ import numpy as np
 import pytest
 from helpers.table_model import PARAMS, TableModel
 
-from t2t_flax.decoding import sampling
-from t2t_flax.decoding.sampling import SampleOptions, nucleus_size, sample
+from t2t_flax.decoding.sampling import Sampling, nucleus_size, random_keys
+from t2t_flax.decoding.search_loop import run_search
 
 EOS = 1
 MODEL = TableModel(vocab=7)
 
 
-def draw(seeds, options, caps, *, ids=None, prefix=None, length=16, lengths=(16,), params=PARAMS):
-    cache = MODEL.start(seeds, options.num_samples, length)
+def draw(seeds, options, caps, *, ids=None, seed=0, prefix=None, lengths=(16,), params=PARAMS):
+    cache = MODEL.start(seeds, options.num_samples, lengths[0])
     ids = np.arange(len(seeds)) if ids is None else ids
-    result = sample(MODEL, params, cache, options, caps_B=caps, sentence_ids_B=ids, prefix_BxP=prefix, lengths=lengths)
+    keys = random_keys(seed, ids, options.num_samples)
+    result = run_search(MODEL, params, cache, options, caps_B=caps, prefix_BxP=prefix, keys_BxK=keys, lengths=lengths)
     return jax.tree.map(np.asarray, result)
 
 
@@ -48,7 +49,7 @@ def chi_square(tokens: np.ndarray, expected: np.ndarray) -> float:
 
 def test_greedy_equals_an_argmax_rollout():
     seeds, caps = np.arange(30), np.arange(30) % 13 + 1
-    result = draw(seeds, SampleOptions(temperature=0.0), caps)
+    result = draw(seeds, Sampling(temperature=0.0), caps)
     for b in range(30):
         expected = rollout(b, caps[b])
         assert sequence(result, b) == expected
@@ -61,8 +62,8 @@ def test_greedy_equals_an_argmax_rollout():
 
 @pytest.mark.parametrize("temperature", [1.0, 0.5])
 def test_token_frequencies_follow_the_softmax(temperature):
-    options = SampleOptions(num_samples=64, temperature=temperature, seed=11)
-    result = draw(np.full(128, 5), options, np.full(128, 2))
+    options = Sampling(num_samples=64, temperature=temperature)
+    result = draw(np.full(128, 5), options, np.full(128, 2), seed=11)
     # 99.9% of chi-square with 5 degrees of freedom is 20.5.
     assert chi_square(result.tokens[:, :, 0], distribution(5, (), temperature)) < 20.5
     for token in range(2, 7):
@@ -94,29 +95,27 @@ def test_top_k_and_top_p_renormalize_the_likeliest_tokens(options, size):
         expected[order[count:]] = 0
         expected /= expected.sum()
     assert 0 < (expected > 0).sum() < 7 and size in (None, (expected > 0).sum())
-    result = draw(np.full(64, 8), SampleOptions(num_samples=64, **options), np.full(64, 1))
+    result = draw(np.full(64, 8), Sampling(num_samples=64, **options), np.full(64, 1))
     assert set(np.unique(result.tokens[:, :, 0])) == set(np.flatnonzero(expected))
     assert chi_square(result.tokens[:, :, 0], expected) < 20.5
 
 
 def test_sample_depends_only_on_seed_sentence_and_index():
-    options = SampleOptions(num_samples=3, seed=2)
+    options = Sampling(num_samples=3)
     seeds, ids, caps = np.arange(6), np.array([10, 11, 12, 13, 14, 15]), np.array([9, 3, 12, 1, 7, 5])
-    batch = draw(seeds, options, caps, ids=ids)
+    batch = draw(seeds, options, caps, ids=ids, seed=2)
     order = np.array([4, 2, 0, 5, 1, 3])
-    permuted = draw(seeds[order], options, caps[order], ids=ids[order])
+    permuted = draw(seeds[order], options, caps[order], ids=ids[order], seed=2)
     for i, b in enumerate(order):
-        alone = draw(seeds[b : b + 1], options, caps[b : b + 1], ids=ids[b : b + 1])
-        fewer = draw(seeds[b : b + 1], SampleOptions(num_samples=1, seed=2), caps[b : b + 1], ids=ids[b : b + 1])
+        alone = draw(seeds[b : b + 1], options, caps[b : b + 1], ids=ids[b : b + 1], seed=2)
+        fewer = draw(seeds[b : b + 1], Sampling(num_samples=1), caps[b : b + 1], ids=ids[b : b + 1], seed=2)
         for n in range(3):
             assert sequence(batch, b, n) == sequence(permuted, i, n) == sequence(alone, 0, n)
         assert sequence(batch, b) == sequence(fewer, 0)
     # Other ids, indices and seeds draw other noise for the same model state.
-    same = draw(np.zeros(40, int), SampleOptions(num_samples=2), np.full(40, 6))
+    same = draw(np.zeros(40, int), Sampling(num_samples=2), np.full(40, 6))
     assert len({sequence(same, b, n) for b in range(40) for n in range(2)}) > 30
-    wide = [
-        draw(np.zeros(40, int), SampleOptions(seed=seed), np.full(40, 6)).tokens.tobytes() for seed in (0, 2**32, -1)
-    ]
+    wide = [draw(np.zeros(40, int), Sampling(), np.full(40, 6), seed=seed).tokens.tobytes() for seed in (0, 2**32, -1)]
     assert len(set(wide)) == 3
 
 
@@ -124,13 +123,13 @@ def test_caps_finished_flags_and_forced_prefixes():
     prefixes = [(2, 3), (4,), (), (3, EOS), (2, 3, 4)]
     prefix_BxP = np.array([p + (0,) * (3 - len(p)) for p in prefixes], np.int32)
     caps = [6, 6, 6, 6, 2]
-    result = draw(np.arange(5), SampleOptions(temperature=0.0), caps, prefix=prefix_BxP)
+    result = draw(np.arange(5), Sampling(temperature=0.0), caps, prefix=prefix_BxP)
     for b, prefix in enumerate(prefixes):
         expected = rollout(b, caps[b], prefix)
         assert sequence(result, b) == expected
         assert result.finished[b, 0] == (expected[-1] == EOS)
         np.testing.assert_allclose(result.log_probs[b, 0], MODEL.score(b, expected), rtol=1e-5)
-    sampled = draw(np.arange(5), SampleOptions(num_samples=4), caps, prefix=prefix_BxP)
+    sampled = draw(np.arange(5), Sampling(num_samples=4), caps, prefix=prefix_BxP)
     for b, prefix in enumerate(prefixes):
         for n in range(4):
             tokens = sequence(sampled, b, n)
@@ -139,17 +138,12 @@ def test_caps_finished_flags_and_forced_prefixes():
 
 
 def test_stages_do_not_change_samples():
-    options, seeds, caps = SampleOptions(num_samples=2, top_p=0.9, seed=4), np.arange(8), np.arange(8) * 2 + 1
+    options, seeds, caps = Sampling(num_samples=2, top_p=0.9), np.arange(8), np.arange(8) * 2 + 1
     params = PARAMS | {"eos": np.float32(-2.0)}
-    one = draw(seeds, options, caps, length=16, params=params)
-    staged = draw(seeds, options, caps, length=4, lengths=(4, 8, 16), params=params)
+    one = draw(seeds, options, caps, params=params, seed=4)
+    staged = draw(seeds, options, caps, lengths=(4, 8, 16), params=params, seed=4)
     for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(staged), strict=True):
         np.testing.assert_array_equal(a, b)
-
-
-def test_cache_of_another_number_of_samples_is_refused():
-    with pytest.raises(ValueError, match=r"the cache has room for \[2\] hypotheses"):
-        sample(MODEL, PARAMS, MODEL.start([1], 2, 4), SampleOptions(), caps_B=[4], sentence_ids_B=[0])
 
 
 @pytest.mark.parametrize("top_p", [1e-6, 0.3, 0.9, 0.999])
@@ -170,21 +164,21 @@ def test_excluded_tokens_are_never_drawn():
     """Padding and the rows that fill up the vocabulary, whatever the uniform number is."""
     logits = np.full(300, -1e9, np.float32)
     logits[[0, 7, 299]] = 0.0
-    keys = sampling._keys(sampling._seed_key(3), np.arange(4000, dtype=np.uint32), 1)
-    for options in (SampleOptions(), SampleOptions(top_p=0.9), SampleOptions(top_k=50)):
-        tokens = sampling._draw(options, keys, 0, np.broadcast_to(logits, (4000, 1, 300)))
+    keys = random_keys(3, np.arange(4000), 1)
+    for options in (Sampling(), Sampling(top_p=0.9), Sampling(top_k=50)):
+        tokens = options.draw(keys, 0, np.broadcast_to(logits, (4000, 1, 300)))
         assert set(np.unique(tokens)) == {7, 299}
 
 
-@pytest.mark.parametrize("options", [SampleOptions(), SampleOptions(top_p=0.9)])
+@pytest.mark.parametrize("options", [Sampling(), Sampling(top_p=0.9)])
 def test_largest_uniform_number_draws_an_allowed_token(monkeypatch, options):
     """Sums of many weights are not monotone: the last token's may be below the total."""
     largest = np.float32(1 - 2.0**-24)
     monkeypatch.setattr(jax.random, "uniform", lambda key: jnp.asarray(largest))
     logits = np.random.default_rng(0).normal(size=(64, 1, 8064)).astype(np.float32)
     logits[..., 8000:] = -1e9
-    keys = sampling._keys(sampling._seed_key(3), np.arange(64, dtype=np.uint32), 1)
-    tokens = np.asarray(sampling._draw(options, keys, 0, logits))
+    keys = random_keys(3, np.arange(64), 1)
+    tokens = np.asarray(options.draw(keys, 0, logits))
     assert tokens.max() < 8000
     weights = np.exp(logits, dtype=np.float64)
     likelier = logits > np.take_along_axis(logits, tokens[..., None], -1)
@@ -195,7 +189,7 @@ def test_wide_vocabulary_is_sampled_from_the_softmax():
     logits = np.full(300, -np.inf, np.float32)
     likely = np.array([1, 5, 127, 128, 200, 255, 256, 299])
     logits[likely] = np.log(np.arange(1, 9) / 36)
-    keys = sampling._keys(sampling._seed_key(3), np.arange(4000, dtype=np.uint32), 1)
-    tokens = sampling._draw(SampleOptions(), keys, 0, np.broadcast_to(logits, (4000, 1, 300)))
+    keys = random_keys(3, np.arange(4000), 1)
+    tokens = Sampling().draw(keys, 0, np.broadcast_to(logits, (4000, 1, 300)))
     # 99.9% of chi-square with 7 degrees of freedom is 24.3.
     assert chi_square(np.asarray(tokens), np.exp(logits, dtype=np.float64)) < 24.3

@@ -11,7 +11,8 @@ from helpers.table_model import PARAMS, TableModel
 from t2t_flax.config import Decode
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding import translator as translator_module
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search, length_penalty
+from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
+from t2t_flax.decoding.search_loop import run_search
 
 EOS, MODEL = 1, TableModel()
 DIVISORS = {"gnmt": lambda n, a: ((5 + n) / 6) ** a, "power": lambda n, a: n**a, "none": lambda n, a: 1.0}
@@ -42,9 +43,9 @@ def reference_search(seed, options, cap, params):
 @pytest.mark.parametrize("alpha", [0.0, 1.0])
 def test_stopping_rules_equal_the_numpy_search(kind, stop, alpha):
     seeds, cap, params = np.arange(60) + 7, 9, PARAMS | {"eos": np.float32(1.0)}
-    options = BeamOptions(3, alpha, 1, kind, stop)
+    options = BeamSearch(3, alpha, 1, kind, stop)
     cache = MODEL.start(seeds, 3, 12)
-    result = jax.tree.map(np.asarray, beam_search(MODEL, params, cache, options, caps_B=[cap] * 60, lengths=(12,)))
+    result = jax.tree.map(np.asarray, run_search(MODEL, params, cache, options, caps_B=[cap] * 60, lengths=(12,)))
     outputs = [tuple(result.tokens[b, 0, : result.lengths[b, 0]].tolist()) for b in range(60)]
     assert outputs == [reference_search(int(seed), options, cap, params) for seed in seeds]
 
@@ -53,8 +54,8 @@ def test_stopping_rules_have_different_results():
     """With a strong length reward the first finished hypotheses are not the best, so stopping early lowers the score."""
     seeds, results = np.arange(60), {}
     for stop in ("exact", "beam_full", "top_finished"):
-        options = BeamOptions(3, 3.0, 1, "power", stop)
-        result = beam_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
+        options = BeamSearch(3, 3.0, 1, "power", stop)
+        result = run_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
         results[stop] = np.asarray(result.scores[:, 0])
     assert results["exact"].mean() > results["beam_full"].mean() > results["top_finished"].mean()
 
@@ -72,8 +73,8 @@ def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
     tokenizer = SimpleNamespace(digest="fixed", encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
     options = []
-    real = translator_module.beam_search
-    monkeypatch.setattr(translator_module, "beam_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))
+    real = translator_module.run_search
+    monkeypatch.setattr(translator_module, "run_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))
     config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
     pair = TokenizerPair(tokenizer, tokenizer)
     translator_module.Translator(model, pair, devices_mesh(), config).translate(state.params, ["x"])

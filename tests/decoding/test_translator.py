@@ -12,8 +12,7 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 
 from t2t_flax.config import Data, Decode
 from t2t_flax.data.sources import toy
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import train as train_sentencepiece
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.decoding.translator import Translator, in_compute_type
 from t2t_flax.errors import UserError
 
@@ -24,7 +23,7 @@ SMALL = dict(d_model=32, d_ff=64, num_encoder_layers=1, num_decoder_layers=1)
 def small_model():
     """A model with sharpened random weights: outputs terminate and differ between sentences."""
     pairs = list(toy.pairs("train", 300))
-    tokenizer = train_sentencepiece(
+    tokenizer = SentencePieceTokenizer.train(
         [s for pair in pairs for s in pair], Data(tokenizer="bpe", vocab_size=300, byte_fallback=False)
     )
     model, _, state, _ = model_and_state(small_config(model=SMALL), vocab=300)

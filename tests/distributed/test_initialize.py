@@ -7,7 +7,7 @@ import pytest
 from helpers.thread_groups import CoordinationService
 
 from t2t_flax.config import Distributed
-from t2t_flax.distributed.coordination import InitializationError, initialize, require_single_process
+from t2t_flax.distributed.coordination import ProcessGroupError, initialize, require_single_process
 from t2t_flax.errors import UserError
 
 
@@ -39,7 +39,7 @@ def test_failed_initialization_names_its_cause(monkeypatch):
     set_environment(monkeypatch)
     monkeypatch.setattr(jax.distributed, "initialize", refuse)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    with pytest.raises(InitializationError, match=r"could not join the others \(INVALID_ARGUMENT: task 3 of 2\)"):
+    with pytest.raises(ProcessGroupError, match=r"could not join the others \(INVALID_ARGUMENT: task 3 of 2\)"):
         initialize(Distributed())
 
 
@@ -55,16 +55,10 @@ def test_coordination_alone_touches_no_device(monkeypatch):
     assert (group.index, group.count, group.address) == (0, 2, "h:1")
 
 
-@pytest.mark.parametrize(
-    ("index", "address", "message"),
-    [
-        ("0", "", "JAX_COORDINATOR_ADDRESS not set"),
-        ("2", "a:1", "T2T_PROCESS_ID = 2 is not one"),
-        ("x", "a:1", "must be whole numbers"),
-        ("1", "a", "expected HOST:PORT"),
-    ],
-)
-def test_invalid_variables_are_refused(index, address, message, monkeypatch):
+@pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a")])
+def test_invalid_variables_are_refused(index, address, monkeypatch):
     set_environment(monkeypatch, "2", index, address)
-    with pytest.raises(UserError, match=message):
+    with pytest.raises(
+        UserError, match=f"T2T_PROCESS_ID = '{index}', JAX_COORDINATOR_ADDRESS = '{address}': a process of"
+    ):
         initialize(Distributed())

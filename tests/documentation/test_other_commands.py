@@ -9,8 +9,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 OTHERS = [page for page in PAGES if not follows_the_readme(page)]
 
 SHORT = (short for page in OTHERS for short in map(shortened, commands_of(page)) if short)
-# Plans of any preset have the same sizes once they are shortened.
-COMMANDS = {re.sub(r" --config=\S+", "", short) if " plan " in short else short: short for short in SHORT}
+# Plans of any preset and number of rows have the same sizes once they are shortened.
+COMMANDS = {re.sub(r" --(config|rows)=\S+", "", short) if " plan " in short else short: short for short in SHORT}
 
 
 @pytest.mark.parametrize("command", COMMANDS.values(), ids=lambda text: re.sub(r"[^\w./=-]+", " ", text)[:70])

@@ -28,7 +28,7 @@ def compile_search(
     def with_sharding(x: jax.ShapeDtypeStruct, sharding: jax.sharding.Sharding) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-    options = beam_search.BeamOptions(
+    search = beam_search.BeamSearch(
         config.beam_size, config.alpha, config.n_best, config.length_penalty, config.early_stopping
     )
     cast = jax.eval_shape(lambda p: translator.in_compute_type(model, p), params)
@@ -39,15 +39,14 @@ def compile_search(
         empty_cache = lambda p, s: translator.start_search(model, p, s, config.beam_size, length)  # noqa: E731
         cache = jax.tree.map(with_sharding, jax.eval_shape(empty_cache, params, source), encode.output_shardings)
         sentences = search_loop.Sentences(ints(rows), ints(rows, 0))
-        state = jax.eval_shape(lambda s: beam_search.start(options, s, length), sentences)
+        state = jax.eval_shape(lambda s: search.start(s, length), sentences)
         state = jax.tree.map(lambda x: with_sharding(x, row_sharding), state)
         position = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)
         shared = {name: tree for name, tree in cache.items() if name != "self"}
         decode_step = translator.DecodeStep(model)
         stage = search_loop.run_stage.lower(
             decode_step,
-            beam_search.advance,
-            options,
+            search,
             length,
             params,
             shared,

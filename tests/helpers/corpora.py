@@ -2,8 +2,7 @@
 
 from pathlib import Path
 
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import Source
+from t2t_flax.data.sources import Source, open_source
 
 
 def open_pairs(folder: Path, pairs: list[tuple[str, str]], name: str = "t") -> Source:

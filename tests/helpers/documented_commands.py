@@ -70,6 +70,7 @@ def shortened(command: str) -> str:
     command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
     command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
     command = command.replace("--average=8", "--average=2")  # of what SHORT leaves
+    command = command.replace("local_pod.sh 4", "local_pod.sh 2")
     command = re.sub(r"(--step=|test-)(900|1800)\b", lambda step: step[1] + STEPS[step[2]], command)
     command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace("=CONFIG", "=configs/toy.py")
     if "…" in command or "COMMAND" in command or command == "python -m t2t_flax plan":
@@ -95,7 +96,8 @@ def shortened(command: str) -> str:
     command = re.sub(r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command)
     name = re.search(r"t2t_flax (\w+)", command)[1]
     if name == "serve":
-        return with_its_requests(f"{command} --max-batch=1")
+        port = "" if "--port=" in command else " --port=8000"
+        return with_its_requests(f"{command}{port} --max-batch=1")
     if name == "plan":  # the compilers have tests of their own
         command = re.sub(r"--topology=\S+", "--topology=cpu:2", re.sub(r" --json=\S+", "", command))
         command = re.sub(r"mesh\.fsdp=\d+", "mesh.fsdp=2", command)
@@ -105,7 +107,8 @@ def shortened(command: str) -> str:
         run = overrides(OVERRIDES[config[1]])
         return command + run
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
-        return command + overrides(TINY | BUILT_IN | SHORT | {"train.steps": 4, "checkpoint.every_steps": 2})
+        few = {"train.steps": 2, "checkpoint.every_steps": 2, "eval.every_steps": 2}
+        return command.replace("--seeds=2", "--seeds=1") + overrides(TINY | BUILT_IN | SHORT | few)
     if name == "sweep" and (config or "--sweep=" in command):
         return f"{command} --dry-run"
     return command

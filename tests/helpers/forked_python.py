@@ -23,8 +23,10 @@ sys.exit(int.from_bytes(server.recv(4)))
 """
 
 SERVER = """
-import ast, atexit, os, runpy, signal, socket, sys, threading, traceback
-import jax, flax, optax, orbax.checkpoint, sentencepiece, sacrebleu, t2t_flax.jobs, t2t_flax.evaluation.restore
+import ast, atexit, importlib, os, runpy, signal, socket, sys, threading, traceback
+import jax, flax, optax, orbax.checkpoint, sentencepiece, sacrebleu
+for name in sys.argv[2:]:
+    importlib.import_module(name)
 
 def run(words):
     try:
@@ -85,11 +87,18 @@ while True:
 
 class ForkedPython:
     """Context in which `program`, the file `folder/python`, is like Python for `-m MODULE ...` and `FILE ...`; the PATH `path` finds
-    it first. environment: of the server, from which JAX's variables are; all others are the client's.
+    it first. environment: of the server, from which JAX's variables are; all others are the client's. modules: of this
+    package, that the server imports; without, each process imports those of its folder.
     """
 
-    def __init__(self, folder: Path, environment: dict[str, str]):
+    def __init__(
+        self,
+        folder: Path,
+        environment: dict[str, str],
+        modules: tuple[str, ...] = ("t2t_flax.jobs", "t2t_flax.evaluation.restore"),
+    ):
         folder.mkdir()
+        self._modules = modules
         self._environment, self._address, self.program = environment, folder / "socket", folder / "python"
         self.path = f"{folder}{os.pathsep}{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         self.program.write_text(CLIENT.format(python=sys.executable, address=str(self._address)))
@@ -97,7 +106,9 @@ class ForkedPython:
 
     def __enter__(self):
         self._server = subprocess.Popen(
-            [sys.executable, "-u", "-c", SERVER, str(self._address)], env=self._environment, cwd=self._address.parent
+            [sys.executable, "-u", "-c", SERVER, str(self._address), *self._modules],
+            env=self._environment,
+            cwd=self._address.parent,
         )
         while not self._address.exists():
             assert self._server.poll() is None

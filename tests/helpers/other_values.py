@@ -21,7 +21,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data.source_language": {"data.source_language": "fr"},
     "data.target_language": {"data.target_language": "fr"},
     "data.tokenizer": {"data.tokenizer": "unigram"},
-    "data.batch_groups": {"data.batch_groups": 2, "data.batch_size_counts": "padded_tokens"},
     "filters.length_ratio": {"filters.length_ratio": 3.0},
     "filters.language": {"filters.language": 0.9},
     "subwords.unigram_alpha": {"subwords.unigram_alpha": 0.1, "data.tokenizer": "unigram"},

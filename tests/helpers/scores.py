@@ -4,8 +4,7 @@ import dataclasses
 
 from t2t_flax.config import Config
 from t2t_flax.evaluation.evaluate import compute_scores
-from t2t_flax.tasks import task_of
-from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks import Predictions, task_of
 
 
 def translation_config(language="de", *, tokenizer="auto", **data) -> Config:

@@ -7,7 +7,7 @@ import multiprocessing
 import numpy as np
 
 from t2t_flax import locks
-from t2t_flax.data import encoding
+from t2t_flax.data import preprocess
 from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.token_store import StoreWriter
 from t2t_flax.locks import exclusive_writer
@@ -64,13 +64,13 @@ def prepare_and_report(source, tokenizers, folder, policies, prepared, answer, l
     """Counts in `prepared` the pairs that were tokenised."""
     if not locks:
         remove_locks()
-    real = encoding.Encoder.__call__
+    real = preprocess.Encoder.__call__
 
     def count(self, pairs, number):
         with prepared:
             prepared.value += len(pairs)
         return real(self, pairs, number)
 
-    encoding.Encoder.__call__ = count
+    preprocess.Encoder.__call__ = count
     store = prepare_split(source, tokenizers, folder, policies)
     answer.write_text(json.dumps([store.num_pairs, store.source(store.num_pairs - 1).tolist()]))

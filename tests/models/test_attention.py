@@ -89,7 +89,7 @@ def test_grouped_heads_equal_repeated_key_heads(kv_heads):
         summed = grads_full[name]["kernel"].reshape(12, kv_heads, repeats, -1).sum(2)
         np.testing.assert_allclose(grads[name]["kernel"], summed, atol=1e-4)
     cache = SelfAttention(grouped.config, causal=True).apply({"params": params}, 3, 2, 8, method="empty_cache")
-    assert cache.key.array.shape == (3, kv_heads, 4, 2 * 8) and cache.value.array.shape == (3, kv_heads, 2 * 8, 5)
+    assert cache.key.shape == (3, kv_heads, 4, 2 * 8) and cache.value.shape == (3, kv_heads, 2 * 8, 5)
 
 
 def test_heads_of_keys_must_divide_those_of_queries():

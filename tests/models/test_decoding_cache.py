@@ -7,7 +7,8 @@ import pytest
 from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.config import Model
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.models import decoding_cache
 from t2t_flax.models.attention import MixerInputs, SelfAttention
 
@@ -22,13 +23,13 @@ def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
     for shared, dims in ((8, 4), (1, 5)):
         monkeypatch.setattr(decoding_cache, "SHARED_BEAMS", shared)
         cache = model.apply({"params": params}, sources, 4, 8, method="start_cache")
-        assert cache["self"][0].key.array.ndim == dims
+        assert cache["self"][0].key.ndim == dims
 
         def step(params, tokens, position, cache):
             return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
-        options = BeamOptions(4, 0.6, 4)
-        results.append(beam_search(step, params, cache, options, caps_B=[20] * 3, lengths=(8, 16, 32)))
+        options = BeamSearch(4, 0.6, 4)
+        results.append(run_search(step, params, cache, options, caps_B=[20] * 3, lengths=(8, 16, 32)))
     np.testing.assert_array_equal(results[0].tokens, results[1].tokens)
     np.testing.assert_allclose(results[0].log_probs, results[1].log_probs, rtol=1e-5)
     assert len(np.unique(np.asarray(results[0].tokens)[0], axis=0)) == 4
@@ -40,7 +41,5 @@ def test_wide_beams_and_samples_have_slots_of_their_own():
     variables = module.init(
         jax.random.key(0), jnp.zeros((1, 2, 8)), MixerInputs(jnp.ones((1, 2), int), jnp.zeros((1, 2), int))
     )
-    shapes = {
-        beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.array.shape for beams in (1, 8, 9, 64)
-    }
+    shapes = {beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.shape for beams in (1, 8, 9, 64)}
     assert shapes == {1: (3, 1, 2, 4, 16), 8: (3, 2, 4, 128), 9: (3, 9, 2, 4, 16), 64: (3, 64, 2, 4, 16)}

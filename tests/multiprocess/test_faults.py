@@ -1,5 +1,6 @@
-"""Processes that hang, are slow, cannot be reached or cannot write."""
+"""Processes that hang, are slow, cannot be reached, or diverge."""
 
+import json
 import shutil
 import signal
 import subprocess
@@ -9,10 +10,7 @@ import time
 import pytest
 from helpers.processes import Processes, checkpoints, command, environment, free_port, losses, note, resume
 
-from t2t_flax.training.checkpoints import Checkpoints
-
 pytestmark = pytest.mark.timeout(600)
-STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
 
 
@@ -119,48 +117,6 @@ def test_missing_process_is_reported_after_the_timeout(tmp_path, cache):
 
 @pytest.mark.drill
 @pytest.mark.slow
-def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path, cache):
-    """A limit on the size of files stands in for the full disk of one host."""
-    workdir = tmp_path / "run"
-    plain = command(workdir, cache, **TWO, checkpoint_every_steps=5)
-    with Processes(tmp_path / "logs", 2, plain) as processes:
-        processes.wait_for(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
-        subprocess.run(["prlimit", f"--pid={processes.all[1].pid}", "--fsize=1000"], check=True)
-        start = time.monotonic()
-        codes = processes.wait(120)
-    note(f"disk full on process 1: both ended {time.monotonic() - start:.1f} s after the limit was set")
-    assert all(codes), processes.outputs()
-    assert "could not write a checkpoint" in processes.output(0) + processes.output(1), processes.outputs()
-    assert 5 in checkpoints(workdir)
-    resume(tmp_path, cache, 2, **TWO)
-    assert losses(workdir) == losses(undisturbed)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("damage", ["flipped byte", pytest.param("truncated", marks=pytest.mark.drill), "empty folder"])
-def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_path, cache, damage):
-    workdir = tmp_path / "run"
-    shutil.copytree(undisturbed, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
-    steps = checkpoints(workdir)
-    newest = workdir / "checkpoints" / str(steps[-1])
-    if damage == "empty folder":
-        (workdir / "checkpoints" / str(steps[-1] + 1)).mkdir()
-    else:
-        data = max((p for p in (newest / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
-        raw = bytearray(data.read_bytes())
-        raw[len(raw) // 2] ^= 0x10
-        data.write_bytes(raw[: len(raw) // 2] if damage == "truncated" else raw)
-    resume(tmp_path, cache, 2, **TWO)
-    assert losses(workdir) == losses(undisturbed)
-    output = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
-    number = steps[-1] + (damage == "empty folder")
-    assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in output, output
-    assert any((workdir / "damaged").iterdir())
-    assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS
-
-
-@pytest.mark.drill
-@pytest.mark.slow
 def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
     """Parameters are sharded over two processes and the files of one are lost; both fall back to the same checkpoint."""
     workdir, keys = tmp_path / "run", TWO | dict(mesh_fsdp=2, train_steps=10, eval_every_steps=0, model_dropout=0.0)
@@ -178,3 +134,18 @@ def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
     assert f"checkpoint 10 in {workdir / 'checkpoints'} is damaged" in output and "after update 5" in output, output
     assert losses(workdir) == before
     assert (workdir / "damaged" / "10-0").is_dir() and checkpoints(workdir) == [5, 10]
+
+
+@pytest.mark.slow
+def test_all_processes_exit_with_3_after_a_divergence(tmp_path, cache):
+    keys = TWO | dict(optimizer_peak_lr=1e30, eval_every_steps=0)
+    with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
+        assert processes.wait(400) == [3, 3], processes.outputs()
+        outputs = [processes.output(i) for i in (0, 1)]
+    assert (
+        "update 2: loss nan" in outputs[0]
+        and "--config.optimizer.peak_lr=" in outputs[0]
+        and "update 2" not in outputs[1]
+    )
+    assert not any("Traceback" in text for text in outputs)
+    assert json.loads((tmp_path / "run" / "diverged.json").read_text())["step"] == 2

@@ -17,8 +17,7 @@ from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.compare import compare
 from t2t_flax.registry import TASKS
-from t2t_flax.tasks import lower_is_better, task_of
-from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, lower_is_better, task_of
 from t2t_flax.tasks.translation import METRICS
 from t2t_flax.training.losses import TOKEN_METRICS
 

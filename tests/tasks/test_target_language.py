@@ -9,8 +9,7 @@ from sacrebleu.significance import PairedTest
 
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
-from t2t_flax.tasks import task_of
-from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks import Predictions, task_of
 from t2t_flax.tasks.translation import tokenizer_of
 
 TEXTS = {
@@ -135,8 +134,8 @@ def test_missing_tokenizer_model_is_reported_at_the_start(tmp_path, monkeypatch)
 def test_sacrebleu_tokenizer_is_not_needed_without_its_scores(monkeypatch):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
 
-    from t2t_flax.jobs import check_metrics_available
+    from t2t_flax.jobs import check_available
 
     monkeypatch.setattr(ja, "MeCab", None)
     task_of(translation_config("ja", task="parsing", joint_vocabulary=False)).check_requirements()
-    check_metrics_available(translation_config("ja", valid="a,b"))
+    check_available(translation_config("ja", valid="a,b"))

@@ -99,7 +99,7 @@ def test_every_mutable_key_can_change_when_a_run_is_resumed(group, trained, tmp_
         workdir = trained(schedule, tmp_path / f"run{number}")
         assert train(config, workdir).finished, changed
         stored = read_config(workdir)
-        assert config_lib.differences(config_lib.as_resumed(stored, config), stored) == {}, changed
+        assert set(config_lib.differences(config, stored)) <= {"train.precision"}, changed
         assert len(load(workdir).translate(["It is late."])) == 1
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         recorded = {key for line in lines for key in line.get("config_changed", ())}

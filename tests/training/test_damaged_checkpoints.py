@@ -1,4 +1,4 @@
-"""Damage is detected and distinguished from other errors; nothing intact is moved, overwritten or deleted."""
+"""Damage is an error that names it, unlike other errors; nothing intact is moved, overwritten or deleted."""
 
 import dataclasses
 import errno
@@ -15,13 +15,14 @@ import orbax.checkpoint as ocp
 import pytest
 import requests
 from helpers.configs import devices_mesh, model_and_state, small_config
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
 from t2t_flax.config.schema import Checkpoint
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
+from t2t_flax.registry import Table
 from t2t_flax.training.checkpoint_files import DamagedCheckpoint, is_damage, kept_steps
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.train_state import init_state
@@ -29,6 +30,11 @@ from t2t_flax.training.train_state import init_state
 # TensorStore drops concurrent reads beside the damaged array with a long warning.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
+
+
+@pytest.fixture(autouse=True)
+def no_repair(monkeypatch):
+    monkeypatch.setattr("t2t_flax.training.checkpoints.REPAIRS", Table())
 
 
 @pytest.fixture(scope="module")
@@ -85,72 +91,15 @@ def flip(path, position=0.5):
     path.write_bytes(data)
 
 
-WAYS = {
-    "flip": flip,
-    "empty": lambda path: path.write_bytes(b""),
-    "delete": lambda path: path.unlink(),
-    "zero": lambda path: path.write_bytes(bytes(path.stat().st_size)),
-    "truncate": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
-}
-
-
-def check_damaged_file(three_checkpoints, training_setup, workdir, name, damage):
-    """Damages a file of the newest checkpoint: it or the previous one is restored, and nothing else changes."""
-    shutil.copytree(three_checkpoints, workdir / "checkpoints")
-    damage(workdir / "checkpoints" / "3" / name)
-    before = content(workdir)
-    assert Checkpoints(workdir / "checkpoints").steps() == [1, 2, 3] and content(workdir) == before
-    state, step = restored(workdir / "checkpoints", training_setup)
-    assert step in (2, 3) and equal(state, state_at(training_setup, step)), name
-    after = content(workdir)
-    if step == 2:
-        assert {path.replace("damaged/3-0/", "checkpoints/3/"): data for path, data in after.items()} == before
-        assert any(path.startswith("damaged/3-0/") for path in after)
-    else:
-        assert after == before
-
-
-def files_of(three_checkpoints):
-    return sorted(
-        str(path.relative_to(three_checkpoints / "3"))
-        for path in (three_checkpoints / "3").rglob("*")
-        if path.is_file()
-    )
-
-
-@pytest.mark.slow
-@settings(max_examples=8)
-@given(data=st.data())
-def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(
-    three_checkpoints, training_setup, tmp_path_factory, data
-):
-    name = data.draw(st.sampled_from(files_of(three_checkpoints)))
-    position = data.draw(st.floats(0, 1))
-    damage = data.draw(st.sampled_from(sorted(WAYS)))
-    apply_damage = (lambda path: flip(path, position)) if damage == "flip" else WAYS[damage]
-    workdir = tmp_path_factory.mktemp("any")
-    check_damaged_file(three_checkpoints, training_setup, workdir, name, apply_damage)
-    kept = Checkpoints(workdir / "checkpoints").steps()
-    write(workdir / "checkpoints", training_setup, sorted({3, 4} - set(kept)))  # as a resumed run would
-    assert restored(workdir / "checkpoints", training_setup)[1] == 4
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("damage", WAYS)
-def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpoints, training_setup, tmp_path, damage):
-    for number, name in enumerate(files_of(three_checkpoints)):
-        check_damaged_file(three_checkpoints, training_setup, tmp_path / str(number), name, WAYS[damage])
-
-
 @pytest.mark.parametrize("word", ['"step": 3', '"d_model": 8', '"progress": {}', '"t2t'])
-def test_changed_metadata_is_detected(three_checkpoints, training_setup, tmp_path, word, caplog):
+def test_changed_metadata_is_detected(three_checkpoints, training_setup, tmp_path, word):
     shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
     path = tmp_path / "checkpoints" / "3" / "meta" / "metadata"
     text = path.read_text()
     word = word if word in text else "tttt"
     path.write_text(text.replace(word, word[:-1] + {"3": "4", "8": "9"}.get(word[-1], "x"), 1))
-    assert restored(tmp_path / "checkpoints", training_setup)[1] == 2 and "checkpoint 3" in caplog.text
+    with pytest.raises(DamagedCheckpoint, match="checkpoint 3 in .* is damaged: "):
+        restored(tmp_path / "checkpoints", training_setup)
 
 
 def test_reading_modifies_no_file(three_checkpoints, training_setup, tmp_path):
@@ -183,8 +132,14 @@ def test_state_of_another_optimizer_is_refused_by_leaf_name(three_checkpoints, t
     before = content(tmp_path)
     config, _, abstract = training_setup
     for other, message in (
-        (abstract.replace(opt_state=(abstract.opt_state, abstract.step)), "opt_state: it lacks 0.0.count"),
-        (abstract.replace(opt_state=abstract.opt_state[1:]), "opt_state: it has 0.mu.decoder_0"),
+        (
+            abstract.replace(opt_state=(abstract.opt_state, abstract.step)),
+            "opt_state: 0.0.count is absent there, int32\\[\\] here",
+        ),
+        (
+            abstract.replace(opt_state=abstract.opt_state[1:]),
+            r"opt_state: .*0.mu.decoder_0.* is float32.* there, absent here",
+        ),
         (
             abstract.replace(
                 params=jax.tree.map(lambda x: jax.ShapeDtypeStruct((2, *x.shape), x.dtype), abstract.params)
@@ -202,28 +157,6 @@ def test_digests_are_compared_before_arrays_are_read(three_checkpoints, training
     monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", None)
     with pytest.raises(UserError, match=f"checkpoint 3 in .* was made with other {what} .digest {DIGESTS[what][:12]}"):
         Checkpoints(three_checkpoints).restore_latest(training_setup[2], training_setup[0], DIGESTS | {what: "0" * 64})
-
-
-def test_damaged_checkpoints_stay_on_their_disk(three_checkpoints, training_setup, tmp_path, monkeypatch):
-    """`checkpoints` is a link; a rename to another disk would fail. Numbers that are taken are left out."""
-    shutil.copytree(three_checkpoints, tmp_path / "disk" / "run7")
-    (tmp_path / "run").mkdir()
-    os.symlink(tmp_path / "disk" / "run7", tmp_path / "run" / "checkpoints")
-    rename = os.rename
-
-    def on_one_disk(source, target, **keys):
-        if Path(source).parts[: len(tmp_path.parts) + 1] != Path(target).parts[: len(tmp_path.parts) + 1]:
-            raise OSError(errno.EXDEV, "Invalid cross-device link")
-        rename(source, target, **keys)
-
-    monkeypatch.setattr(os, "rename", on_one_disk)
-    (tmp_path / "disk" / "run7.damaged" / "3-1").mkdir(parents=True)
-    (tmp_path / "disk" / "run7.damaged" / "2-0").mkdir()
-    for number in ("3-0", "3-2"):
-        flip(tmp_path / "run" / "checkpoints" / "3" / "meta" / "metadata")
-        assert restored(tmp_path / "run" / "checkpoints", training_setup)[1] == 2
-        assert (tmp_path / "disk" / "run7.damaged" / number / "params").is_dir()
-        write(tmp_path / "run" / "checkpoints", training_setup, (3,))
 
 
 class SecondProcess(ProcessGroup):
@@ -309,14 +242,14 @@ def test_failing_disk_is_reported_despite_an_older_checkpoint(
     three_checkpoints, training_setup, tmp_path, monkeypatch, caplog
 ):
     shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
-    read = type(Checkpoints(three_checkpoints)._folder).read_text
+    read = type(Checkpoints(three_checkpoints).folder).read_text
 
     def fail(self, *args, **keys):
         if "/3/meta" in os.fspath(self):
             raise OSError(errno.EIO, "Input/output error")
         return read(self, *args, **keys)
 
-    monkeypatch.setattr(type(Checkpoints(three_checkpoints)._folder), "read_text", fail)
+    monkeypatch.setattr(type(Checkpoints(three_checkpoints).folder), "read_text", fail)
     with caplog.at_level(logging.WARNING, "t2t_flax"), pytest.raises(OSError, match="Input/output"):
         restored(tmp_path / "checkpoints", training_setup)
     assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three_checkpoints)

@@ -177,7 +177,7 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
     """Updates 5 and 8 are not finite: batches, dropout and learning rates of the others do not change."""
     monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 8))
     keys = dict(train=dict(non_finite="skip"))
-    monkeypatch.setattr("t2t_flax.training.train_logger.MOST_SKIPPED", 1)
+    monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 1)
     undisturbed = tmp_path / "whole"
     outcome = loop.train(start(tiny_run(undisturbed, **keys), undisturbed, cache), score=None)
     assert [n for n, _, _ in curve(undisturbed)] == [1, 2, 3, 4, 6, 7, 9, 10, 11, 12]
@@ -201,7 +201,7 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
 def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 6, 7))
     config = tiny_run(tmp_path, train=dict(non_finite="skip"))
-    monkeypatch.setattr("t2t_flax.training.train_logger.MOST_SKIPPED", 2)
+    monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 2)
     with pytest.raises(NonFiniteUpdate, match="update 7: .*; 2 updates before it were skipped"):
         loop.train(start(config, tmp_path, cache), score=None)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
@@ -306,9 +306,7 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
 
 
 def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypatch):
-    from t2t_flax.training import memory
-
-    monkeypatch.setattr(memory, "device_memory", lambda: 100_000)
+    monkeypatch.setattr("t2t_flax.training.setup.device_memory", lambda: 100_000)
     with pytest.raises(UserError, match="the train step for .* GiB .* Lower config.data.microbatch_tokens"):
         loop.train(start(tiny_run(tmp_path), tmp_path, cache), score=None)
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()

@@ -26,11 +26,14 @@ def test_hang_timeout_applies_to_decoding_only():
     @contextlib.contextmanager
     def progress():
         holds.append(True)
+        supervisor.progress_expected = True
         yield
+        supervisor.progress_expected = False
         holds.append(False)
 
+    group = SimpleNamespace(is_lead=False)
     supervisor = SimpleNamespace(
-        expect_progress=progress, should_stop=lambda: False, group=SimpleNamespace(is_lead=False)
+        expect_progress=progress, should_stop=lambda: False, group=group, progress_expected=False
     )
     with decode_progress(supervisor) as decoded:
         assert holds == []

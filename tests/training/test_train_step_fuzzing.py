@@ -18,7 +18,7 @@ from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import train_step
 
 KEYS = [key for key in fields() if key.split(".")[0] in ("model", "optimizer", "loss")]
-KEYS += ["train.precision", "train.remat", "data.packed_decoder_start"]
+KEYS += ["train.precision", "train.remat"]
 LARGEST = 16  # for sizes, so that tracing is fast
 
 

@@ -11,7 +11,7 @@ from t2t_flax.data.dataset import split_store
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
-from t2t_flax.training import memory
+from t2t_flax.training import setup
 from t2t_flax.training.train_state import init_state
 from t2t_flax.training.validation_loss import ValidationLoss, validation_loss
 
@@ -30,8 +30,12 @@ def run(tmp_path, cache):
 def memory_estimates(monkeypatch, make) -> list[int]:
     """Memory estimates, in bytes, of the programs of `make()`, in order."""
     checks = []
+
+    def check(name, compiled, advice, *, besides=()):
+        checks.append(setup.program_memory(compiled)["peak"] + setup.resident_bytes(besides))
+
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "check_fits_in_memory", lambda what, needed, *_: checks.append(needed))
+        patch.setattr("t2t_flax.training.validation_loss.check_fits_in_memory", check)
         make()
     return checks
 
@@ -39,11 +43,11 @@ def memory_estimates(monkeypatch, make) -> list[int]:
 def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
     usual, long = memory_estimates(monkeypatch, lambda: validation_loss(run))
     assert usual < long, "other pairs keep shorter rows"
-    monkeypatch.setattr(memory, "device_memory", lambda: long - 1)
+    monkeypatch.setattr(setup, "device_memory", lambda: long - 1)
     place = r"config\.data\.valid: .*valid\.en line 4, .*valid\.de line 4 has \d+ source and \d+ target tokens: shorten"
     with pytest.raises(UserError, match=r"the loss of config\.data\.valid for 1 x 1 rows of \d+ needs .*" + place):
         validation_loss(run)
-    monkeypatch.setattr(memory, "device_memory", lambda: usual - 1)
+    monkeypatch.setattr(setup, "device_memory", lambda: usual - 1)
     with pytest.raises(UserError, match=re.escape("Lower config.data.microbatch_tokens")):
         validation_loss(run)
 
@@ -57,14 +61,14 @@ def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):
     state, _ = init_state(run.config, run.model, run.tx, run.mesh)
     assert (
         with_optimizer - without_optimizer
-        == memory.resident_bytes(state.opt_state)
-        > 2 * memory.resident_bytes(state.params) * 0.99
+        == setup.resident_bytes(state.opt_state)
+        > 2 * setup.resident_bytes(state.params) * 0.99
     )
 
 
 def test_memory_error_names_the_test_set(run, monkeypatch, tmp_path):
     store = split_store(task_of(run.config), tmp_path / "run", "test", run.corpus.tokenizers)
-    monkeypatch.setattr(memory, "device_memory", lambda: 1)
+    monkeypatch.setattr(setup, "device_memory", lambda: 1)
     with pytest.raises(UserError, match=re.escape("the loss of config.data.test for")):
         ValidationLoss(run.config, run.model, run.mesh, run.abstract.params, store, "test")
 

@@ -119,7 +119,7 @@ class Batches:
         self.stream = make_stream(self._stores, config, seed, None)
         self.updates_per_epoch = self.stream.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._sizes = _common_sizes([part.counts.sizes for part in self.stream.parts])
+        self._sizes = _common_sizes([part.sizes for part in self.stream.parts])
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
         self._release()

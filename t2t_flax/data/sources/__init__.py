@@ -1,12 +1,147 @@
-"""Data sources: text files, TFDS, the built-in corpus, and what extensions add to `registry.SOURCES`."""
+"""Data sources: sentence pairs in a fixed order, streamed. Text files, TFDS, the built-in corpus, and what extensions add to
+`registry.SOURCES`.
+"""
 
+import abc
+import dataclasses
+import hashlib
 import importlib
+import itertools
+from collections.abc import Iterator, Sequence
 from typing import Any
 
-from t2t_flax.data.sources import text
-from t2t_flax.data.sources.base import Context, Source
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
+
+COMPRESSED = (".gz", ".xz", ".zst")
+
+
+class Source(abc.ABC):
+    """A corpus of (source, target) sentences in a fixed order."""
+
+    reference_count = 1
+    """Target sides of each sentence; training and its losses use the first."""
+    tag = ""
+    """Words before each source sentence that is not blank, with a space; the fingerprint does not depend on them."""
+
+    def __init__(self, spec: str, count: int | None = None):
+        self.spec = spec
+        self.count = count
+        """Number of pairs; None until it is known (a text file is counted by its first full reading)."""
+
+    @abc.abstractmethod
+    def read(self) -> Iterator[tuple[str, ...]]:
+        """The sentences as they are stored, streamed in order: source, target, further references. May be empty. Raises
+        UserError with the location.
+        """
+
+    @abc.abstractmethod
+    def fingerprint(self) -> str:
+        """sha256 (hex) of the content, wherever it is stored."""
+
+    @abc.abstractmethod
+    def where(self, i: int) -> str:
+        """The location of pair i (from 0), for error messages: 'train.en line 17'."""
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The pairs in order, each text on one line, in constant memory; each call starts over. Raises UserError if there
+        are none.
+        """
+        count = 0
+        for source, target, *_ in self.read():
+            count += 1
+            yield one_line(source), one_line(target)
+        if not count:
+            raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
+        self.count = count
+
+    def without_tag(self, text: str) -> str:
+        """A source sentence without the source's tag."""
+        return text.removeprefix(f"{self.tag} ") if self.tag else text
+
+    @property
+    def parts(self) -> tuple["Source", ...]:
+        """The sources of which this one consists, in order: several for a `JoinedSource`, else itself."""
+        return (self,)
+
+    def references(self) -> Iterator[tuple[str, ...]]:
+        """All target sides of each pair, in order."""
+        return (tuple(map(one_line, targets)) for _, *targets in self.read())
+
+
+class TaggedSource(Source):
+    """A source with a word before its source sentences, such as a control symbol of the tokenizer."""
+
+    def __init__(self, source: Source, tag: str):
+        super().__init__(source.spec, source.count)
+        self._source, self._first, self.reference_count = source, tag, source.reference_count
+        self.tag = f"{tag} {source.tag}".strip()
+
+    def read(self):
+        # A blank side stays blank, so that it is counted as such.
+        return ((f"{self._first} {s}" if s.strip() else s, *targets) for s, *targets in self._source.read())
+
+    def fingerprint(self):
+        return self._source.fingerprint()
+
+    def where(self, i):
+        return self._source.where(i)
+
+
+class JoinedSource(Source):
+    """All pairs of several sources, one source after the other."""
+
+    def __init__(self, spec: str, parts: Sequence[Source]):
+        self.spec, self._parts = spec, tuple(parts)
+
+    @property
+    def parts(self):
+        return self._parts
+
+    @property
+    def count(self):  # type: ignore[override]
+        """The sum of the parts' counts; None until all are known."""
+        counts = [part.count for part in self._parts]
+        return None if None in counts else sum(counts)
+
+    def read(self):
+        return itertools.chain.from_iterable(part.pairs() for part in self._parts)  # none may be empty
+
+    def pairs(self):
+        return self.read()
+
+    def fingerprint(self):
+        return sha256_of(*(part.fingerprint() for part in self._parts))
+
+    def where(self, i):
+        for part in self._parts:
+            if part.count is None or i < part.count:
+                return part.where(i)
+            i -= part.count
+        return f"pair {i} after the last of {self.spec}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Context:
+    """The arguments of a source's `open_spec` other than the spec.
+
+    root: folder of relative paths; for TFDS its data_dir. languages: (source, target).
+    label: the spec with its config key, for error messages.
+    """
+
+    root: str
+    languages: tuple[str, str]
+    label: str
+
+
+def sha256_of(*parts: str) -> str:
+    """Of the parts, one a line; in hex."""
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def one_line(text: str) -> str:
+    """The text with a space for each line end, since a sentence is a line of the files that are translated and scored."""
+    return text.replace("\r", " ").replace("\n", " ")
 
 
 def open_source(spec: str, *, root: str = "", source_language: str, target_language: str, key: str = "") -> Source:
@@ -18,7 +153,7 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     label = f"{key} = {spec!r}" if key else repr(spec)
     module = _module_of(spec)
     if module is None:
-        forms = ", ".join([*(form.shown for form in SOURCES.values()), text.SHOWN])
+        forms = ", ".join(form.shown for form in SOURCES.values())
         absent = absent_extension("sources", _prefix(spec))
         raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
@@ -34,11 +169,12 @@ def _module_of(spec: str) -> Any:
     """The module of the form that a spec has; None if it has none."""
     load_extensions()
     name = spec.strip()
-    name = next((name.removesuffix(suffix) for suffix in text.SUFFIXES if name.endswith(suffix)), name)
+    name = next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
     for form in SOURCES.values():
         if form.prefix and _prefix(spec) == form.prefix or "," not in name and name.endswith(form.suffixes or ("\0",)):
             return importlib.import_module(form.module)
-    return text if len(text.files_of(spec)) >= 2 and all(text.files_of(spec)) else None
+    several = len(names := spec.split(",")) > 1 and all(map(str.strip, names))
+    return importlib.import_module(SOURCES["text"].module) if several else None
 
 
 def _prefix(spec: str) -> str:

@@ -14,11 +14,10 @@ from typing import IO, Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, require
 from t2t_flax.filesystem import is_transient
 
-SUFFIXES = (".gz", ".xz", ".zst")
 _BLOCK = 1 << 20
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .zst an OSError without a number (`_is_damage`)."""
@@ -57,10 +56,6 @@ class TextSource(Source):
 
     def where(self, i):
         return ", ".join(f"{path} line {i + 1}" for path in self._paths)
-
-
-SHOWN = "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test text)"
-"""The form, as messages show it."""
 
 
 def open_spec(spec: str, context: Context) -> TextSource:

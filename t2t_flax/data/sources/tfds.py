@@ -13,7 +13,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source
+from t2t_flax.data.sources import Context, Source
 from t2t_flax.errors import UserError, require
 
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].

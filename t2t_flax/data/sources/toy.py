@@ -9,7 +9,7 @@ import lzma
 from collections.abc import Iterator
 from pathlib import Path
 
-from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError
 
 COUNTS = {"train": 90_000, "valid": 500, "test": 500}

@@ -4,21 +4,23 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli.lines import (
-    Answering,
+    Answer,
     Line,
     Signalled,
-    StopSignals,
     answer_windows,
     arrives_slowly,
-    arriving_windows,
-    full_windows,
     is_stream,
+    open_output,
+    stop_signals,
     to_stderr,
+    window_size,
+    windows,
 )
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.errors import OK, STOPPED, UserError
-from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput, StreamOutput
+from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
+from t2t_flax.filesystem import is_remote
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -32,12 +34,10 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
 
     split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
     keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
-    start = loaded.chosen_start()  # the only one need not be named
     return (
         keys
         | flags
         | {
-            **({"start": start} if start else {}),
             "checkpoints": list(loaded.steps),
             "parameters": sum(checksums(loaded.params, once=True).values()),
             "tokenizers": loaded.tokenizers.digest,
@@ -49,37 +49,41 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
 
 def run_lines(
     command: str,
+    verb: str,
     lines: Iterator[Line],
-    start: Callable[[], tuple[Answering, dict[str, Any]]],
+    start: Callable[[], tuple["TrainedModel", Answer, dict[str, Any]]],
     *,
     source: str,
     output: str,
     resume: bool,
 ) -> int:
-    """Answers all lines of the file `source` to the file or stream `output`. start(): loads the run, and returns how it answers
-    and the settings of the output; called first.
+    """Answers all lines of the file `source` to the file or stream `output`. start(): loads the run, and returns it, how it
+    answers, and the settings of the output; called first. verb: what progress reports.
 
     Exit code 0 when every line is answered. After a signal: 75 where --resume can go on, else 128 plus the signal's number.
     Raises UserError, which says how to go on.
     """
-    writer: StreamOutput | ResumableOutput | None = None
+    writer: ResumableOutput | None = None
     try:
-        with StopSignals() as signals:
-            answering, settings = start()
-            signals.check()
-            if is_stream(output):
-                writer = StreamOutput(output)
-            else:
-                writer = ResumableOutput(output, settings, resume=resume, command=command)
-            live = is_stream(output) and arrives_slowly(source)
-            with writer:
+        with stop_signals() as check:
+            loaded, answer, settings = start()
+            check()
+
+            def answer_to(write: Callable[[list[Line], str], None]) -> None:
+                arriving = windows(lines, window_size(loaded), live=arrives_slowly(source), check=check)
+                answer_windows(verb, answer, arriving, write, check=check)
+
+            if is_stream(output) or is_remote(output):
+                with open_output(output) as write:
+                    answer_to(lambda _, text: write(text))
+                return OK
+            with ResumableOutput(output, settings, resume=resume, command=command) as writer:
                 writer.skip(lines)
-                windows = signals.waiting((arriving_windows if live else full_windows)(lines, answering.window))
-                answer_windows(answering, windows, writer.append, after_batch=signals.check)
+                answer_to(writer.append)
                 writer.finish()
     except Signalled as signalled:
         to_stderr(f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}")
-        return STOPPED if writer and writer.resumable else 128 + signalled.number
+        return STOPPED if writer else 128 + signalled.number
     except UserError as error:
         raise UserError(f"{error}{writer.how_to_go_on() if writer else ''}") from None
     return OK

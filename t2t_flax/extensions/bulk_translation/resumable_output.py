@@ -12,23 +12,14 @@ import itertools
 import json
 import os
 import re
-import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 from t2t_flax.cli.arguments import check_output
 from t2t_flax.cli.lines import Line, is_stream
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import (
-    atomic_write,
-    copy_file,
-    fsync_file,
-    fsync_folder,
-    is_remote,
-    read_if_exists,
-)
+from t2t_flax.filesystem import atomic_write, fsync_file, fsync_folder, is_remote, read_if_exists
 from t2t_flax.json_file import parse_json
 
 
@@ -41,43 +32,9 @@ def add_resume(parser: argparse.ArgumentParser) -> None:
 
 def check_resumable_output(args: argparse.Namespace) -> None:
     """Raises UserError for a --resume that is not possible, and as `check_output`."""
-    if args.resume and is_stream(args.output):
-        raise UserError(f"--resume needs --output=FILE: {args.output} cannot be resumed.")
+    if args.resume and (is_stream(args.output) or is_remote(args.output)):
+        raise UserError(f"--resume needs --output=FILE on this machine: {args.output} cannot be resumed.")
     check_output("--output", args.output)
-
-
-class StreamOutput:
-    """Writes each step to standard output, a pipe or a device at once."""
-
-    done = 0
-
-    def __init__(self, name: str):
-        self._name = name
-
-    def __enter__(self) -> "StreamOutput":
-        self._file: BinaryIO = sys.stdout.buffer if self._name == "-" else open(self._name, "wb")
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self._name != "-":
-            self._file.close()
-
-    def skip(self, lines: Iterator[Line]) -> None:
-        """There are no earlier lines."""
-
-    def append(self, lines: Sequence[Line], text: str) -> None:
-        """Writes the output of the next input lines."""
-        self._file.write(text.encode())
-        self._file.flush()
-
-    def finish(self) -> None:
-        """Nothing is left to do."""
-
-    resumable = False
-
-    def how_to_go_on(self) -> str:
-        """Nothing can be resumed."""
-        return ""
 
 
 class ResumableOutput:
@@ -99,11 +56,8 @@ class ResumableOutput:
         part: str = "",
         command: str = "translate_file",
     ):
-        if resume and is_remote(name):
-            raise UserError(f"--resume needs a file on this machine, not --output={name}.")
-        self._name = name
-        self._folder = Path(tempfile.mkdtemp() if is_remote(name) else Path(name).absolute().parent)
-        self._folder.mkdir(parents=True, exist_ok=True)
+        self._path = Path(name).absolute()
+        self._path.parent.mkdir(parents=True, exist_ok=True)
         self.partial = self.path_of(part)
         self._record = self.partial.with_name(f"{self.partial.name}.json")
         self._settings = json.loads(json.dumps(settings))
@@ -114,7 +68,7 @@ class ResumableOutput:
 
     def path_of(self, part: str) -> Path:
         """Where that part is written; "": all of it."""
-        return self._folder / f"{self._name.rpartition('/')[2]}.partial{'-' if part else ''}{part}"
+        return self._path.with_name(f"{self._path.name}.partial{'-' if part else ''}{part}")
 
     def __enter__(self) -> "ResumableOutput":
         from t2t_flax.locks import single_writer
@@ -134,9 +88,6 @@ class ResumableOutput:
         with self._open:
             if not self.done:
                 self.remove()
-        if is_remote(self._name):
-            with contextlib.suppress(OSError):  # not empty after a failure
-                self.partial.parent.rmdir()
 
     def remove(self) -> None:
         """Removes what was written, and what a killed process left of its record. The record goes last: without it, nobody
@@ -144,7 +95,7 @@ class ResumableOutput:
         """
         self.partial.unlink(missing_ok=True)
         self._record.unlink(missing_ok=True)
-        for path in self._folder.iterdir():
+        for path in self._path.parent.iterdir():
             if path.name.startswith(f"{self._record.name}.partial-"):
                 path.unlink(missing_ok=True)
 
@@ -200,25 +151,15 @@ class ResumableOutput:
         self.done += len(lines)
         self._write_record()
 
-    @property
-    def resumable(self) -> bool:
-        """Whether --resume can go on with it."""
-        return not is_remote(self._name)
-
     def how_to_go_on(self) -> str:
         """What an unfinished output holds, and what to do with it; "" without a line."""
-        if not self.done:
-            return ""
-        held = f"{self.partial} holds the output of {self.done} lines"
-        return f" {held}: the same command with --resume goes on." if self.resumable else f" {held}."
+        held = f" {self.partial} holds the output of {self.done} lines: the same command with --resume goes on."
+        return held if self.done else ""
 
     def finish(self) -> None:
-        """Renames the file; an object store receives it whole."""
-        if is_remote(self._name):
-            copy_file(self.partial, self._name)
-        else:
-            self.partial.replace(self._name)
-            fsync_folder(self._folder)
+        """Renames the file."""
+        self.partial.replace(self._path)
+        fsync_folder(self._path.parent)
         self.remove()
 
     def _hash(self, line: Line) -> None:

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments, lines
-from t2t_flax.cli.lines import Answering, Line, Note, paired, window_size
+from t2t_flax.cli.lines import Answer, Line, Note, paired
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
 from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
@@ -28,7 +28,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
@@ -48,33 +48,31 @@ def run(argv: list[str]) -> int:
     expected = "line i of one must be the translation of line i of the other"
     pairs = paired(sources, targets, (args.source, args.target), expected)
 
-    def start() -> tuple[Scoring, dict[str, Any]]:
+    def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        scoring = Scoring(loaded, tokens=args.tokens)
-        return scoring, output_settings(loaded, {"--tokens": args.tokens})
+        flags = arguments.line_flags(args)
+        answer = scoring(loaded, tokens=args.tokens, flags=flags)
+        return loaded, answer, output_settings(loaded, {"--tokens": args.tokens, **flags})
 
-    return run_lines("score", pairs, start, source=args.source, output=args.output, resume=args.resume)
+    return run_lines("score", "scored", pairs, start, source=args.source, output=args.output, resume=args.resume)
 
 
-class Scoring(Answering):
-    """Scores pairs. tokens: write each token's log-probability."""
+def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> Answer:
+    """Scores pairs: a line for each, also for one that cannot be scored, which is noted. tokens: write each token's
+    log-probability. flags: see `arguments.prepare_line`.
+    """
+    prepare = arguments.prepare_line(loaded, flags)
 
-    verb = "scored"
-
-    def __init__(self, loaded: "TrainedModel", *, tokens: bool):
-        self._loaded, self._tokens = loaded, tokens
-        self.window = window_size(loaded)
-
-    def answer(self, window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        """A line for each pair, also for one that cannot be scored, which is noted."""
-        pairs = [(line.text, line.beside or "") for line in window]
-        results = self._loaded.score_each(pairs, progress=progress)
+    def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
+        results = loaded.score_each([(prepare(line.text), line.beside or "") for line in window], progress=progress)
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))
             for line, result in zip(window, results, strict=True)
             if isinstance(result, UserError)
         ]
-        return "".join(_format(result, self._tokens) + "\n" for result in results), notes
+        return "".join(_format(result, tokens) + "\n" for result in results), notes
+
+    return answer
 
 
 def _format(score: "PairScore | UserError", tokens: bool) -> str:

@@ -19,8 +19,8 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.cli import arguments
-from t2t_flax.cli.lines import Line, answer_windows, arrives_slowly, full_windows, is_stream, iterate_lines, paired
-from t2t_flax.cli.translate import Translating
+from t2t_flax.cli.lines import Line, answer_windows, arrives_slowly, is_stream, window_size, windows
+from t2t_flax.cli.translate import read_input, translating
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, UserError
@@ -51,6 +51,12 @@ class Share:
         """The share of these lines."""
         return (line for line in lines if line.number // self.turn % self.count == self.index)
 
+    def windows(self, lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
+        """Windows of consecutive lines of the share."""
+        for window in windows(lines, size):
+            for _, turn in itertools.groupby(window, lambda line: line.number // self.turn):
+                yield list(turn)
+
 
 def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
@@ -65,7 +71,6 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
                 f"{flag}={name} cannot be shared by several processes: translate on several hosts needs --input=FILE and "
                 "--output=FILE in folders that all of them see. For anything else, run it on one host."
             )
-    arguments.check_start(args, overrides)
     config = stored_config(args.workdir, overrides)
     check_decoder(config)
     prepare_process(config)
@@ -81,16 +86,16 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     sizes = {flag: os.path.getsize(name) if name else 0 for flag, name in files.items()}
     same_file = "all must read the same file"
     _check_same(group, sizes, "{} has {} bytes", same_file)
-    lines = iterate_lines(args.input)
-    prefixes = iterate_lines(args.prefix) if args.prefix else None
+    lines = read_input(args, overrides)
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        choice = dict(step=args.step, average=args.average, best=args.best, start=args.start)
+        choice = dict(step=args.step, average=args.average, best=args.best)
         loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
-        answering = Translating(loaded, scores=args.scores, say=supervisor.say)
+        flags = arguments.line_flags(args)
+        answer = translating(loaded, scores=args.scores, flags=flags, say=supervisor.say)
         # Comparing what was read, and not a file written there: a workdir may be read-only.
-        settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn})
+        settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags})
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
         shares = Shares(group, supervisor.say)
@@ -101,11 +106,11 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
 
         with output:
             try:
-                own = share.of(counter.count(paired(lines, prefixes, (args.input, args.prefix))))
+                own = share.of(counter.count(lines))
                 output.skip(own)
-                windows = full_windows(own, answering.window)
+                ready = share.windows(own, window_size(loaded))
                 with supervisor.expect_progress():
-                    answer_windows(answering, windows, output.append, after_batch=after_batch, say=supervisor.say)
+                    answer_windows("translated", answer, ready, output.append, check=after_batch, say=supervisor.say)
                 shares.wait_for_all()
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:

@@ -1,13 +1,16 @@
 """`translate_file`: as `translate`, for a file that takes hours: resumed after a stop, shared by several processes."""
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments
-from t2t_flax.cli.lines import iterate_lines, paired
-from t2t_flax.cli.translate import Translating, add_translation_options, check_translation_options
+from t2t_flax.cli.lines import Answer
+from t2t_flax.cli.translate import add_translation_options, read_input, translating
 from t2t_flax.distributed.coordination import place_among_several
 from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
 from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
 
 
 def run(argv: list[str]) -> int:
@@ -27,18 +30,18 @@ def run(argv: list[str]) -> int:
     add_resume(parser)
     add_translation_options(parser)
     args, overrides = arguments.parse(parser, argv)
-    check_translation_options(args, overrides)
     check_resumable_output(args)
     if place_among_several():
         from t2t_flax.extensions.bulk_translation.shared_translation import run_shared
 
         return run_shared(args, overrides)
-    lines = iterate_lines(args.input)
-    prefixes = iterate_lines(args.prefix) if args.prefix else None
-    pairs = paired(lines, prefixes, (args.input, args.prefix))
+    pairs = read_input(args, overrides)
 
-    def start() -> tuple[Translating, dict[str, Any]]:
+    def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        return Translating(loaded, scores=args.scores), output_settings(loaded, {"--scores": args.scores})
+        flags = arguments.line_flags(args)
+        answer = translating(loaded, scores=args.scores, flags=flags)
+        return loaded, answer, output_settings(loaded, {"--scores": args.scores, **flags})
 
-    return run_lines("translate_file", pairs, start, source=args.input, output=args.output, resume=args.resume)
+    files = dict(source=args.input, output=args.output)
+    return run_lines("translate_file", "translated", pairs, start, **files, resume=args.resume)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, SourceForm, add_group, add_source
+from t2t_flax.registry import DATA_HOOKS, SourceForm, add_command, add_group, add_source
 
 
 @dataclass(frozen=True)
@@ -73,4 +73,5 @@ add_source(
     "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
 )
 add_group("filters", Filters)
+add_command("list_dropped", f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped")
 DATA_HOOKS.add(f"{_HERE}.filters", "filters.duplicates", "filters.length_ratio", "filters.language")

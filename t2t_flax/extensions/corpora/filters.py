@@ -11,10 +11,10 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Any, ClassVar
 
-from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.data.encoding import Pair, PairFilter, Unread
-from t2t_flax.data.hooks import DataHook, config_of_set
-from t2t_flax.data.sources.base import Source
+from t2t_flax.config import Config
+from t2t_flax.data.hooks import DataHook, directions_of
+from t2t_flax.data.preprocess import Pair, PairFilter, Unread
+from t2t_flax.data.sources import Source
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.corpora import Filters
 
@@ -29,9 +29,6 @@ class LengthRatio(PairFilter):
     reason: ClassVar[str] = "length_ratio"
     shown: ClassVar[str] = "of unlike lengths"
     most: float
-
-    def rule(self):
-        return f"pairs with {self.most:g} times as many tokens on one side"
 
     def as_stored(self):
         return {"max_length_ratio": self.most}
@@ -59,7 +56,7 @@ class Duplicates(PairFilter):
 
     def _marked(self, part: Source, pairs: Iterator[Unread], seen: set[bytes]) -> Iterator[Unread]:
         """Digests of the pairs are added to `seen`: about 120 bytes of memory a pair."""
-        language = part.start_tokens[:1]
+        language = [word for word in part.tag.split() if word.startswith("<2")]  # to write
         for pair in pairs:
             if isinstance(pair, str):
                 yield pair
@@ -87,14 +84,9 @@ class LanguageFilter:
         return not any(map(self._is_foreign, (source, target), map(_base, self.languages)))
 
     def as_stored(self) -> dict[str, Any]:
-        """As part of a store's recipe: with the version of py3langid, whose model decides. Raises UserError without it."""
-        try:
-            return dataclasses.asdict(self) | {"py3langid": importlib.metadata.version("py3langid")}
-        except importlib.metadata.PackageNotFoundError:
-            raise _missing() from None
-
-    def check_available(self) -> None:
-        """Raises UserError if py3langid is not installed or does not know a language."""
+        """As part of a store's recipe: with the version of py3langid, whose model decides. Raises UserError if it is not
+        installed or does not know a language.
+        """
         labels = set(_identifier().labels) - {_NO_LANGUAGE}
         for side, language in zip(("source", "target"), self.languages, strict=True):
             if _base(language) not in labels:
@@ -102,6 +94,7 @@ class LanguageFilter:
                     f"config.filters.language cannot identify the {side} language {language}: py3langid knows "
                     f"{', '.join(sorted(labels))}. Set config.filters.language = 0 for no filter."
                 )
+        return dataclasses.asdict(self) | {"py3langid": importlib.metadata.version("py3langid")}
 
     def _is_foreign(self, text: str, language: str) -> bool:
         if not any(map(str.isalpha, text)):
@@ -123,12 +116,8 @@ def _identifier() -> Any:
     try:
         from py3langid.langid import MODEL_FILE, LanguageIdentifier
     except ImportError:
-        raise _missing() from None
+        raise UserError(f"config.filters.language needs py3langid: {install_hint('langid')}.") from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
-
-
-def _missing() -> UserError:
-    return UserError(f"config.filters.language needs py3langid: {install_hint('langid')}.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -139,13 +128,6 @@ class OtherLanguages(PairFilter):
     shown: ClassVar[str] = "in another language"
     filters: tuple[LanguageFilter, ...]
 
-    def rule(self):
-        return f"pairs in another language (probability {self.filters[0].confidence:g})"
-
-    def check_available(self):
-        for of_part in self.filters:
-            of_part.check_available()
-
     def as_stored(self):
         return {"language_filters": [of_part.as_stored() for of_part in self.filters]}
 
@@ -155,18 +137,27 @@ class OtherLanguages(PairFilter):
 
 class FiltersHook(DataHook):
     def __init__(self, config: Config):
-        self._config = config
+        self._config, self._keys = config, config.group("filters")
 
     def filters(self) -> Sequence[PairFilter]:
-        keys: Filters = self._config.group("filters")
+        keys: Filters = self._keys
         found: list[PairFilter] = [LengthRatio(keys.length_ratio)] if keys.length_ratio else []
         if keys.duplicates:
             found.append(Duplicates())
         if keys.language:
-            parts = [config_of_set(self._config, name).data for name in parse_train_sources(self._config.data.train)]
-            pairs = [(part.source_language, part.target_language) for part in parts]
+            names = self._config.data.train_sources
+            pairs = [direction for name in names for direction in directions_of(self._config, [name])]
             found.append(OtherLanguages(tuple(LanguageFilter(pair, keys.language) for pair in pairs)))
         return found
+
+    def explain(self):
+        keys = self._keys
+        rules = {
+            f"pairs with {keys.length_ratio:g} times as many tokens on one side": keys.length_ratio,
+            "duplicates": keys.duplicates,
+            f"pairs in another language (probability {keys.language:g})": keys.language,
+        }
+        return [f"dropped, too: {', '.join(rule for rule, applies in rules.items() if applies)}"]
 
 
 def hook(config: Config) -> FiltersHook:

@@ -6,7 +6,7 @@ object may also lie under "translation", as in Hugging Face's translation datase
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json

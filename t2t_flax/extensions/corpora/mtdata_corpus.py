@@ -16,7 +16,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, install_hint
 

@@ -8,7 +8,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import is_damage, read_pairs, text_columns

@@ -2,7 +2,7 @@
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.data.sources.text import existing_file, file_sha256, lines
 from t2t_flax.errors import UserError
 

@@ -15,9 +15,7 @@ from t2t_flax.registry import PARAMETERS, TOKENIZERS_OF, add_group
 
 @dataclass(frozen=True)
 class FineTuning:
-    init_from: str = key(
-        "", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from", path=True
-    )
+    init_from: str = key("", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from")
     init_vocabulary: str = key(
         "same",
         "same = the tokenizer of finetuning.init_from; by_piece = this run's own tokenizer: rows of pieces that both know are "

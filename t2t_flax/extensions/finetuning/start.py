@@ -40,11 +40,6 @@ def start_params(
         f"update {part.steps[0]}" if len(part.steps) == 1 else f"the mean of updates {', '.join(map(str, part.steps))}"
     )
     say(f"parameters start from {workdir}, {steps}")
-    if old.starts.names and not new.starts.names:
-        say(
-            f"warning: {workdir} translates into {', '.join(old.starts.names)} by a token before the source; this run is trained "
-            "and used without one"
-        )
     if old.digest == new.digest:
         return part.params
     try:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import Tokenizer
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import HOOKS, add_command, add_group
+from t2t_flax.registry import ANALYSES, HOOKS, add_command, add_group
 
 
 @dataclass(frozen=True)
@@ -39,3 +39,4 @@ add_command(
 )
 add_group("inspection", Inspection)
 HOOKS.add("t2t_flax.extensions.inspection.profile", "inspection.profile_steps")
+ANALYSES.add("attend", "t2t_flax.extensions.inspection.maps:attend")

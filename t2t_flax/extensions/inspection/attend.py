@@ -6,7 +6,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.extensions.inspection import attention
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps
+    from t2t_flax.extensions.inspection.maps import AttentionMaps
 
 
 def run(argv: list[str]) -> int:
@@ -22,7 +22,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_start(parser)
+    arguments.add_line_flags(parser)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
     parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")
@@ -32,8 +32,11 @@ def run(argv: list[str]) -> int:
     if args.picture:
         arguments.check_output("--picture", args.picture)
         attention.check_picture(args.picture)
+    from t2t_flax.extensions.inspection.maps import attend
+
     loaded = arguments.load_run(args, overrides)
-    maps = loaded.attend(args.source, args.target)
+    source = arguments.prepare_line(loaded, arguments.line_flags(args))(args.source)
+    maps = attend(loaded, source, args.target)
     if args.picture:
         attention.draw(maps, args.picture)
     attention.save(maps, args.output)

@@ -10,7 +10,7 @@ from t2t_flax.errors import UserError, require
 from t2t_flax.filesystem import atomic_write
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps
+    from t2t_flax.extensions.inspection.maps import AttentionMaps
 
 KINDS = ("encoder", "decoder", "cross")
 _LABELS = ("source_tokens", "target_tokens", "decoder_tokens")

@@ -46,7 +46,7 @@ class CTranslate2Decoder(Decoder):
             model.tokenizers,
             config.model,
             config.decode,
-            lambda lines, prefixes, starts: jax_translate(lines, prefixes=prefixes, starts=starts),
+            lambda lines, prefixes: jax_translate(lines, prefixes=prefixes),
             source_eos=config.data.source_eos,
         )
 

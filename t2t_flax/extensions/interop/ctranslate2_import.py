@@ -13,8 +13,7 @@ import numpy as np
 
 from t2t_flax.config import Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import SymbolTokenizer
+from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.ctranslate2_file import (
     read_model_bin,
@@ -23,7 +22,7 @@ from t2t_flax.extensions.interop.ctranslate2_file import (
     vocabulary_file,
 )
 from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
-from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair, with_starts
+from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair
 from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
 from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 from t2t_flax.json_file import read_json
@@ -37,9 +36,7 @@ _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
 _ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")
 _TEXTS = ("unk_token", "eos_token", "decoder_start_token", "source_language", "target_language")
 _FLAGS = ("add_source_bos", "add_source_eos")
-_SETTING_TYPES = (
-    dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": float} | dict.fromkeys(_FLAGS, bool) | {"directions": list}
-)
+_SETTING_TYPES = dict.fromkeys(_TEXTS, str) | {"layer_norm_epsilon": float} | dict.fromkeys(_FLAGS, bool)
 _NEVER_PREDICTED = -1e3
 _EXPECTED = "an encoder-decoder Transformer with biases in dense feed-forward layers and an output projection"
 
@@ -57,7 +54,6 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     pair = tuple(
         given or settings.get(f"{side}_language") or "" for side, given in zip(_STACKS, languages, strict=True)
     )
-    tokenizers, pair = with_starts(tokenizers, pair, folder / "config.json", settings.get("directions"))
     # Marian's sources end with EOS, which Hugging Face's tokenizer adds for CTranslate2.
     source_eos = marian or bool(settings.get("add_source_eos", False))
     config = import_config(model, tokenizers, pair, folder, source_eos=source_eos)

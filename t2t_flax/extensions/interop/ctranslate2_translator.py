@@ -20,8 +20,8 @@ from t2t_flax.decoding.translator import Hypothesis, Translation, empty_translat
 from t2t_flax.extensions.interop.ctranslate2_export import POSITIONS
 
 log = logging.getLogger("t2t_flax")
-JaxTranslate = Callable[[Sequence[str], Sequence[str] | None, Sequence[Sequence[int]] | None], list[Translation]]
-"""(lines, their prefixes, their starts) -> one Translation for each, by the JAX search."""
+JaxTranslate = Callable[[Sequence[str], Sequence[str] | None], list[Translation]]
+"""(lines, their prefixes) -> one Translation for each, by the JAX search."""
 _ALMOST_ZERO = 1e-30  # divides by 1 as 0 does, for which CTranslate2 ends searches by another rule
 _END, _PADDING = str(EOS), str(PAD)
 
@@ -90,15 +90,12 @@ class CTranslate2Translator:
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
-        starts: Sequence[Sequence[int]] | None = None,
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
         """As `decoding.translator.Translator.translate`, of whose results these are the same."""
         eos = self._source_eos
-        encoded = encode_lines(
-            self._tokenizers, self._model, self._config, lines, prefixes, starts=starts, source_eos=eos
-        )
+        encoded = encode_lines(self._tokenizers, self._model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         total = sum(map(bool, encoded.sources))
         lengths = [len(ids) if self._can_decode(encoded, i) else 0 for i, ids in enumerate(encoded.sources)]
@@ -128,8 +125,8 @@ class CTranslate2Translator:
                 progress(done, total)
         if left:
             log.info("%d of %d lines are decoded with JAX: CTranslate2 has other rules for them", len(left), total)
-            chosen = [None if each is None else [each[i] for i in left] for each in (prefixes, starts)]
-            for i, translation in zip(left, self._jax_translate([lines[i] for i in left], *chosen), strict=True):
+            chosen = None if prefixes is None else [prefixes[i] for i in left]
+            for i, translation in zip(left, self._jax_translate([lines[i] for i in left], chosen), strict=True):
                 translations[i] = translation
             if progress:
                 progress(total, total)

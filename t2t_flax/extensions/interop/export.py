@@ -7,11 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import all_directions
-from t2t_flax.data.starts import codes_of
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import SymbolTokenizer
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.data.hooks import Direction, codes_of, model_directions
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
 from t2t_flax.extensions.interop.finite import check_representable
@@ -66,6 +63,8 @@ def export(
     """
     check_export(config, kind, quantization)
     dtype = quantization or "float32"
+    trained, zero_shot = model_directions(config, tokenizers.source)
+    codes = codes_of([*trained, *zero_shot])
     check_representable(safetensors_file.flatten(params), dtype)
     refuse_existing(folder, "--output")
     with atomic_directory(folder, keep=lambda: refuse_existing(folder, "--output")) as path:
@@ -79,7 +78,7 @@ def export(
                 vocabularies,
                 source_eos=config.data.source_eos,
                 quantization=quantization,
-                languages=_languages(tokenizers, config),
+                languages=dict(zip(("source_language", "target_language"), codes, strict=True)),
             )
         elif kind == "huggingface":
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
@@ -90,15 +89,16 @@ def export(
         if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
             marian_export.write_sentencepiece(path, tokenizers)
         usage = {"ctranslate2": _ctranslate2, "huggingface": _huggingface, "safetensors": _safetensors}[kind]
-        heading = f"# {codes_of(all_directions(config, tokenizers.starts))} model, {kind} {dtype}"
+        heading = f"# {codes} model, {kind} {dtype}"
         parts = [heading, f"Exported from {origin} by t2t_flax." if origin else "Exported by t2t_flax."]
         parts.append(usage(tokenizers, config))
-        parts += _directions(tokenizers, config, kind)
+        if tokenizers.source.target_languages:
+            parts.append(_directions(tokenizers, trained, zero_shot, kind))
         if lost := _NOT_CARRIED[kind](config):
             parts.append("## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost))
-        parts += sections(config, tokenizers.starts, scores, command, dtype)
+        parts += sections(config, trained, scores, command, dtype)
         name = path.name.partition(".partial-")[0]
-        head = front_matter(config, tokenizers.starts, kind, name, scores, license)
+        head = front_matter(config, [*trained, *zero_shot], kind, name, scores, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
     return lost
 
@@ -110,53 +110,44 @@ _NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
 }
 
 
-def _languages(tokenizers: TokenizerPair, config: Config) -> dict[str, Any]:
-    """Keys of CTranslate2's config.json."""
-    starts = tokenizers.starts
-    source, target = codes_of(all_directions(config, starts))
-    keys: dict[str, Any] = {"source_language": source, "target_language": target}
-    return keys | ({"directions": list(map(list, starts.directions))} if starts.ids else {})
-
-
-def _directions(tokenizers: TokenizerPair, config: Config, kind: str) -> list[str]:
-    """The paragraph on the directions of a model and how its target language is chosen; none for a model of one."""
-    starts = tokenizers.starts
-    if not starts.ids:
-        return []
-    text = f"## Directions\n\nTrained: {', '.join(map(str, starts.directions))}."
-    if others := [direction for direction in all_directions(config, starts) if direction not in starts.directions]:
-        text += f" Without training text (zero-shot): {', '.join(map(str, others))}."
+def _directions(
+    tokenizers: TokenizerPair, trained: Sequence[Direction], zero_shot: Sequence[Direction], kind: str
+) -> str:
+    """The paragraph on the directions of a model, and how its target language is chosen."""
+    text = f"## Directions\n\nTrained: {', '.join(map(str, trained))}."
+    if zero_shot:
+        text += f" Without training text (zero-shot): {', '.join(map(str, zero_shot))}."
     token_of = functools.partial(_token, tokenizers, kind)
-    first = starts.names[0]
+    languages = list(tokenizers.source.target_languages)
+    first = languages[0]
     how = {
         "huggingface": f"A token before the source text chooses the target language: `{token_of(first)} ...`. The tokenizer "
         "takes it as one piece at the beginning of a text, also of a text that has it by chance.",
         "ctranslate2": f"The first source token chooses the target language: `{token_of(first)}`. No text is tokenized to "
         "it, so it is put before the pieces of the text, as above.",
-        "safetensors": f"`--target-language={first}` chooses the target language. For the model it is the first source token, "
-        f"`{token_of(first)}`, a control symbol of the tokenizer.",
+        "safetensors": f"`{token_of(first)}` before a line chooses the target language: a control symbol of the tokenizer.",
     }[kind]
-    known = " ".join(f"`{token_of(language)}`" for language in starts.names)
-    return [f"{text} {how} The tokens: {known}."]
+    known = " ".join(f"`{token_of(language)}`" for language in languages)
+    return f"{text} {how} The tokens: {known}."
 
 
 def _token(tokenizers: TokenizerPair, kind: str, language: str) -> str:
     """The token of a target language in an exported vocabulary."""
-    (piece,) = tokenizers.source.pieces([tokenizers.starts.ids[language]])
+    (piece,) = tokenizers.source.pieces([tokenizers.source.target_languages[language]])
     return marian_token(language) if kind == "huggingface" else piece
 
 
 def _example_language(tokenizers: TokenizerPair) -> str | None:
-    return next(iter(tokenizers.starts.names), None)
+    return next(iter(tokenizers.source.target_languages), None)
 
 
 def _safetensors(tokenizers: TokenizerPair, config: Config) -> str:
     language = _example_language(tokenizers)
-    chosen = f" --target-language={language}" if language else ""
+    symbol = f"{_token(tokenizers, 'safetensors', language)} " if language else ""
     return (
         f"`{MODEL_FILE}` holds the parameters by their paths; its metadata holds the config. This folder is a `--workdir` "
         "for every command of t2t_flax that reads a run:\n\n"
-        f'```\necho "..." | python -m t2t_flax translate --workdir=FOLDER{chosen}\n```\n\nWithout JAX:\n\n'
+        f'```\necho "{symbol}..." | python -m t2t_flax translate --workdir=FOLDER\n```\n\nWithout JAX:\n\n'
         "```python\nfrom safetensors.numpy import load_file\n\n"
         f'params = load_file("{MODEL_FILE}")  # {{"encoder_0/feed_forward/Einsum_0/kernel": array, ...}}\n```'
     )

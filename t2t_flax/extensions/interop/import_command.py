@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--workdir", args.workdir, folder=True)
 
     from t2t_flax import config as config_lib
-    from t2t_flax.data.hooks import all_directions
+    from t2t_flax.data.hooks import model_directions
     from t2t_flax.filesystem import check_workdir, refuse_existing
     from t2t_flax.model_forms import check_writable
     from t2t_flax.process_setup import prepare_process
@@ -49,7 +49,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
     from t2t_flax.training.checkpoint_files import array_shapes, shape_differences
-    from t2t_flax.training.params_run import write_params_run
+    from t2t_flax.training.checkpoints import write_params_run
     from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
 
     check_writable(args.workdir, "give a new folder as --workdir")
@@ -66,7 +66,7 @@ def run(argv: list[str]) -> int:
     write_params_run(args.workdir, config, model.tokenizers, model.params, origin, flag="--workdir", command="import")
     c, sizes = config.model, model.tokenizers.vocab_sizes
     count = count_params(model.params, config, *sizes)
-    directions = all_directions(config, model.tokenizers.starts)
+    directions, _ = model_directions(config, model.tokenizers.source)
     more = f" and {len(directions) - 10} more directions" if len(directions) > 10 else ""
     print(
         f"{args.workdir}: {model.kind}, {', '.join(map(str, directions[:10]))}{more}, {count:,} parameters, "
@@ -75,7 +75,8 @@ def run(argv: list[str]) -> int:
     )
     for note in model.notes:
         print(f"note: {note}")
-    choice = next((f" --target-language={language}" for language in model.tokenizers.starts.names), "")
+    languages = model.tokenizers.source.target_languages
+    choice = next((f" (lines begin with the language to write: <2{language}> ...)" for language in languages), "")
     print(
         f"Translate: python -m t2t_flax translate --workdir={args.workdir}{choice}. Fine-tune: python -m t2t_flax train "
         f"--config={args.workdir}/config.json --config.finetuning.init_from={args.workdir} --config.data.train=... --workdir=NEW"

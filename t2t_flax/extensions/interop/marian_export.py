@@ -4,6 +4,7 @@ Marian's sinusoids have all sines before all cosines. The features of the residu
 interleaved ones are exported with all matrices permuted to it.
 """
 
+import itertools
 import json
 import math
 from pathlib import Path
@@ -13,10 +14,8 @@ import numpy as np
 
 from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD
-from t2t_flax.data.hooks import all_directions
-from t2t_flax.data.starts import codes_of
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.data.hooks import codes_of, model_directions
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.feature_order import reordered, sines_first
 from t2t_flax.extensions.interop.layer_names import MARIAN
@@ -70,8 +69,7 @@ def write_marian(
     save(folder / "model.safetensors", tensors, {"format": "pt"})
     start = EOS if config.model.decoder_start_token == "eos" else PAD
     ids = {"pad_token_id": PAD, "eos_token_id": EOS, "bos_token_id": None, "decoder_start_token_id": start}
-    directions = {"directions": list(map(list, tokenizers.starts.directions))} if tokenizers.starts.ids else {}
-    _write_json(folder / "config.json", _config(config, vocab, dtype) | ids | directions)
+    _write_json(folder / "config.json", _config(config, vocab, dtype) | ids)
     rules = {"bad_words_ids": [[PAD]], "forced_eos_token_id": None}
     _write_json(folder / "generation_config.json", _search(config.decode) | rules | ids)
     _write_tokenizer(folder, config, tokenizers)
@@ -83,10 +81,6 @@ def not_carried(config: Config) -> list[str]:
     notes = []
     if m.norm_eps != EPSILON:
         notes.append(f"model.norm_eps = {m.norm_eps:g}: Marian's norms have an epsilon of {EPSILON:g}.")
-    if m.dropout_embed not in (None, m.dropout):
-        notes.append(
-            f"model.dropout_embed = {m.dropout_embed:g}: the rate on embeddings is that of model.dropout there."
-        )
     beams = d.strategy == "beam" and d.beam_size > 1
     if beams and d.length_penalty == "gnmt" and d.alpha:
         notes.append(
@@ -166,12 +160,11 @@ def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
 def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) -> None:
     write_sentencepiece(folder, tokenizers)
     pieces = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
-    tokens = {i: marian_token(language) for language, i in tokenizers.starts.ids.items()}
+    tokens = {i: marian_token(language) for language, i in tokenizers.source.target_languages.items()}
     _write_json(folder / "vocab.json", {tokens.get(i, piece): i for i, piece in enumerate(pieces)})
     names = {"pad_token": pieces[PAD], "eos_token": pieces[EOS], "unk_token": "<unk>"}
-    languages = dict(
-        zip(("source_lang", "target_lang"), codes_of(all_directions(config, tokenizers.starts)), strict=True)
-    )
+    codes = codes_of(itertools.chain(*model_directions(config, tokenizers.source)))
+    languages = dict(zip(("source_lang", "target_lang"), codes, strict=True))
     longest = min(config.decode.max_source_length, POSITIONS)
     kind = {"tokenizer_class": "MarianTokenizer", "model_max_length": longest}
     _write_json(folder / "tokenizer_config.json", kind | languages | names)

@@ -20,7 +20,6 @@ from t2t_flax.extensions.interop.imported import (
     ImportedModel,
     import_config,
     sentencepiece_pair,
-    with_starts,
 )
 from t2t_flax.extensions.interop.layer_names import MARIAN
 from t2t_flax.extensions.interop.marian_export import EPSILON
@@ -77,7 +76,7 @@ _DECODING_KEYS: dict[str, tuple[Any, ...]] = {
 _GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
 _CONFIG_TYPES = _GENERATION_TYPES | {
     "scale_embedding": bool, "share_encoder_decoder_embeddings": bool, "tie_word_embeddings": bool, "dropout": float,
-    "attention_dropout": float, "activation_dropout": float, "directions": list,
+    "attention_dropout": float, "activation_dropout": float,
 }  # fmt: skip
 _TOKENIZER_TYPES = {"separate_vocabs": bool, "source_lang": str, "target_lang": str}
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
@@ -119,7 +118,6 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         given or tokenizer.get(f"{side}_lang") or ""
         for side, given in zip(("source", "target"), languages, strict=True)
     )
-    pair, codes = with_starts(pair, codes, folder / _CONFIG, config.get("directions"))
     resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
     return ImportedModel(NAME, resolved, params, pair, _notes(config, generation, never_padding))
 

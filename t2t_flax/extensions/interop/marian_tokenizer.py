@@ -5,16 +5,24 @@ Both languages may share the vocabulary while each has its own SentencePiece mod
 
 import base64
 import re
+from collections.abc import Sequence
 
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers.base import ListTokenizer
+from t2t_flax.data.tokenizers import ListTokenizer
 
-_LANGUAGE_TAG = re.compile(r">>[^<>]*<<")
+_TAG = re.compile(r">>[^<>]*<<")
+_LANGUAGE = re.compile(r">>([A-Za-z][\w-]*)<<|<2([A-Za-z][\w-]*)>")
+
+
+def language_of(token: str) -> str | None:
+    """The language to write that a token of a multilingual model names, `>>de<<` or `<2de>`; None for another token."""
+    match = _LANGUAGE.fullmatch(token)
+    return match and (match[1] or match[2])
 
 
 class MarianTokenizer(ListTokenizer):
     """Pieces of the model that the vocabulary lacks are UNK. A tag `>>fra<<` before the text, which names the target language
-    of a multilingual model, is a piece.
+    of a multilingual model, is a piece; `<2fra>` is the same one.
     """
 
     KIND, PIECES = "SentencePiece model and vocabulary", "vocabulary"
@@ -25,17 +33,26 @@ class MarianTokenizer(ListTokenizer):
         super().__init__(data)
         self.model = base64.b64decode(self.content["model"])
         self._processor = SentencePieceProcessor(model_proto=self.model)
+        tags = self.content.get("symbols", [])
+        self.control_symbols = {symbol: self.ids[tag] for tag in tags for symbol in (tag, f"<2{language_of(tag)}>")}
 
     @staticmethod
-    def of(model: bytes, pieces: list[str]) -> "MarianTokenizer":
-        """The tokenizer of a serialized SentencePiece model and the pieces of ids 3, 4, ..."""
+    def of(model: bytes, pieces: list[str], symbols: Sequence[str] = ()) -> "MarianTokenizer":
+        """The tokenizer of a serialized SentencePiece model and the pieces of ids 3, 4, ... symbols: those of target languages,
+        with one of which texts must begin.
+        """
         encoded = base64.b64encode(model).decode()
-        return MarianTokenizer(MarianTokenizer.write(pieces, model=encoded))
+        more = {"symbols": list(symbols)} if symbols else {}
+        return MarianTokenizer(MarianTokenizer.write(pieces, model=encoded, **more))
 
-    def encode(self, text):
-        tag = _LANGUAGE_TAG.match(text)
-        pieces = self._processor.encode(text[tag.end() :] if tag else text, out_type=str)
-        return [self.ids.get(piece, UNK) for piece in ([tag[0]] if tag else []) + pieces]
+    def split(self, text):
+        symbols, rest = super().split(text)
+        if not symbols and (tag := _TAG.match(text)):  # also without a space, as in Marian
+            return [self.ids.get(tag[0], UNK)], text[tag.end() :]
+        return symbols, rest
+
+    def encode_text(self, text):
+        return [self.ids.get(piece, UNK) for piece in self._processor.encode(text, out_type=str)]
 
     def decode(self, ids):
         return self._processor.decode_pieces(self.pieces([i for i in ids if i not in (PAD, EOS)]))

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import all_directions
-from t2t_flax.data.starts import Starts
+from t2t_flax.data.hooks import Direction
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
@@ -91,11 +90,13 @@ def without_folders(spec: str) -> str:
     return "".join(parts)
 
 
-def front_matter(config: Config, starts: Starts, kind: str, name: str, scores: Sequence[Score], license: str) -> str:
+def front_matter(
+    config: Config, directions: Sequence[Direction], kind: str, name: str, scores: Sequence[Score], license: str
+) -> str:
     """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
     data = config.data
     values: dict[str, Any] = {
-        "language": list(dict.fromkeys(code for direction in all_directions(config, starts) for code in direction)),
+        "language": list(dict.fromkeys(code for direction in directions for code in direction)),
         "license": license or "unknown",
         "library_name": _LIBRARY[kind],
         "tags": list(dict.fromkeys(["translation", "t2t_flax", *([kind] if kind != "huggingface" else [])])),
@@ -132,7 +133,9 @@ def _results(config: Config, scores: Sequence[Score]) -> list[dict[str, Any]]:
     return results
 
 
-def sections(config: Config, starts: Starts, scores: Sequence[Score], command: str, dtype: str) -> list[str]:
+def sections(
+    config: Config, trained: Sequence[Direction], scores: Sequence[Score], command: str, dtype: str
+) -> list[str]:
     """The paragraphs on the scores, the model, its data, and the command that wrote the folder."""
     m, d = config.model, config.data
     parts = []
@@ -151,10 +154,9 @@ def sections(config: Config, starts: Starts, scores: Sequence[Score], command: s
         f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers, d_model {m.d_model}, d_ff "
         f"{m.d_ff}, {m.num_heads} heads."
     )
-    corpus, directions = d.corpus or without_folders(d.train), starts.directions or all_directions(config, starts)
-    if corpus:
+    if corpus := d.corpus or without_folders(d.train):
         parts.append(
-            f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, directions))}); tokenizer: {d.tokenizer}, "
+            f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, trained))}); tokenizer: {d.tokenizer}, "
             f"data.vocab_size {d.vocab_size:,}."
         )
     if command:

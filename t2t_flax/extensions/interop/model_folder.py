@@ -27,7 +27,7 @@ if TYPE_CHECKING:  # configs are read without JAX
 
 MODEL_FILE = "model.safetensors"
 _PRETRAINED = Path(__file__).parent / "pretrained"
-"""Folders of trained models that ship with the package (docs/toy.md), each with the evaluation record of its weights."""
+"""Folders of trained models that ship with the package (docs/interop.md), each with the evaluation record of its weights."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Languages: several directions in one model, which is told the target language by a token before the source sentence."""
+"""Languages: several directions in one model, which is told the target language by a symbol before the source sentence."""
 
 import functools
 import itertools
@@ -6,19 +6,14 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from t2t_flax.config import Config, Data
+from t2t_flax.config.data_keys import VALID_PREFIX, named_entries
 from t2t_flax.config.keys import key
-from t2t_flax.config.text_values import (
-    VALID_PREFIX,
-    named_entries,
-    parse_test_sets,
-    parse_train_sources,
-    parse_valid_sets,
-)
-from t2t_flax.data.starts import Direction
+from t2t_flax.data.hooks import Direction
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, START_FLAGS, SUMMARIES, add_group
+from t2t_flax.registry import DATA_HOOKS, LINE_FLAGS, SUMMARIES, add_group
 
 BY_NAME = "by_name"
 _LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
@@ -30,8 +25,8 @@ class Languages:
     directions: str = key(
         "",
         "the direction of each source of data.train, data.valid and data.test, as 'NAME=en-de, NAME=de-en'; by_name = those of "
-        "sources named en-de or en-de.ANYTHING are their names. A token before the source sentences tells the target "
-        "language. Empty = one direction, data.source_language to data.target_language",
+        "sources named en-de or en-de.ANYTHING are their names. A symbol before the source sentences tells the "
+        "target language. Empty = one direction, data.source_language to data.target_language",
         mutable=True,
     )
 
@@ -41,6 +36,16 @@ class Languages:
             raise UserError(
                 f"config.languages.directions = {self.directions!r} is for data.task = translation, not {config.data.task}."
             )
+
+
+def symbol_of(language: str) -> str:
+    """The control symbol before a source sentence: `<2de>`."""
+    return f"<2{language}>"
+
+
+def in_language(model: Any, line: str, language: str) -> str:
+    """The line of a user with the symbol of a language before it, as `TrainedModel.in_language`."""
+    return model.in_language(line, language)
 
 
 def parse_directions(config: Config) -> Mapping[str, Direction]:
@@ -81,12 +86,12 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
             )
         directions[name] = Direction(*match.groups())
     _check_codes(shown, directions.values())
-    targets = sorted({directions[name].target for name in parse_train_sources(data.train)})
+    targets = sorted({directions[name].target for name in data.train_sources})
     for name, direction in directions.items():
         if targets and direction.target not in targets:
             raise UserError(
                 f"{shown}: {name} is translated into {direction.target}, but no source of config.data.train is: the model "
-                f"would not know its token. It knows {', '.join(targets)}."
+                f"would not know its symbol. It knows {', '.join(targets)}."
             )
     return types.MappingProxyType(directions)
 
@@ -102,9 +107,9 @@ def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
 def _names(data: Data) -> dict[str, str]:
     """By name of a source, the first split that has it."""
     splits = {
-        "train": parse_train_sources(data.train),
-        "valid": [name.removeprefix(VALID_PREFIX) for name in parse_valid_sets(data.valid)],
-        "test": parse_test_sets(data.test),
+        "train": data.train_sources,
+        "valid": [name.removeprefix(VALID_PREFIX) for name in data.valid_sets],
+        "test": data.test_sets,
     }
     names: dict[str, str] = {}
     for split, of_split in splits.items():
@@ -115,4 +120,7 @@ def _names(data: Data) -> dict[str, str]:
 add_group("languages", Languages)
 DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
 SUMMARIES.add("directions", "t2t_flax.extensions.languages.table")
-START_FLAGS["--target-language"] = "language to translate into, with a run of several directions"
+LINE_FLAGS["--target-language"] = (
+    "t2t_flax.extensions.languages:in_language",
+    "language to write, with a model of several: its symbol before lines without one",
+)

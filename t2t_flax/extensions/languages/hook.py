@@ -1,48 +1,70 @@
-"""Languages in the data of a run."""
+"""Languages in the data of a run: the symbol of the target language before source sentences."""
 
-from t2t_flax.config import Config, parse_train_sources
-from t2t_flax.config.text_values import VALID_PREFIX
-from t2t_flax.data.hooks import DataHook, trained_directions
-from t2t_flax.data.starts import start_symbol
-from t2t_flax.extensions.languages import parse_directions
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import VALID_PREFIX
+from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.sources import TaggedSource
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.languages import parse_directions, symbol_of
 
 
 class LanguagesHook(DataHook):
     def __init__(self, config: Config):
-        self._config, self._directions = config, parse_directions(config)
+        self._train = list(config.data.train_sources)
+        self._directions = parse_directions(config)
+        self._trained = list(dict.fromkeys(self._directions[name] for name in self._train if self._directions))
+        self._symbols = sorted({symbol_of(target) for _, target in self._trained})
 
-    def direction(self, name):
-        return self._directions.get(name.removeprefix(VALID_PREFIX))
+    def config_of_set(self, config, name):
+        if direction := self._of(name):
+            return config.with_values({f"data.{side}_language": code for side, code in direction._asdict().items()})
+        return config
+
+    def transform(self, split, name, source):
+        return TaggedSource(source, symbol_of(direction.target)) if (direction := self._of(name)) else source
+
+    def symbols(self):
+        return self._symbols
+
+    def check_tokenizer(self, tokenizer):
+        for symbol in self._symbols:
+            if symbol not in tokenizer.control_symbols:
+                raise UserError(
+                    f"config.languages.directions: the tokenizer has no control symbol {symbol}. A run trains a tokenizer that "
+                    "has it with config.data.tokenizer = bpe or unigram; one in config.data.tokenizer_model must be a "
+                    f"SentencePiece model trained with --control_symbols={','.join(self._symbols)}, and that of another run must "
+                    "have been made for them."
+                )
 
     def explain(self):
-        trained = trained_directions(self._config)
-        targets = sorted({direction.target for direction in trained})
         lines = [
-            f"directions: {', '.join(map(str, trained))}",
-            f"tokens of the target languages: {' '.join(map(start_symbol, targets))}",
+            f"directions: {', '.join(map(str, self._trained))}",
+            f"symbols of the target languages: {' '.join(self._symbols)}",
         ]
-        return [*(lines if trained else ()), *self._zero_shot()]
+        return [*(lines if self._trained else ()), *self._zero_shot()]
 
     def describe(self, corpus):
         if not self._directions:
             return []
-        counts = dict.fromkeys(trained_directions(self._config), 0)
-        names = parse_train_sources(self._config.data.train)
-        for name, count in zip(names, corpus.train.pairs_of_sources, strict=True):
+        counts = dict.fromkeys(self._trained, 0)
+        for name, count in zip(self._train, corpus.train.pairs_of_sources, strict=True):
             counts[self._directions[name]] += count
         pairs = ", ".join(f"{direction} {count:,} pairs" for direction, count in counts.items())
         return [f"directions: {pairs}", *self._zero_shot()]
 
+    def record(self, name):
+        if not (direction := self._of(name)):
+            return {}
+        return {"direction": str(direction), "zero_shot": bool(self._trained) and direction not in self._trained}
+
+    def _of(self, name: str):
+        """The direction of a source or set."""
+        return self._directions.get(name.removeprefix(VALID_PREFIX))
+
     def _zero_shot(self) -> list[str]:
         """A line on the directions of validation and test sets for which there is no training text."""
-        trained = trained_directions(self._config)
-        others = dict.fromkeys(direction for direction in self._directions.values() if direction not in trained)
+        others = dict.fromkeys(direction for direction in self._directions.values() if direction not in self._trained)
         return [f"zero-shot, no training text: {', '.join(map(str, others))}"] if others else []
-
-    def record(self, name, starts):
-        if not (direction := self.direction(name)):
-            return {}
-        return {"direction": str(direction), "zero_shot": bool(starts.ids) and direction not in starts.directions}
 
 
 def hook(config: Config) -> LanguagesHook:

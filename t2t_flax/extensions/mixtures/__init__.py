@@ -5,15 +5,14 @@ import re
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from t2t_flax.config import Config, parse_train_sources
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import named_entries
 from t2t_flax.config.keys import key
-from t2t_flax.config.text_values import named_entries
-from t2t_flax.data.starts import start_name
 from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, add_group
 
-_RESERVED = ("<unk>", "<pad>", "<s>", "</s>")
-_BYTE = re.compile("<0x[0-9A-Fa-f]{2}>")
+_RESERVED = re.compile("<unk>|<pad>|</?s>|<0x[0-9A-Fa-f]{2}>|<2.*>|>>.*<<")
+"""Special pieces, bytes, and symbols of target languages."""
 _START = re.compile(r"\s*(\d+)\s*:(.*)", re.DOTALL)
 
 
@@ -85,7 +84,7 @@ def parse_tags(config: Config) -> dict[str, str]:
     for tag in tags.values():
         if len(tag.split()) != 1:
             raise UserError(f"{shown}: {tag!r} is not one word.")
-        if tag in _RESERVED or _BYTE.fullmatch(tag) or start_name(tag):
+        if _RESERVED.fullmatch(tag):
             raise UserError(f"{shown}: {tag} is a piece with a meaning of its own; choose another tag, such as <bt>.")
     return tags
 
@@ -102,7 +101,7 @@ def parse_limits(config: Config) -> dict[str, int]:
 
 
 def _entries(shown: str, text: str, config: Config) -> dict[str, str]:
-    return named_entries(shown, text, list(parse_train_sources(config.data.train))) if text.strip() else {}
+    return named_entries(shown, text, list(config.data.train_sources)) if text.strip() else {}
 
 
 def _weight(shown: str, text: str) -> float:

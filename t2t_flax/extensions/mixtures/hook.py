@@ -4,30 +4,23 @@ import itertools
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.sources.base import Source, sha256_of
+from t2t_flax.data.sources import Source, TaggedSource, sha256_of
 from t2t_flax.extensions.mixtures import parse_limits, parse_shares, parse_tags
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
 
 
-class Part(Source):
-    """The first `limit` pairs of a source (0 = all), with `tag` before each source sentence: as text with a space or, after
-    control symbols, as another one of them, on which the fingerprint does not depend.
-    """
+class FirstPairs(Source):
+    """The first `limit` pairs of a source."""
 
-    def __init__(self, source: Source, *, tag: str = "", limit: int = 0):
-        super().__init__(source.spec, source.count and min(source.count, limit or source.count))
+    def __init__(self, source: Source, limit: int):
+        super().__init__(source.spec, source.count and min(source.count, limit))
         self._source, self._limit, self.reference_count = source, limit, source.reference_count
-        self.start_tokens = (*source.start_tokens, tag) if tag and source.start_tokens else source.start_tokens
-        self.tag = tag if not source.start_tokens else ""
 
     def read(self):
-        pairs = itertools.islice(self._source.read(), self._limit or None)
-        # An empty side stays empty, so that it is counted as such.
-        return ((f"{self.tag} {s}" if self.tag and s.strip() else s, *targets) for s, *targets in pairs)
+        return itertools.islice(self._source.read(), self._limit)
 
     def fingerprint(self):
-        of_all = self._source.fingerprint()
-        return sha256_of(of_all, self.tag, str(self._limit)) if self.tag or self._limit else of_all
+        return sha256_of(self._source.fingerprint(), str(self._limit))
 
     def where(self, i):
         return self._source.where(i)
@@ -38,9 +31,12 @@ class MixturesHook(DataHook):
         self._config = config
         self._tags, self._limits = parse_tags(config), parse_limits(config)
 
-    def transform(self, name, source):
-        tag, limit = self._tags.get(name, ""), self._limits.get(name, 0)
-        return Part(source, tag=tag, limit=limit) if tag or limit else source
+    def transform(self, split, name, source):
+        if split != "train":
+            return source
+        if limit := self._limits.get(name):
+            source = FirstPairs(source, limit)
+        return TaggedSource(source, self._tags[name]) if name in self._tags else source
 
     def symbols(self):
         return list(self._tags.values())

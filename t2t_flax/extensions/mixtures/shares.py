@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t2t_flax.config import Config, Data, parse_train_sources
+from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.token_store import TokenStore
@@ -64,7 +64,7 @@ def mixtures(store: TokenStore, config: Config) -> list[tuple[int, Mixture | Non
     """(first update, mixture) of each phase of the config; None where every pair occurs once. Raises UserError for shares so
     unequal that an epoch would be too long.
     """
-    names = tuple(parse_train_sources(config.data.train))
+    names = tuple(config.data.train_sources)
     if len(names) < 2:
         return [(0, None)]
     pairs = store.pairs_of_sources
@@ -118,10 +118,6 @@ class Phases:
     def update(self, k: int) -> Update:
         phase = bisect.bisect_right(self._starts, k) - 1
         return self._streams[phase].update(k - self._starts[phase])
-
-    def forget(self) -> None:
-        for stream in self._streams:
-            stream.forget()
 
 
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:

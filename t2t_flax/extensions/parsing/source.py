@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources.base import Source, sha256_of
+from t2t_flax.data.sources import Source, sha256_of
 from t2t_flax.data.sources.text import check_rereadable, file_sha256, lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.trees import Node, leaves, linear, read_trees

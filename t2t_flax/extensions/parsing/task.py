@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.tokenizers import TokenizerPair, sentencepiece
-from t2t_flax.data.tokenizers.base import SymbolTokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
 from t2t_flax.extensions.parsing.source import open_trees
@@ -22,8 +21,7 @@ from t2t_flax.extensions.parsing.trees import (
     read_trees,
     unescaped,
 )
-from t2t_flax.tasks import Task
-from t2t_flax.tasks.metrics import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts
@@ -123,7 +121,7 @@ class Parsing(Task):
 
     def train_tokenizers(self, source):
         sentences = (sentence for sentence, _ in source.pairs())
-        words = sentencepiece.train(sentences, self.config.data)
+        words = SentencePieceTokenizer.train(sentences, self.config.data)
         return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
 
     def preprocess_source(self, text):

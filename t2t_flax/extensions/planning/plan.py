@@ -16,7 +16,7 @@ from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_trai
 from t2t_flax.extensions.planning.flops import forward_products, padded_tokens, training_products
 from t2t_flax.extensions.planning.roofline import roofline
 from t2t_flax.extensions.planning.topology import Topology
-from t2t_flax.training.memory import resident_bytes
+from t2t_flax.training.setup import resident_bytes
 
 FILL = 0.97  # of packed rows, as `explain` estimates
 _FIT_ROWS = ((8, 16), (4, 8), (1, 2))

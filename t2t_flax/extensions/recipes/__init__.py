@@ -1,5 +1,38 @@
-"""Recipes: presets of other codebases and papers, and the rows of the paper's Table 3."""
+"""Recipes: presets of other codebases and papers, the rows of the paper's Table 3, and batches counted with padding."""
 
-from t2t_flax.registry import PRESET_MODULES
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import key
+from t2t_flax.errors import UserError
+from t2t_flax.registry import DATA_HOOKS, PRESET_MODULES, add_group
+
+
+@dataclass(frozen=True)
+class Recipes:
+    batch_groups: int = key(
+        0,
+        "an update is this many groups of similar sentences, each of at most data.batch_tokens / batch_groups tokens of the "
+        "longer side with padding, in multiples of 8 sentences (fairseq: one group a device). 0 = data.batch_tokens are real "
+        "tokens",
+        low=0,
+    )
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for groups of too few tokens, and for several in one update of buckets."""
+        d = config.data
+        if self.batch_groups and d.batch_tokens // self.batch_groups < 2 * d.max_length:
+            raise UserError(
+                f"config.data.batch_tokens = {d.batch_tokens} in {self.batch_groups} groups must hold at least two of the "
+                f"longest pairs (config.data.max_length = {d.max_length}) in each."
+            )
+        if self.batch_groups > 1 and d.batching == "buckets":
+            raise UserError(
+                f"config.recipes.batch_groups = {self.batch_groups} puts sentences of different lengths into an update: use "
+                "config.data.batching = packed."
+            )
+
 
 PRESET_MODULES.append("t2t_flax.extensions.recipes.presets")
+add_group("recipes", Recipes)
+DATA_HOOKS.add("t2t_flax.extensions.recipes.padded_batches", "recipes.batch_groups")

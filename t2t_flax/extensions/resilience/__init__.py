@@ -1,9 +1,11 @@
-"""Resilience: notices processes that hang, are dead or slow, names them, and ends the run instead of letting it wait."""
+"""Resilience: processes that hang, are dead or slow are named, and end the run instead of letting it wait; damaged checkpoints
+are set aside.
+"""
 
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import HOOKS, WATCHERS, add_group
+from t2t_flax.registry import HOOKS, REPAIRS, WATCHERS, add_group
 
 
 @dataclass(frozen=True)
@@ -25,5 +27,6 @@ class Resilience:
 
 
 add_group("resilience", Resilience)
+REPAIRS.add("resilience", "t2t_flax.extensions.resilience.repair")
 WATCHERS.add("resilience", "t2t_flax.extensions.resilience.watcher")
-HOOKS.add("t2t_flax.extensions.resilience.stragglers", "resilience.straggler_share")
+HOOKS.add("t2t_flax.extensions.resilience.watcher", "resilience.straggler_share")

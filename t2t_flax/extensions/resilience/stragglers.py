@@ -12,21 +12,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 
-from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.training.hooks import Hook
 
 _PRODUCTS = 8
 _IN_A_ROW = 3  # one slow comparison is noise
 _REMIND = 10
-
-
-def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Hook:
-    """Compares the processes with every logged update; does nothing where there is one."""
-    share = config.group("resilience").straggler_share
-    return StragglerDetector(group, share, config.log.every_steps) if group.count > 1 else Hook()
 
 
 class StragglerDetector(Hook):

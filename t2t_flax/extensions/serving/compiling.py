@@ -37,16 +37,12 @@ class Compiler:
 
     def __init__(self) -> None:
         self._compiled: dict[Hashable, jax.stages.Compiled] = {}
-        self._elsewhere = False
+        self._elsewhere = self._stopped = False
         self._asking = threading.Lock()
         # Programs that span several devices may wait for each other where two threads start them at once.
         self._turn = threading.Lock() if jax.device_count() > 1 else None
-        self._child: subprocess.Popen | None = None
-        self._pipe: Connection | None = None
-
-    def install(self) -> None:
-        """Has this object run all programs of decoding."""
-        Program.run = staticmethod(self.run)
+        self._child: _Child | None = None
+        self._before, Program.run = Program.run, staticmethod(self.run)
 
     def begin(self) -> None:
         """Has the child compile those programs that are not compiled yet."""
@@ -63,7 +59,8 @@ class Compiler:
             return jax.block_until_ready(compiled(*_dynamic(program, args)))
 
     def stop(self) -> None:
-        """Ends the child."""
+        """Ends the child; who waits for it gets an error."""
+        self._stopped, Program.run = True, staticmethod(self._before)
         if self._child:
             self._child.kill()
 
@@ -74,8 +71,10 @@ class Compiler:
                     self._compiled[key] = self._compiled.get(key) or self._by_child(program, args)
                     return self._compiled[key]
                 except Exception as error:  # noqa: BLE001 - a child that fails must not end the lane
+                    if self._stopped:
+                        raise RuntimeError("the server is stopping") from None
                     log.warning("%s is compiled in the server itself: %s", program.__name__, first_line(error))
-        self._compiled[key] = program.jitted.lower(*args).compile()
+        self._compiled[key] = program.lower(*args).compile()
         return self._compiled[key]
 
     def _by_child(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
@@ -85,32 +84,40 @@ class Compiler:
         return serialize_executable.deserialize_and_load(machine_code, *trees)
 
     def _ask(self, request: bytes) -> bytes:
-        if self._child is None or self._child.poll() is not None:
-            self._start()
         try:
-            return self._answer(request)
-        except (EOFError, OSError):  # it has just ended, because it was idle
-            self._start()
-            return self._answer(request)
+            return self._child.answer(request) if self._child else self._started().answer(request)
+        except (EOFError, OSError):  # it has ended, because it was idle
+            return self._started().answer(request)
 
-    def _answer(self, request: bytes) -> bytes:
-        self._pipe.send_bytes(request)
-        answer = self._pipe.recv_bytes()
-        if answer[:1] == b"e":
-            raise RuntimeError(answer[1:].decode())
-        return answer[1:]
-
-    def _start(self) -> None:
+    def _started(self) -> "_Child":
+        if self._stopped:
+            raise EOFError
         if self._child:
             self._child.kill()
-            self._child.wait()
-            self._pipe.close()
+        self._child = _Child()
+        return self._child
+
+
+class _Child:
+    def __init__(self) -> None:
         self._pipe, end = Pipe()
         devices = f"--xla_force_host_platform_device_count={jax.device_count()}"
         variables = child_environment(JAX_PLATFORMS="cpu", XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {devices}")
         command = [sys.executable, "-m", __spec__.name, str(end.fileno())]
-        self._child = subprocess.Popen(command, env=variables, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(command, env=variables, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
         end.close()
+
+    def answer(self, request: bytes) -> bytes:
+        """What `_compiled` returns. Raises RuntimeError with what it raised, and EOFError or OSError if the child has ended."""
+        self._pipe.send_bytes(request)
+        succeeded, answer = self._pipe.recv()
+        if not succeeded:
+            raise RuntimeError(answer)
+        return answer
+
+    def kill(self) -> None:
+        self._process.kill()
+        self._process.wait()
 
 
 def _dynamic(program: Program, args: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -142,7 +149,7 @@ def _dumps(value: Any) -> bytes:
 def _compiled(request: bytes) -> bytes:
     program, args, mesh, rules = _Unpickler(io.BytesIO(request)).load()
     with contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh), nn.logical_axis_rules(rules):
-        compiled = program.jitted.lower(*args).compile()
+        compiled = program.lower(*args).compile()
     machine_code, _, out = serialize_executable.serialize(compiled)
     return pickle.dumps((machine_code, out.unflatten(range(out.num_leaves))))
 
@@ -156,10 +163,10 @@ def main(descriptor: int) -> None:
         while pipe.poll(_IDLE):
             request = pipe.recv_bytes()
             try:
-                answer = b"c" + _compiled(request)
+                answer = True, _compiled(request)
             except Exception as error:  # noqa: BLE001 - the server compiles it itself
-                answer = b"e" + repr(error).encode()
-            pipe.send_bytes(answer)
+                answer = False, repr(error)
+            pipe.send(answer)
 
 
 if __name__ == "__main__":

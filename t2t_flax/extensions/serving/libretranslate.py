@@ -6,7 +6,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from t2t_flax.data.starts import Direction
+from t2t_flax.data.hooks import Direction
 from t2t_flax.extensions.serving import schemas
 from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.languages import language_name

@@ -8,13 +8,12 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import all_directions
-from t2t_flax.data.starts import Direction, codes_of
+from t2t_flax.data.hooks import Direction, codes_of, model_directions
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.translator import Translation, in_compute_type
 from t2t_flax.errors import UserError, first_line
@@ -23,12 +22,9 @@ from t2t_flax.extensions.serving.batching import Batcher, Job, Process
 from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
-from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, warm_ups
+from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, own_text, warm_ups
+from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
-
-if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps
-
 
 Hypotheses = list[dict[str, Any]]
 """The n-best list of a line, best first: {"text", "score", "pieces"}."""
@@ -51,15 +47,12 @@ class NotFinite(Exception):
 
 @dataclasses.dataclass(frozen=True)
 class Line:
-    """A line to translate, its number within its request, the forced beginning of its translation, how many of them, and of a
-    model of several directions the language.
-    """
+    """A line to translate, its number within its request, the forced beginning of its translation, and how many of them."""
 
     number: int
     text: str
     prefix: str
     n_best: int
-    target_language: str | None = None
 
 
 class Pair(NamedTuple):
@@ -67,7 +60,6 @@ class Pair(NamedTuple):
 
     source: str
     target: str | None
-    target_language: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,12 +140,13 @@ class ServedModel:
     @property
     def directions(self) -> list[Direction]:
         """Those of the model, and of the test sets of its config, which need not have training text."""
-        return all_directions(self.config, self._restored.tokenizers.starts)
+        trained, others = model_directions(self.config, self._restored.tokenizers.source)
+        return [*trained, *others]
 
     @property
     def target_languages(self) -> list[str]:
         """Those between which a request chooses; empty for a model of one direction."""
-        return self._restored.tokenizers.starts.names
+        return list(self._restored.tokenizers.source.target_languages)
 
     @property
     def max_n_best(self) -> int:
@@ -190,7 +183,7 @@ class ServedModel:
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         Raises UserError for a target language that the model does not know, or that it needs.
         """
-        self._restored.tokenizers.starts.chosen(self.config.data, target_language)
+        lines = [self._restored.in_language(line, target_language) for line in lines]
         if not 1 <= n_best <= self.max_n_best:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
@@ -206,7 +199,7 @@ class ServedModel:
         alone = object() if self.config.decode.strategy == "sample" else None
         key = TranslateKey(self._searched(n_best), round_up(longest_prefix, PREFIX_LENGTHS), alone)
         items = [
-            Line(i, line, prefix, n_best, target_language)
+            Line(i, line, prefix, n_best)
             for i, (line, prefix) in enumerate(zip(lines, prefixes, strict=True))
             if line.strip() or prefix or alone  # samples depend on a line's number in its batch
         ]
@@ -228,27 +221,25 @@ class ServedModel:
 
     def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
-        self._restored.tokenizers.starts.chosen(self.config.data, target_language)
-        return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target, target_language)])
+        source = self._restored.in_language(source, target_language)
+        return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
-        """Queues a pair; its result is `AttentionMaps`. Raises RequestError for a long source or target, and
+        """Queues a pair; its result is the analysis `attend`. Raises RequestError for a long source or target, and
         UserError as `translate`.
         """
-        self._restored.tokenizers.starts.chosen(self.config.data, target_language)
+        source = self._restored.in_language(source, target_language)
         for name, text in (("source", source), ("target", target or "")):
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:
                 raise RequestError(400, _too_long_for_attention(name, tokens))
-        return self._lanes[-1].batcher.submit(AttentionKey(object()), [Pair(source, target, target_language)])
+        return self._lanes[-1].batcher.submit(AttentionKey(object()), [Pair(source, target)])
 
     def _check_length(self, side: str, where: str, text: str) -> int:
         """The number of tokens with EOS. Raises RequestError if the model does not take as many."""
         loaded = self._restored
         text = task_of(self.config).preprocess_source(text) if side == "source" and text.strip() else text
         tokens = len(getattr(loaded.tokenizers, side).encode(text)) + 1
-        if side == "source" and self.target_languages:
-            tokens += 1  # the target language's
         if tokens > loaded.max_source_length:
             limit = loaded.max_source_length
             raise RequestError(
@@ -277,8 +268,6 @@ class ServedModel:
         loaded = self._load()
         if loaded.decoder.name == "jax":
             loaded = loaded.with_params(in_compute_type(loaded.model, loaded.params))
-        if names := loaded.tokenizers.starts.names:
-            loaded = dataclasses.replace(loaded, start=names[0])  # of the warm-up; requests name theirs
         self.config, self._restored = loaded.config, loaded
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         runs = [self._loaded(n_best) for n_best in sorted({1, several})]
@@ -309,7 +298,7 @@ class ServedModel:
 
     def _probe(self) -> None:
         """Translates a line of the server's own. Raises NotFinite."""
-        (translation,) = self._loaded(1).translate(["a"])
+        (translation,) = self._loaded(1).translate([own_text(self._restored)])
         _check_finite(translation)
 
     def _processed_in(self, lane: Lane) -> Process[Any]:
@@ -324,8 +313,7 @@ class ServedModel:
         if isinstance(key, TranslateKey):
             return self._translate(key, items)
         if isinstance(key, ScoreKey):
-            pairs, languages = [item[:2] for item in items], [item.target_language for item in items]
-            scores = self._loaded(1).score(pairs, start=languages, where=lambda number: "the pair")
+            scores = self._loaded(1).score(items, where=lambda number: "the pair")
             if not all(math.isfinite(score.log_prob) for score in scores):
                 raise NotFinite
             return list(scores)
@@ -337,7 +325,6 @@ class ServedModel:
         translations = loaded.translate(
             [item.text for item in items],
             prefixes=prefixes,
-            start=[item.target_language for item in items],
             first_line=items[0].number,
         )
         pieces, results = loaded.tokenizers.target.pieces, []
@@ -356,8 +343,8 @@ class ServedModel:
         self._metrics.tokens.labels(self.name).inc(sum(len(t.hypotheses[0].tokens) for t in translations))
         return results
 
-    def _attend(self, source: str, target: str | None, target_language: str | None) -> "AttentionMaps":
-        maps = self._loaded(1).attend(source, target, start=target_language)
+    def _attend(self, source: str, target: str | None) -> Any:
+        maps = ANALYSES.load("attend")(self._loaded(1), source, target)
         if len(maps.target_tokens) > MAX_ATTENTION_TOKENS:
             raise UserError(_too_long_for_attention("target", len(maps.target_tokens)))
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from fastapi import APIRouter, Request
@@ -13,9 +13,7 @@ from t2t_flax.extensions.serving import schemas
 from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import split_lines
-
-if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import AttentionMaps
+from t2t_flax.registry import ANALYSES
 
 _ERRORS: dict[int | str, dict[str, Any]] = {
     code: {"model": schemas.Error} for code in (400, 404, 408, 413, 415, 422, 429, 500, 503, 504)
@@ -56,12 +54,6 @@ def router(service: Service) -> APIRouter:
         ]
         return JSONResponse({"model": model.name, "translations": translations})
 
-    @routes.post(
-        "/attention",
-        response_model=schemas.AttentionAnswer,
-        responses=_ERRORS,
-        openapi_extra=schemas.request_schema(schemas.AttentionRequest),
-    )
     async def attention(request: Request) -> Response:
         """Attention weights of every layer and head for a pair, in thousandths."""
         body = await service.read(request, schemas.AttentionRequest)
@@ -71,6 +63,14 @@ def router(service: Service) -> APIRouter:
         (maps,) = await service.wait(request, job)
         text = await asyncio.to_thread(_attention_json, model.name, maps)
         return Response(text, media_type="application/json")
+
+    if "attend" in ANALYSES:
+        routes.post(
+            "/attention",
+            response_model=schemas.AttentionAnswer,
+            responses=_ERRORS,
+            openapi_extra=schemas.request_schema(schemas.AttentionRequest),
+        )(attention)
 
     @routes.post(
         "/score",
@@ -94,7 +94,7 @@ def router(service: Service) -> APIRouter:
     return routes
 
 
-def _attention_json(name: str, maps: "AttentionMaps") -> str:
+def _attention_json(name: str, maps: Any) -> str:
     """An `AttentionAnswer`. Each layer is encoded on its own, because the encoder lets no other thread run meanwhile."""
     pieces = {"source_pieces": maps.source_tokens, "target_pieces": maps.target_tokens}
     parts = [json.dumps({"model": name, **pieces}, ensure_ascii=False).removesuffix("}")]

@@ -144,7 +144,6 @@ def serve(
     seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
     server, compiler = make_server(app, timeout, max_connections), Compiler()
-    compiler.install()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
     last = timeout - min(0.25, timeout / 8)
     server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)

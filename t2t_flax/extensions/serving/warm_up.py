@@ -7,6 +7,7 @@ from t2t_flax.config import Decode
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, SOURCE_LENGTHS, plan_batches, round_up
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.registry import ANALYSES
 
 MAX_ATTENTION_TOKENS = 128
 """Tokens of a side whose attention is sent: the answer grows with their product."""
@@ -22,7 +23,7 @@ def warm_ups(
     """
     loaded, every = runs[0], lengths is None
     if loaded.decoder.name != "jax":
-        yield from (functools.partial(run.translate, ["a"]) for run in runs)
+        yield from (functools.partial(run.translate, [own_text(run)]) for run in runs)
         return
     limit = loaded.max_source_length
     for tokens in sorted({min(length, limit) for length in lengths or _padded_lengths(limit)}):
@@ -33,8 +34,13 @@ def warm_ups(
         if length <= round_up(limit, SOURCE_LENGTHS):
             pair = 2 * [_text_of(min(length, limit) - 1, loaded)]
             yield functools.partial(loaded.score, [pair])
-            if length <= MAX_ATTENTION_TOKENS:
-                yield functools.partial(loaded.attend, *pair)
+            if length <= MAX_ATTENTION_TOKENS and "attend" in ANALYSES:
+                yield functools.partial(ANALYSES.load("attend"), loaded, *pair)
+
+
+def own_text(loaded: TrainedModel) -> str:
+    """A line of the server's own, in any of the model's languages."""
+    return loaded.in_language("a", next(iter(loaded.tokenizers.source.target_languages), None))
 
 
 def _padded_lengths(limit: int) -> list[int]:
@@ -54,7 +60,7 @@ def _shapes(loaded: TrainedModel, max_batch: int, tokens: int, prefixes: Sequenc
 
 def _text_of(tokens: int, loaded: TrainedModel) -> str:
     """A line of about so many tokens, at most."""
-    text = "a"
+    text = own_text(loaded)
     while len(loaded.tokenizers.source.encode(longer := text + " a")) <= tokens and len(text) < 8 * tokens:
         text = longer
     return text

@@ -44,5 +44,5 @@ class Subwords:
 
 add_group("subwords", Subwords)
 DATA_HOOKS.add("t2t_flax.extensions.subwords.hook", "subwords.bpe_dropout", "subwords.unigram_alpha")
-TOKENIZERS.add("subword_nmt", "t2t_flax.extensions.subwords.subword_nmt")
+TOKENIZERS.add("subword_nmt", "t2t_flax.extensions.subwords.subword_nmt:SubwordNmtTokenizer")
 TOKENIZER_FILES.add("subword-nmt codes and vocabulary", "t2t_flax.extensions.subwords.subword_nmt:SubwordNmtTokenizer")

@@ -11,12 +11,11 @@ import numpy as np
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
-from t2t_flax.data.encoding import Encode
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.preprocess import Encode
 from t2t_flax.data.token_store import TokenStore
-from t2t_flax.data.tokenizers.base import Tokenizer
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.subwords import TOKENIZER_OF_KIND, Subwords
 from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
@@ -43,16 +42,20 @@ class Segmentation:
         return {SAMPLERS[self.key].STORED: self.strength, "seed": self.seed, "number": self.number}
 
     def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
-        """See `data.encoding.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
+        """See `data.preprocess.Segmentation`. Sentences that are too long as they are keep their one segmentation: drawing
         takes time with their square.
         """
         generator = random.Random(key_of(self.seed, 9, self.number, chunk))
 
         def encode(tokenizer: Tokenizer, text: str) -> list[int]:
-            ids = tokenizer.encode(text)
+            ids = tokenizer.encode_text(text)
             return ids if len(ids) >= max_length else self.draw(tokenizer, text, generator)
 
-        return [functools.partial(encode, tokenizer) for tokenizer in sides]
+        def encode_source(text: str) -> list[int]:
+            symbols, rest = sides[0].split(text)
+            return [*symbols, *encode(sides[0], rest)]
+
+        return [encode_source, functools.partial(encode, sides[1])]
 
     def draw(self, tokenizer: Tokenizer, text: str, generator: random.Random) -> list[int]:
         """Ids of one of the text's segmentations, without EOS. Raises UserError if the tokenizer has one only."""
@@ -77,21 +80,14 @@ class Turns:
         self.parts = [part for stream in streams for part in stream.parts]
         self.updates_per_epoch = streams[0].updates_per_epoch
         self._ends = np.cumsum([stream.updates_per_epoch for stream in streams])
-        self._latest = streams[0]
 
     def update(self, k: int) -> Update:
         rounds, offset = divmod(k, int(self._ends[-1]))
         number = int(np.searchsorted(self._ends, offset, side="right"))
         stream = self._streams[number]
-        if stream is not self._latest:
-            self._latest.forget()
-            self._latest = stream
         offset -= int(self._ends[number]) - stream.updates_per_epoch
         update = stream.update(rounds * stream.updates_per_epoch + offset)
         return update._replace(epoch=rounds * len(self._streams) + number)
-
-    def forget(self) -> None:
-        self._latest.forget()
 
 
 def take_turns(make: MakeStream) -> MakeStream:

@@ -8,13 +8,12 @@ import gzip
 import io
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 from etils import epath
 
-from t2t_flax.config import Data
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.data.tokenizers.base import ListTokenizer
+from t2t_flax.data.tokenizers import ListTokenizer
 from t2t_flax.errors import UserError
 
 _MARK = "@@"
@@ -33,7 +32,17 @@ class SubwordNmtTokenizer(ListTokenizer):
         super().__init__(data)
         self._bpe = BPE(io.StringIO(self.content["codes"]))
 
-    def encode(self, text):
+    @staticmethod
+    def inputs(data):
+        """The BPE codes of data.tokenizer_model. Raises UserError as `read_codes`."""
+        return {"codes": read_codes(epath.Path(data.root or ".") / data.tokenizer_model)}
+
+    @staticmethod
+    def train(sentences, data, control_symbols=()):
+        """The tokenizer for the sentences, see `with_vocabulary`; it has no control symbols."""
+        return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], sentences)
+
+    def encode_text(self, text):
         return [self.ids.get(piece, UNK) for piece in self._bpe.segment_tokens(text.split())]
 
     def decode(self, ids):
@@ -55,18 +64,6 @@ def read_codes(path: epath.Path) -> str:
             f"config.data.tokenizer_model: {path} is not a file of BPE codes, which has two pieces on each line."
         )
     return codes
-
-
-def inputs(data: Data) -> dict[str, str]:
-    """The BPE codes of data.tokenizer_model. Raises UserError as `read_codes`."""
-    return {"codes": read_codes(epath.Path(data.root or ".") / data.tokenizer_model)}
-
-
-def train(
-    sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), words: Sequence[str] = ()
-) -> SubwordNmtTokenizer:
-    """The tokenizer for the sentences, see `with_vocabulary`; it has no symbols beside the pieces of the text."""
-    return with_vocabulary(inputs(data)["codes"], sentences)
 
 
 def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer:

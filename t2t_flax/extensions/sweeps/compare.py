@@ -9,10 +9,9 @@ import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.records import read_record, task_of_record, texts, tokenizer_of_record
+from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record, texts, tokenizer_of_record
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
-from t2t_flax.tasks import Task, make_task
-from t2t_flax.tasks.metrics import SEED, Predictions, SentenceStatistics, draw_sentences, resampled_scores
+from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, make_task, resampled_scores
 
 RESAMPLES = 1000
 """The default of sacreBLEU's command line."""
@@ -43,7 +42,7 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
                 f"config.data.{key} is {value_a} in {path_a} and {value_b} in {path_b}: they cannot be compared."
             )
     task = task_of_record(a)
-    names = task.comparable_names
+    names = comparable_names(task)
     score = score or names[0]
     if score not in names:
         name = task.config.data.task

@@ -58,6 +58,11 @@ def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> l
     return sets
 
 
+def comparable_names(task: Task) -> list[str]:
+    """The names of the metrics by which two systems can be compared, the primary one first."""
+    return [metric.name for metric in task.metrics if metric.statistics]
+
+
 def task_of_record(record: dict[str, Any]) -> Task:
     """The task of a record with its settings. Raises UserError for a task that this version does not have."""
     keys = {item.name for item in dataclasses.fields(Data)}

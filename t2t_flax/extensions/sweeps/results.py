@@ -7,16 +7,15 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from t2t_flax.config import Config, parse_test_sets, parse_valid_sets
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
-from t2t_flax.config.text_values import VALID_PREFIX
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
-from t2t_flax.extensions.sweeps.records import read_record, task_of_record, texts
+from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record, texts
 from t2t_flax.json_file import parse_json
-from t2t_flax.tasks import lower_is_better, task_of
-from t2t_flax.tasks.metrics import model_metrics
+from t2t_flax.tasks import NAMES_IN_RECORDS, lower_is_better, model_metrics, task_of
 from t2t_flax.training.progress import read_metrics
 
 
@@ -46,7 +45,7 @@ def default_score(config: Config) -> str:
     """The score of the validation set that selects checkpoints, or the loss; the task's main score on the test set if the
     trials evaluate neither.
     """
-    return validation_score(config) or (task_of(config).primary_metric.name if config.data.test else "valid_nll")
+    return validation_score(config) or (task_of(config).metrics[0].name if config.data.test else "valid_nll")
 
 
 def validation_score(config: Config) -> str:
@@ -66,15 +65,15 @@ def check_score(name: str, config: Config) -> None:
     `valid_score/SET` of one of several validation sets.
     """
     task, split = task_of(config), "valid" if name.startswith("valid_") else "test"
-    final = list(task.record_metrics())
+    final = [metric.name for metric in task.metrics] + list(NAMES_IN_RECORDS.values())
     with_loss = [f"valid_{metric.training_name}" for metric in model_metrics()]
     decoded = [f"valid_{metric.training_name}" for metric in task.validation_metrics()]
     if split == "valid":
         score, _, of_set = name.partition("/")
-        sets = [each.removeprefix(VALID_PREFIX) for each in parse_valid_sets(config.data.valid) if each != "valid"]
+        sets = [each.removeprefix(VALID_PREFIX) for each in config.data.valid_sets if each != "valid"]
     else:
         of_set, _, score = name.rpartition(":")
-        sets = list(parse_test_sets(config.data.test))
+        sets = list(config.data.test_sets)
     if score not in (final if split == "test" else with_loss + decoded):
         scores = ", ".join(final + with_loss + decoded)
         raise UserError(
@@ -163,7 +162,7 @@ def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
                 f"{path} was made with {'; '.join(changed)}: move it away and run `python -m t2t_flax evaluate "
                 f"--workdir={folder.workdir(name)}` to restore the trial's record."
             )
-        if metric in task_of_record(record).comparable_names:
+        if metric in comparable_names(task_of_record(record)):
             texts(record, path)
 
 

@@ -16,7 +16,7 @@ import dataclasses
 import numpy as np
 from scipy import special
 
-from t2t_flax.tasks.metrics import SentenceStatistics
+from t2t_flax.tasks import SentenceStatistics
 
 LEVEL = 0.05
 """Significance level of all tests."""

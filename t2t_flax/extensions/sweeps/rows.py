@@ -13,7 +13,7 @@ import numpy as np
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.compare import check_comparable, systems
 from t2t_flax.extensions.sweeps.folder import Folder
-from t2t_flax.extensions.sweeps.records import read_record, task_of_record
+from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record
 from t2t_flax.extensions.sweeps.results import Result, record_path, results, selection_score
 from t2t_flax.extensions.sweeps.row_differences import (
     LEVEL,
@@ -197,7 +197,7 @@ def _scores(row: Row, base: Row, metric: str) -> tuple[np.ndarray, np.ndarray | 
     if metric.startswith("valid_") or not anchor or not all(r.record for r in chosen):
         return scores, None
     score = metric.rpartition(":")[2]
-    if score not in task_of_record(read_record(anchor)).comparable_names:
+    if score not in comparable_names(task_of_record(read_record(anchor))):
         for r in chosen:
             check_comparable(read_record(r.record), read_record(anchor), r.record, anchor)
         return scores, None
@@ -214,7 +214,7 @@ def test_of_selected(folder: Folder, table: list[Row]) -> str:
     paths = [record_path(folder, r.name, "") for r in row.results if r.seed in row.seeds] if row else []
     if row is None or not paths or not all(paths):
         return ""
-    metric = task_of_record(read_record(paths[0])).primary_metric
+    metric = task_of_record(read_record(paths[0])).metrics[0]
     _, _, statistics = systems(paths, metric.name)
     scores = np.array([each.corpus_score for each in statistics])
     influences = np.array([influence(each) for each in statistics])

@@ -17,6 +17,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax import config as config_lib
+from t2t_flax.config.keys import check_value
+from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
 
 NAME = "name"
@@ -179,7 +181,9 @@ class Search:
         for key, values in self.space.items():
             for value in values.choices or (values.low, values.high):
                 is_integer = values.whole and not values.choices
-                config_lib.check_value(key, as_text(round(value) if is_integer else value))
+                texts = {key: as_text(round(value) if is_integer else value)}
+                (parsed,) = config_lib.override({}, texts).values()
+                check_value(key, fields()[key], parsed[key.partition(".")[2]])
 
     def to_json(self) -> dict[str, Any]:
         """Plain JSON values, choices as text."""

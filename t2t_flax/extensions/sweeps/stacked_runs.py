@@ -6,7 +6,6 @@ starts it:
 
 import contextlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Sequence
 
 import jax
@@ -26,6 +25,7 @@ from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
 from t2t_flax.training.hooks import wants_idle
 from t2t_flax.training.loop import train_run
+from t2t_flax.training.progress import measure
 from t2t_flax.training.run import DueAfterUpdate, Run, TrainingEnd, ValidationScore
 from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, set_up_training
 from t2t_flax.training.train_state import TrainState
@@ -58,7 +58,7 @@ def _train(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> 
     for config, workdir in runs:
         if completed(workdir, config):
             continue
-        jobs.check_metrics_available(config)
+        jobs.check_available(config)
         config = jobs.with_precision(config, workdir, supervisor.group)
         with supervisor.exit_on_signal("preparing the data"):
             task = task_of(config)
@@ -255,12 +255,6 @@ class StackedRuns:
         del self._state
 
 
-@contextlib.contextmanager
-def split_time(bucket: str, runs: Sequence[Run]) -> Iterator[None]:
-    """Adds the block's time to `bucket` of the clocks of all `runs` for which the work is done, in equal parts."""
-    start = time.perf_counter()
-    try:
-        yield
-    finally:
-        for run in runs:
-            run.clock.add(bucket, (time.perf_counter() - start) / len(runs))
+def split_time(bucket: str, runs: Sequence[Run]) -> contextlib.AbstractContextManager[None]:
+    """Adds the block's time to a bucket of all `runs` for which the work is done, in equal parts."""
+    return measure(bucket, *(run.progress.seconds for run in runs))

@@ -13,7 +13,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import NAME, Overrides, as_text
 
 SEED_KEYS = ("seed.init", "seed.dropout", "seed.data")
-RATES = ("model.dropout", "model.dropout_embed", "model.dropout_attention", "model.dropout_ffn")
+RATES = ("model.dropout", "model.dropout_attention", "model.dropout_ffn")
 NUMBERS = (
     "optimizer.lr_scale", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
 )  # fmt: skip

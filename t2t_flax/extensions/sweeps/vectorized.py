@@ -10,14 +10,13 @@ import numpy as np
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from t2t_flax.config import Config
-from t2t_flax.config.text_values import MESH_AXES
+from t2t_flax.config.schema import MESH_AXES
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conflict
 from t2t_flax.models.dropout import Rate
-from t2t_flax.training import memory
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.setup import TrainingSetup, batch_struct, compiler_options
+from t2t_flax.training.setup import TrainingSetup, batch_struct, check_fits_in_memory, compiler_options
 from t2t_flax.training.train_state import TrainState
 from t2t_flax.training.train_step import train_step
 
@@ -52,14 +51,13 @@ class VectorizedProgram:
             lambda x: jax.ShapeDtypeStruct((len(runs), *x.shape), x.dtype, sharding=self._trials), runs[0].abstract
         )
         self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        available, advice = memory.device_memory(), "Train fewer runs together, or lower config.data.microbatch_tokens."
+        advice = "Train fewer runs together, or lower config.data.microbatch_tokens."
         for shape in sorted(runs[0].batches.shapes, key=lambda s: -s.length * s.rows):
             size = (shape.micro, shape.rows, shape.length)
             with mesh_lib.use(self.mesh):
                 lowered = step.lower(abstract, self._scalars, batch_struct(size, replicated))
                 self._programs[size] = lowered.compile(compiler_options(config))
-            needed = memory.program_bytes(self._programs[size])
-            memory.check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", needed, available, advice)
+            check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", self._programs[size], advice)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run. The state is donated."""

@@ -99,7 +99,7 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
 
     def score_each(self, pairs, **more):
         scored.append(len(pairs))
-        assert len(read) <= 2 * (len(scored) * window + 1)
+        assert len(read) <= 2 * ((len(scored) + 1) * window + 2)
         if len(scored) > stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
         return score(self, pairs, **more)

@@ -13,15 +13,13 @@ import pytest
 from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
-from t2t_flax.cli.lines import full_windows, paired
+from t2t_flax.cli.lines import paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
-from t2t_flax.data.starts import Direction, Starts
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 from t2t_flax.extensions.bulk_translation import shared_translation
-from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.extensions.bulk_translation.shared_translation import Share, Shares, join
 
 
@@ -35,7 +33,7 @@ def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, coun
     numbers = []
     for index in range(count):
         share = Share(index, count, turn=5)
-        for window in full_windows(share.of(lines_of(n)), 3):
+        for window in share.windows(share.of(lines_of(n)), 3):
             numbers += [line.number for line in window]
             assert [line.number for line in window] == list(range(window[0].number, window[0].number + len(window)))
             assert count == 1 or window[0].number // 5 == window[-1].number // 5
@@ -46,7 +44,6 @@ class CapitalsRun:
     """Translations are the lines in capitals with their number; `fail_at`: the line at which translating fails."""
 
     fail_at = ""
-    start, starts = None, Starts()
     before_batch = staticmethod(lambda: None)
 
     def __init__(self, n_best, more=None):
@@ -54,9 +51,6 @@ class CapitalsRun:
         self.config = resolve(override(to_config_dict(Config()), keys))
         self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
-
-    def chosen_start(self):
-        return self.starts.chosen(self.config.data, self.start)
 
     def translate(self, lines, *, prefixes=None, first_line=0, progress):
         if self.fail_at in lines:
@@ -125,12 +119,13 @@ def translate(monkeypatch, tmp_path):
             input="in",
             output="out",
             prefix=prefix,
+            n_best=None,
             resume=resume,
             scores=False,
             step=None,
             average=0,
             best=False,
-            start=None,
+            target_language=None,
         )
 
         def job(group):
@@ -208,19 +203,6 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
     pattern = r"parameters = \d+ on process \d on .* and \d+ on process \d on .*: --workdir=w and the settings must be"
     assert any(re.match(pattern, answer) for answer in answers), answers
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "w"]
-
-
-@pytest.mark.parametrize(
-    ("starts", "shown"),
-    [(Starts(), None), (Starts((Direction("en", "de"), Direction("fr", "de")), {"de": 4}), "de")],
-    ids=["one direction", "one target"],
-)
-def test_the_only_target_language_may_be_named_when_resuming(starts, shown):
-    run = CapitalsRun("1")
-    run.starts = starts
-    unnamed = output_settings(run, {})
-    run.start = "de"
-    assert output_settings(run, {}) == unnamed and unnamed.get("start") == shown
 
 
 @pytest.mark.parametrize("flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]])

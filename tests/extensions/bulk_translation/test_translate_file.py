@@ -3,7 +3,6 @@
 import itertools
 import json
 import os
-import signal
 import sys
 
 import pytest
@@ -179,11 +178,3 @@ def test_damaged_record_says_what_to_remove(run, t2t, tmp_path, text):
     (tmp_path / "out.partial").unlink()
     t2t("--input=in", "--output=out", "--resume")
     assert (tmp_path / "out").read_text() == "A\n"
-
-
-def test_advice_for_an_object_store_names_what_is_there(run, t2t, tmp_path, monkeypatch):
-    """There is no --resume for it."""
-    stop_at_window(run, 1)
-    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
-    _, err = t2t("--input=in", "--output=memory://bucket/out", code=128 + signal.SIGTERM)
-    assert "holds the output of 4 lines." in err and "--resume" not in err

@@ -5,15 +5,14 @@ from dataclasses import replace
 import pytest
 
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import encoding, preprocess
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split, recipe_of
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import JoinedSource
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
+from t2t_flax.extensions.corpora.list_dropped import list_dropped
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -52,8 +51,8 @@ FILTERED = [
 
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, monkeypatch, num_workers):
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 3)
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 3)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 3)
     source = open_pairs(tmp_path, FILTERED)
     policies = replace(
         POLICIES, max_length=100, on_too_long="drop", empty_lines="drop", filters=(LengthRatio(4.0), Duplicates())
@@ -61,7 +60,7 @@ def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, mo
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
     assert texts(store, tokenizers) == [FILTERED[i] for i in (0, 1, 3)]
     reasons = ["duplicate", "empty", "length_ratio", "too_long", "duplicate"]
-    listed = list(preprocess.list_dropped(source, tokenizers, policies, num_workers=num_workers))
+    listed = list(list_dropped(source, tokenizers, policies, num_workers=num_workers))
     assert [reason for _, reason in listed] == reasons
     assert [where.rsplit(" ", 1)[1] for where, _ in listed] == ["3", "5", "6", "7", "8"]
     counts = {
@@ -100,8 +99,8 @@ def test_a_ratio_that_drops_every_pair_is_refused(ratio):
 
 
 def test_explain_names_the_filters():
-    keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate", "data.empty_lines": "error"}
-    assert "dropped: nothing\n" in describe(resolve(override(default_config(), keys)))
+    keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate"}
+    assert "dropped: pairs with an empty side\n" in describe(resolve(override(default_config(), keys)))
     keys |= {"filters.length_ratio": "3", "filters.duplicates": "True", "filters.language": "0.95"}
     expected = "pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)"
-    assert f"dropped: {expected}\n" in describe(resolve(override(default_config(), keys)))
+    assert f"dropped, too: {expected}\n" in describe(resolve(override(default_config(), keys)))

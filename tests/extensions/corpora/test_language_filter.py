@@ -8,18 +8,16 @@ from importlib.util import find_spec
 
 import pytest
 
-from t2t_flax.cli import prepare
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import encoding
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus, training_policies
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import list_dropped, prepare_split, recipe_of
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import JoinedSource
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora import filters
 from t2t_flax.extensions.corpora.filters import LanguageFilter, OtherLanguages
+from t2t_flax.extensions.corpora.list_dropped import dropped_by, list_dropped
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
@@ -73,7 +71,7 @@ PAIRS = [(ENGLISH, GERMAN), (GERMAN, GERMAN), ("", FRENCH), (ENGLISH, FRENCH), (
 @needs_py3langid
 def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
     """A tag before the source sentence is not taken for text."""
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 2)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
     (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
     opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
     tag = "<die Übersetzung der Maschine>"
@@ -150,7 +148,7 @@ def test_each_direction_is_filtered_by_its_languages(tmp_path):
         **{"languages.directions": "by_name"},
     )
     tokenizers = prepare_corpus(task_of(config), tmp_path / "run").tokenizers
-    dropped = [where for where, reason in prepare.list_dropped(config, tokenizers) if reason == "language"]
+    dropped = [where for where, reason in dropped_by(config, tokenizers) if reason == "language"]
     assert len(dropped) == 2 and all("line 2" in where for where in dropped), dropped
 
 

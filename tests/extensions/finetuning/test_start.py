@@ -9,8 +9,7 @@ from helpers.configs import devices_mesh, small_config
 from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.data.tokenizers.base import SymbolTokenizer
+from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import parse_init_checkpoint

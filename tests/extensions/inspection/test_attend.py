@@ -8,6 +8,7 @@ from t2t_flax.api import load
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.inspection import attention
+from t2t_flax.extensions.inspection.maps import attend
 
 RUN, ALL_DEVICES = "pretrained:toy", "--config.mesh.cpu_devices=8"
 PAIRS = list(toy.pairs("test", 3))
@@ -21,7 +22,7 @@ def error_of(capsys, *command: str) -> str:
 
 @pytest.fixture(scope="module")
 def maps():
-    return load(RUN).attend(*PAIRS[0])
+    return attend(load(RUN, overrides={"mesh.cpu_devices": 8}), *PAIRS[0])
 
 
 def test_statistics_of_heads(maps):
@@ -49,8 +50,8 @@ def test_arrays_and_picture_are_written(maps, tmp_path):
 def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
     output = tmp_path / "attention.npz"
     source, target = PAIRS[0]
-    attend = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--source={source}", f"--output={output}"]
-    assert main([*attend, f"--target={target}"]) == 0
+    command = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--source={source}", f"--output={output}"]
+    assert main([*command, f"--target={target}"]) == 0
     printed = capsys.readouterr().out
     arrays = np.load(output)
     s, t = (len(arrays[f"{side}_tokens"]) for side in ("source", "target"))
@@ -60,14 +61,14 @@ def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
 
 
 def test_attend_refuses_wrong_arguments(tmp_path, capsys):
-    attend = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--output={tmp_path / 'a.npz'}"]
-    assert "--source= is empty" in error_of(capsys, *attend, "--source= ")
-    assert "--target= is empty" in error_of(capsys, *attend, "--source=A word.", "--target=")
-    assert "the source has" in error_of(capsys, *attend, "--source=" + "word " * 2000)
-    assert "the target has" in error_of(capsys, *attend, "--source=A word.", "--target=" + "Wort " * 2000)
+    command = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--output={tmp_path / 'a.npz'}"]
+    assert "--source= is empty" in error_of(capsys, *command, "--source= ")
+    assert "--target= is empty" in error_of(capsys, *command, "--source=A word.", "--target=")
+    assert "the source has" in error_of(capsys, *command, "--source=" + "word " * 2000)
+    assert "the target has" in error_of(capsys, *command, "--source=A word.", "--target=" + "Wort " * 2000)
     assert not list(tmp_path.iterdir())
 
 
 def test_attend_checks_the_picture_format_first(tmp_path, capsys):
-    attend = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
-    assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *attend, f"--picture={tmp_path / 'a.doc'}")
+    command = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
+    assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *command, f"--picture={tmp_path / 'a.doc'}")

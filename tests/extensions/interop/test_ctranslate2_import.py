@@ -33,6 +33,8 @@ class Characters:
     def encode(self, text):
         return [self.vocabulary.index(character) if character in self.vocabulary else 2 for character in text]
 
+    encode_text = encode
+
     def decode(self, ids):
         return "".join(self.vocabulary[i] for i in ids)
 
@@ -256,29 +258,3 @@ def test_the_file_that_is_named_is_read(tmp_path):
     )
     with pytest.raises(UserError, match=r"not the file of a model's weights: name .*model\.bin or .*weights\.npz"):
         read_model(folder / "source_vocabulary.txt", **codes)
-
-
-def test_tokens_of_target_languages_are_the_models_languages(tmp_path):
-    """As in an OPUS-MT model of several languages that CTranslate2's converter wrote: nothing but the vocabulary says it."""
-    tokens = [*TOKENS, ">>fra<<", ">>deu<<"]
-    folder = write(tmp_path, fake_arrays(8), tokens, MORE)
-    model = read_model(folder, num_heads=2, languages=("en", ""))
-    starts = model.tokenizers.starts
-    assert starts.directions == (("en", "deu"), ("en", "fra")) and model.config.data.target_language == "mul"
-    for code, i in starts.ids.items():
-        assert model.tokenizers.source.pieces([i]) == [f">>{code}<<"]
-    one = write(tmp_path, fake_arrays(8), [*TOKENS, ">>fra<<", "c"], MORE)
-    assert not read_model(one, num_heads=2, languages=("en", "fr")).tokenizers.starts.names
-    for directions, message in [
-        ([["en", "fra"]], None),
-        ([["en", "spa"]], "the second with a token in the vocabulary"),
-        ([["en"]], "expected pairs of language codes"),
-        ([["en", ["fra"]]], "expected pairs of language codes"),
-        ("en-fra", "expected a list"),
-    ]:
-        (folder / "config.json").write_text(json.dumps({"directions": directions}))
-        if message is None:
-            assert read_model(one, num_heads=2, languages=("", "")).tokenizers.starts.names == ["fra"]
-        else:
-            with pytest.raises(UserError, match=rf"config\.json: directions = .*{message}"):
-                read_model(one, num_heads=2, languages=("", ""))

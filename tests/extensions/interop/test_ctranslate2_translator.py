@@ -29,6 +29,8 @@ class Ids:
     def encode(self, text):
         return list(map(int, text.split()))
 
+    encode_text = encode
+
     def decode(self, ids):
         return " ".join(map(str, ids))
 
@@ -66,9 +68,9 @@ def both(exported, lines, prefixes=None, **keys):
     tokenizers, left = TokenizerPair(Ids(), Ids()), []
     by_jax = Translator(model, tokenizers, devices_mesh(), config)
 
-    def jax_translate(lines, prefixes, starts):
+    def jax_translate(lines, prefixes):
         left.extend(lines)
-        return by_jax.translate(params, lines, prefixes=prefixes, starts=starts)
+        return by_jax.translate(params, lines, prefixes=prefixes)
 
     theirs = CTranslate2Translator(translator, tokenizers, model.config, config, jax_translate)
     return by_jax.translate(params, lines, prefixes=prefixes), theirs.translate(lines, prefixes=prefixes), left

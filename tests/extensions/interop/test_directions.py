@@ -4,7 +4,6 @@ says how it is given.
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 
@@ -13,10 +12,8 @@ import yaml
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
-from t2t_flax.data.starts import Direction, Starts
+from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.interop.export import export
-from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.model_card import scores_of_record
 from t2t_flax.training import loop
 
@@ -26,7 +23,7 @@ DATA = dict(
     vocab_size=400,
 )
 RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.beam_size": "2"}
-TEXT = "<2en> It is late."
+TEXT = "It is <2en> late."
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +64,7 @@ def test_ctranslate2_takes_the_token_before_the_pieces(workdir, tmp_path):
     assert "<2en>" not in pieces
     translator = ctranslate2.Translator(str(tmp_path / "m"))
     for language in ("de", "en"):
-        (ours,) = run.translate([TEXT], start=language)
+        (ours,) = run.translate([f"<2{language}> {TEXT}"])
         (theirs,) = translator.translate_batch(
             [[f"<2{language}>", *pieces]],
             beam_size=2,
@@ -82,8 +79,8 @@ def test_ctranslate2_takes_the_token_before_the_pieces(workdir, tmp_path):
 def test_decoding_with_ctranslate2_gives_the_token_too(workdir):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     ours, theirs = (load(workdir, overrides=RULES | {"decode.engine": name}) for name in ("jax", "ctranslate2"))
-    lines, languages = [TEXT, TEXT, "Wo ist der Hund?"], ["de", "en", "en"]
-    for a, b in zip(*(run.translate(lines, start=languages) for run in (ours, theirs)), strict=True):
+    lines = [f"<2de> {TEXT}", f"<2en> {TEXT}", "<2en> Wo ist der Hund?"]
+    for a, b in zip(*(run.translate(lines) for run in (ours, theirs)), strict=True):
         assert a.hypotheses[0].tokens == b.hypotheses[0].tokens
         assert a.hypotheses[0].score == pytest.approx(b.hypotheses[0].score, abs=1e-4)
 
@@ -96,7 +93,7 @@ def test_marian_takes_the_token_at_the_beginning_of_the_text(workdir, tmp_path):
     run = load(workdir)
     for language in ("de", "en"):
         ids = theirs(f">>{language}<< {TEXT}").input_ids
-        assert ids == [*run.start_ids(language), *run.tokenizers.source.encode(TEXT), 1]
+        assert ids == [*run.tokenizers.source.encode(f"<2{language}> {TEXT}"), 1]
     assert sorted(theirs.supported_language_codes) == [">>de<<", ">>en<<"]
 
 
@@ -106,46 +103,28 @@ def test_directions_come_back(workdir, tmp_path, kind, capsys):
     pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
     exported(workdir, tmp_path / "m", kind)
     assert main(["import", f"--from={tmp_path / 'm'}", f"--workdir={tmp_path / 'run'}"]) == 0
-    assert "en-de, de-en" in capsys.readouterr().out
+    directions = "en-de, de-en" if kind == "safetensors" else "mul-de, mul-en"
+    assert directions in capsys.readouterr().out
     ours, run = load(workdir), load(tmp_path / "run")
-    assert (
-        run.tokenizers.starts
-        == ours.tokenizers.starts
-        == Starts((("en", "de"), ("de", "en")), run.tokenizers.starts.ids)
-    )
     assert run.tokenizers.digest == ours.tokenizers.digest
     for language in ("de", "en"):
-        assert run.start_ids(language) == ours.start_ids(language)
-        (a,), (b,) = (r.score([(TEXT, "Es ist.")], start=language) for r in (run, ours))
+        (a,), (b,) = (r.score([(f"<2{language}> {TEXT}", "Es ist.")]) for r in (run, ours))
         assert a.log_prob == pytest.approx(b.log_prob, abs=0.1)  # Marian's norms have another epsilon
-    assert main(["translate", f"--workdir={tmp_path / 'run'}", "--input=/dev/null"]) == 2
-    assert "choose one, by start= in Python, on the command line --target-language=de" in capsys.readouterr().err
+    with pytest.raises(UserError, match="translates into de, en: begin each line"):
+        run.translate([TEXT])
     test_set = ["--config.data.test=de-en=toy:test:2", "--config.languages.directions=by_name"]
     assert main(["evaluate", f"--workdir={tmp_path / 'run'}", *test_set]) == 0
     (record,) = [json.loads(path.read_text()) for path in (tmp_path / "run" / "eval").glob("de-en-*.json")]
     assert (record["data"]["direction"], record["data"]["zero_shot"]) == ("de-en", False)
     readme, _ = exported(tmp_path / "run", tmp_path / "again", kind)
-    assert "Trained: en-de, de-en." in readme
-
-
-@pytest.mark.parametrize("kind", ["ctranslate2", "huggingface"])
-def test_the_only_target_language_comes_back(workdir, tmp_path, kind):
-    """A model from two languages into one has one token, which every source gets, also after an export."""
-    pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
-    run = load(workdir)
-    only = Starts((Direction("de", "en"), Direction("fr", "en")), {"en": run.tokenizers.starts.ids["en"]})
-    export(tmp_path / "m", kind, run.config, run.params, run.tokenizers.with_starts(only), steps=[2])
-    if kind == "ctranslate2":
-        shutil.rmtree(tmp_path / "m" / "tokenizer")  # what is left are the files of CTranslate2
-    languages = read_model(tmp_path / "m").tokenizers.starts
-    assert languages.directions == only.directions and languages.chosen(run.config.data, None) == "en"
+    assert f"Trained: {directions}." in readme
 
 
 def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):
     readme, _ = exported(workdir, tmp_path / "m", "safetensors")
-    assert "--workdir=FOLDER --target-language=de" in readme
-    again, run = load(tmp_path / "m", start="en"), load(workdir, start="en")
-    assert [t.text for t in again.translate([TEXT])] == [t.text for t in run.translate([TEXT])]
+    assert 'echo "<2de> ..." | python -m t2t_flax translate --workdir=FOLDER' in readme
+    again, run = load(tmp_path / "m"), load(workdir)
+    assert [t.text for t in again.translate([f"<2en> {TEXT}"])] == [t.text for t in run.translate([f"<2en> {TEXT}"])]
 
 
 def test_the_card_says_the_direction_of_each_score():

@@ -11,7 +11,8 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
 
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
@@ -80,10 +81,10 @@ def translations(exported, beams):
     _, model, params, translator = exported
     sources = sentences(40, 2)
     arrays = rows_alone([(source + [1], [1]) for source in sources], 16)["source"]
-    options = BeamOptions(beams, 0.6, 1, "power", "beam_full")
+    options = BeamSearch(beams, 0.6, 1, "power", "beam_full")
     with mesh_lib.use(devices_mesh()):
         cache = start_search(model, params, arrays, beams, 32)
-        ours = beam_search(DecodeStep(model), params, cache, options, caps_B=[CAP] * len(sources), lengths=(32,))
+        ours = run_search(DecodeStep(model), params, cache, options, caps_B=[CAP] * len(sources), lengths=(32,))
     theirs = translator.translate_batch(
         [[WORDS[i] for i in ids] for ids in sources], beam_size=beams, length_penalty=0.6, max_decoding_length=CAP,
         min_decoding_length=0, suppress_sequences=[["<pad>"]],

@@ -276,15 +276,17 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     )
     assert main(["import", f"--from={copy}", f"--workdir={run}"]) == 0
     loaded, theirs = t2t_flax.load(run), transformers.AutoTokenizer.from_pretrained(copy)
-    assert loaded.tokenizers.starts.directions == (("en", "deu"), ("en", "fra"))
+    assert list(loaded.tokenizers.source.target_languages) == ["deu", "fra"]
     assert sorted(theirs.supported_language_codes) == [">>deu<<", ">>fra<<"]
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):
-        for text in (LINES[0], f">>{language}<< {LINES[0]}"):  # a text that has its tag gets no second one
-            (pair,) = loaded._encode([(text, "x")], "fra" if text == LINES[0] and language == "fra" else "deu")
+        for text in (f"<2{language}> {LINES[0]}", f">>{language}<< {LINES[0]}", f">>{language}<<{LINES[0]}"):
+            (pair,) = loaded._encode(
+                [(loaded.in_language(text, "deu"), "x")]
+            )  # a text that has its tag gets no second one
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected
-    with pytest.raises(UserError, match="translates into deu, fra: choose one"):
+    with pytest.raises(UserError, match="translates into deu, fra: begin each line"):
         loaded.translate(LINES)
 
 

@@ -68,9 +68,9 @@ def test_what_hugging_face_has_not_is_said(keys, rules, said):
 
 
 def test_what_the_models_have_not_is_said():
-    model = Model(norm_eps=1e-6, dropout=0.3, dropout_embed=0.0, dropout_attention=0.2)
+    model = Model(norm_eps=1e-6, dropout=0.3, dropout_attention=0.2)
     notes = marian_export.not_carried(Config(model=model, decode=Decode(**POWER)))
-    assert [note.split(" = ")[0] for note in notes] == ["model.norm_eps", "model.dropout_embed"]
+    assert [note.split(" = ")[0] for note in notes] == ["model.norm_eps"]
     config = marian_export._config(Config(model=model), 10, "float32")
     assert (config["dropout"], config["attention_dropout"], config["activation_dropout"]) == (0.3, 0.2, 0.0)
     (rules, rates) = ctranslate2_export.not_carried(Config(model=model, decode=Decode(**POWER)))

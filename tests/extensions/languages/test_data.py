@@ -1,4 +1,4 @@
-"""Text of several directions: the target language's token is the first id of every source sentence, and nowhere else."""
+"""Text of several directions: the symbol of the target language is the first id of every source sentence, and nowhere else."""
 
 from types import SimpleNamespace
 
@@ -12,12 +12,9 @@ from t2t_flax.config import Config, Data, default_config, override, resolve
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import hooks
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split, recipe_of
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import StartedSource
-from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
+from t2t_flax.data.sources import TaggedSource, open_source
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages.hook import hook
 from t2t_flax.tasks import task_of
@@ -64,7 +61,7 @@ def corpus(request, tmp_path_factory):
 
 def test_the_token_is_the_first_id_and_never_in_the_targets(corpus):
     _, _, data = corpus
-    ids = [data.tokenizers.source.control_id(token) for token in TOKENS]
+    ids = [data.tokenizers.source.control_symbols.get(token) for token in TOKENS]
     assert None not in ids and len(set(ids)) == 3
     to_german, to_english, tag = ids
     store = data.train
@@ -82,15 +79,17 @@ def test_sides_have_the_languages_of_the_direction(corpus):
     config, folder, data = corpus
     decode = data.tokenizers.source.decode
     english, german = next(split_source(task_of(config), "valid.en-de").pairs())
+    assert english.startswith("<2de> ")
+    english = english.removeprefix("<2de> ")
     assert decode(data.valid["valid.en-de"].source(0).tolist()) == english
     assert decode(data.valid["valid.de-en"].source(0).tolist()) == german
     test = split_store(task_of(config), folder, "de-en", data.tokenizers)
-    assert test.num_pairs == 10 and test.source(0)[0] == data.tokenizers.source.control_id("<2en>")
+    assert test.num_pairs == 10 and test.source(0)[0] == data.tokenizers.source.control_symbols.get("<2en>")
 
 
 def test_only_the_source_vocabulary_has_the_tokens(tmp_path):
     data = prepared(config_of(joint_vocabulary=False, vocab_size=350), tmp_path)
-    assert [data.tokenizers.target.control_id(token) for token in TOKENS] == [None] * 3
+    assert [data.tokenizers.target.control_symbols.get(token) for token in TOKENS] == [None] * 3
     assert not set(TOKENS) & set(data.tokenizers.target.pieces(range(350)))
 
 
@@ -102,26 +101,36 @@ def source_tokenizer():
     ).source
 
 
-@given(text=st.lists(st.sampled_from([*TOKENS, "a", " ", "<", "2"]), max_size=8).map("".join))
-def test_no_text_is_encoded_to_a_token(source_tokenizer, text):
-    tokens = {source_tokenizer.control_id(token) for token in TOKENS}
-    assert None not in tokens and not tokens & set(source_tokenizer.encode(text))
+@given(words=st.lists(st.sampled_from([*TOKENS, "a", "<", "2"]), max_size=8))
+def test_symbols_count_at_the_beginning_of_a_source_alone(source_tokenizer, words):
+    """Those of the text are the ids of the symbols, then of the rest; in the middle and in targets they are ordinary text."""
+    count = next((i for i, word in enumerate(words) if word not in TOKENS), len(words))
+    symbols, rest = words[:count], " ".join(words[count:])
+    ids = [source_tokenizer.control_symbols[symbol] for symbol in symbols]
+    text = " ".join(words)
+    assert source_tokenizer.encode(text) == [*ids, *source_tokenizer.encode_text(rest)]
+    assert not set(source_tokenizer.control_symbols.values()) & set(source_tokenizer.encode_text(text))
 
 
 @pytest.mark.smoke
-def test_a_literal_token_is_ordinary_text(tmp_path):
+def test_a_literal_symbol_in_the_middle_is_ordinary_text(tmp_path):
     data = prepared(config_of(), tmp_path)
     side = data.tokenizers.source
     for token in TOKENS:
-        literal = f"{token} It is late."
-        assert side.control_id(token) not in side.encode(literal)
-        assert side.decode(side.encode(literal)) == literal
+        literal = f"It is {token} late."
+        assert side.control_symbols[token] not in side.encode(literal)
+        assert (
+            side.decode(side.encode(literal)) == literal and side.decode(side.encode(f"{token} {literal}")) == literal
+        )
 
 
 def test_control_symbols_survive_the_file_and_renumbering(tmp_path):
     side = prepared(config_of(), tmp_path).tokenizers.source
-    assert SentencePieceTokenizer(side.data).control_id("<2de>") == side.control_id("<2de>")
-    assert side.pieces([side.control_id("<2de>")]) == ["<2de>"] and side.decode([side.control_id("<2de>")]) == ""
+    assert SentencePieceTokenizer(side.data).control_symbols.get("<2de>") == side.control_symbols.get("<2de>")
+    assert (
+        side.pieces([side.control_symbols.get("<2de>")]) == ["<2de>"]
+        and side.decode([side.control_symbols.get("<2de>")]) == ""
+    )
     import io
 
     import sentencepiece
@@ -134,7 +143,7 @@ def test_control_symbols_survive_the_file_and_renumbering(tmp_path):
     other = SentencePieceTokenizer(model.getvalue())  # with <s>, and other ids than ours
     pieces = other.pieces(range(other.vocab_size))
     assert pieces[:3] == ["<pad>", "</s>", "<unk>"] and "<s>" not in pieces
-    assert pieces[other.control_id("<2de>")] == "<2de>" and other.encode("a house")[0] not in (0, 1, 2)
+    assert pieces[other.control_symbols.get("<2de>")] == "<2de>" and other.encode("a house")[0] not in (0, 1, 2)
 
 
 def test_tokenizers_without_the_token_are_refused(tmp_path):
@@ -143,7 +152,7 @@ def test_tokenizers_without_the_token_are_refused(tmp_path):
     )
     plain.source.save(tmp_path / "plain.model")
     config = config_of(tokenizer_model=tmp_path / "plain.model")
-    with pytest.raises(UserError, match="no control symbol <2de>.*--control_symbols=<2de>,<2en>,<bt>"):
+    with pytest.raises(UserError, match="no control symbol <2de>.*--control_symbols=<2de>,<2en>"):
         prepared(config, tmp_path / "run")
     assert not (tmp_path / "run" / "tokenizer").exists()
     own = prepared(config_of(), tmp_path / "own").tokenizers
@@ -155,28 +164,40 @@ def test_tokenizers_without_the_token_are_refused(tmp_path):
 def test_the_length_limit_counts_the_token(tmp_path):
     source = open_source("toy:train:100", source_language="en", target_language="de")
     tokenizers = train_tokenizers(source, Data(vocab_size=400), TOKENS)
-    directed = StartedSource(source, ("<2de>",))
+    directed = TaggedSource(source, "<2de>")
     for policy in ("drop", "truncate"):
         store = prepare_split(directed, tokenizers, tmp_path / policy, Policies(12, policy, "drop"))
         lengths = store.source_lengths
         assert lengths.max() <= 12 and store.meta["too_long"] > 0
-        assert all(store.source(i)[0] == tokenizers.source.control_id("<2de>") for i in range(store.num_pairs))
+        assert all(store.source(i)[0] == tokenizers.source.control_symbols.get("<2de>") for i in range(store.num_pairs))
 
 
-def test_data_without_directions_have_the_recipe_of_earlier_versions():
-    pair = TokenizerPair(*[train_tokenizers(open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)).source] * 2)  # fmt: skip
+def test_the_symbol_is_part_of_the_recipe_where_there_is_one():
+    side = train_tokenizers(
+        open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)
+    )
     policies = Policies(24, "drop", "drop")
-    recipe, digest = recipe_of("f", pair, policies)
-    assert recipe_of("f", pair, policies, None, []) == (recipe, digest)
-    assert "start_tokens" not in recipe and recipe_of("f", pair, policies, None, [["<2de>"]])[1] != digest
-    assert hooks.symbols_of(Config(data=SMALL_DATA)) == ([], [])
+    recipe, digest = recipe_of("f", side, policies)
+    assert recipe_of("f", side, policies, None, [""]) == (recipe, digest)
+    assert "tags" not in recipe and recipe_of("f", side, policies, None, ["<2de>"])[1] != digest
+    assert hooks.control_symbols(Config(data=SMALL_DATA)) == []
+
+
+def test_training_text_without_a_symbol_is_refused_where_the_tokenizer_has_them(tmp_path):
+    own = prepared(config_of(), tmp_path / "own").tokenizers
+    own.source.save(tmp_path / "own.model")
+    keys = {"data.train": "toy:train:30", "data.tokenizer_model": str(tmp_path / "own.model"), "data.vocab_size": "400"}
+    with pytest.raises(
+        UserError, match="toy:train:30: the tokenizer has symbols of the languages to write.*such as <2de>"
+    ):
+        prepared(resolve(override(default_config(), keys)), tmp_path / "run")
 
 
 def test_the_test_set_of_a_direction_has_the_digest_of_its_text():
     """So that systems with and without directions are compared on the same sentences."""
     directed = split_source(task_of(config_of()), "de-en")
     plain = open_source("toy:test:10", source_language="de", target_language="en")
-    assert directed.fingerprint() == plain.fingerprint() and directed.start_tokens == ("<2en>",)
+    assert directed.fingerprint() == plain.fingerprint() and directed.tag == "<2en>"
 
 
 def test_several_references_and_the_direction(tmp_path):
@@ -209,7 +230,7 @@ def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path)
     weights = np.array(list(sizes.values())) ** (1 / temperature)
     batches = data.batches(config)
     firsts = [data.train.source(int(p))[0] for k in range(batches.updates_per_epoch) for p in batches.batch(k).pairs]
-    tokens = [data.tokenizers.source.control_id(f"<2{language}>") for language in languages]
+    tokens = [data.tokenizers.source.control_symbols.get(f"<2{language}>") for language in languages]
     counts = np.array([firsts.count(token) for token in tokens])
     np.testing.assert_allclose(counts / counts.sum(), weights / weights.sum(), atol=0.01)
 
@@ -217,7 +238,7 @@ def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path)
 def test_explain_and_training_name_the_directions(tmp_path):
     config = config_of(test="de-en=toy:test:10; zero=toy:test:3", directions="by_name, bt=de-en, zero=de-de")
     text = describe(config)
-    assert "directions: en-de, de-en" in text and "tokens of the target languages: <2de> <2en>" in text
+    assert "directions: en-de, de-en" in text and "symbols of the target languages: <2de> <2en>" in text
     assert "zero-shot, no training text: de-de" in text
     corpus = SimpleNamespace(train=SimpleNamespace(pairs_of_sources=[200, 100, 30]))
     printed = hook(config).describe(corpus)

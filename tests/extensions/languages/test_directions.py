@@ -1,10 +1,11 @@
 """languages.directions: the direction of every source of text, and the target languages that follow."""
 
+from types import SimpleNamespace
+
 import pytest
 
 from t2t_flax.config import Config, Data, resolve
-from t2t_flax.data.hooks import all_directions, direction_of_set, start_names, symbols_of, trained_directions
-from t2t_flax.data.starts import Direction, Starts
+from t2t_flax.data.hooks import Direction, codes_of, control_symbols, directions_of, model_directions
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages import parse_directions
 from t2t_flax.tasks import task_of
@@ -31,25 +32,30 @@ def test_directions_come_from_names_and_entries():
         "zero": "de-zh_Hans",
     }
     trained = [Direction("en", "de"), Direction("de", "en"), Direction("en", "zh_Hans")]
-    assert trained_directions(CONFIG) == trained
-    model = Starts(tuple(trained), {"de": 5, "en": 7, "zh_Hans": 6})
-    assert all_directions(CONFIG, model) == [*trained, Direction("de", "zh_Hans")]
-    assert start_names(CONFIG) == ["de", "en", "zh_Hans"]
+    source = SimpleNamespace(target_languages={"de": 5, "en": 7, "zh_Hans": 6})
+    assert model_directions(CONFIG, source) == (trained, [Direction("de", "zh_Hans")])
+    assert str(codes_of(trained)) == "mul-mul" and codes_of(trained[:1]) == ("en", "de")
     control = ["<2de>", "<2en>", "<2zh_Hans>"]
-    assert symbols_of(CONFIG) == (control, [])
-    assert symbols_of(CONFIG.with_values({"mixtures.tags": "bt=<bt>"})) == ([*control, "<bt>"], [])
-    assert direction_of_set(CONFIG, "valid.bt") == direction_of_set(CONFIG, "bt") == ("de", "en")
+    assert control_symbols(CONFIG) == control
+    assert control_symbols(CONFIG.with_values({"mixtures.tags": "bt=<bt>"})) == [*control, "<bt>"]
+    assert directions_of(CONFIG, ["valid.bt", "bt"]) == [("de", "en")]
 
 
 def test_sources_without_names_are_named_after_their_split():
     config = config_of("x=de-en,y=fr-en,valid=de-en,test=fr-en", train="x=a.tsv; y=b.tsv", valid="v.tsv", test="t.tsv")
-    assert direction_of_set(config, "test") == ("fr", "en") and direction_of_set(config, "valid") == ("de", "en")
+    assert directions_of(config, ["test", "valid"]) == [("fr", "en"), ("de", "en")]
 
 
 def test_without_directions_there_is_one():
     config = Config(data=Data(train="clean=a.tsv; bt=b.tsv")).with_values({"mixtures.tags": "bt=<bt>"})
-    assert not parse_directions(config) and not start_names(config)
-    assert symbols_of(config) == ([], ["<bt>"])
+    assert not parse_directions(config) and control_symbols(config) == ["<bt>"]
+    one = SimpleNamespace(target_languages={})
+    assert model_directions(config, one) == ([("en", "de")], [])
+
+
+def test_an_imported_model_writes_the_languages_of_its_tokenizer():
+    source = SimpleNamespace(target_languages={"deu": 5, "fra": 7})
+    assert model_directions(Config(), source) == ([("en", "deu"), ("en", "fra")], [])
 
 
 @pytest.mark.parametrize(

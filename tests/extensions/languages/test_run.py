@@ -3,19 +3,17 @@
 import dataclasses
 import json
 import shutil
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 
-import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate, validation_score
-from t2t_flax.evaluation.restore import TrainedModel, load
-from t2t_flax.extensions.finetuning.start import start_params
+from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.languages.table import summary
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
@@ -94,51 +92,50 @@ def test_resume_is_bit_exact_with_directions(tmp_path, cache, workdir):
     assert curves[0] == curves[1] and len(curves[0]) == 6
 
 
+def to(language, lines=LINES):
+    return [f"<2{language}> {line}" for line in lines]
+
+
 def test_the_target_language_decides_and_batch_mates_do_not(run):
-    languages = ["de", "en", "de", "en", "en"]
-    mixed = run.translate(LINES, start=languages)
-    for line, language, together in zip(LINES, languages, mixed, strict=True):
-        (alone,) = run.translate([line], start=language)
+    lines = [f"<2{language}> {line}" for line, language in zip(LINES, ["de", "en", "de", "en", "en"], strict=True)]
+    for line, together in zip(lines, run.translate(lines), strict=True):
+        (alone,) = run.translate([line])
         assert alone.hypotheses[0].tokens == together.hypotheses[0].tokens
         assert alone.hypotheses[0].score == pytest.approx(together.hypotheses[0].score, rel=1e-5)
-    to = {language: run.score([(line, line) for line in LINES], start=language) for language in ("de", "en")}
-    assert all(a.log_prob != b.log_prob for a, b in zip(to["de"], to["en"], strict=True))
-    both = run.score([(LINES[0], LINES[0])] * 2, start=["de", "en"])
-    assert [s.log_prob for s in both] == pytest.approx([to["de"][0].log_prob, to["en"][0].log_prob], rel=1e-5)
-    maps = run.attend(LINES[0], LINES[0], start="en")
-    assert maps.source_tokens[0] == "<2en>" and maps.source_tokens[-1] == "</s>"
-
-
-def test_each_language_is_looked_up_once_for_all_lines():
-    asked = []
-    run = SimpleNamespace(start_ids=lambda language: asked.append(language) or (len(asked),))
-    assert TrainedModel._starts(run, ["de", "en", "de", None], 4) == [(1,), (2,), (1,), (3,)]
-    assert TrainedModel._starts(run, "de", 3) == [(4,)] * 3 and TrainedModel._starts(run, "de", 0) == []
-    assert asked == ["de", "en", None, "de"]
-
-
-def test_a_literal_token_does_not_steer(run):
-    """`<2en> ...` translated into German is scored as that text after <2de>, by both ways into the model."""
-    starts = {language: list(run.start_ids(language)) for language in ("de", "en")}
-    (score,) = run.score([("<2en> It is late.", "x")], start="de")
-    ids = [*starts["de"], *run.tokenizers.source.encode("<2en> It is late.")]
-    assert starts["en"][0] not in ids and run._encode([("<2en> It is late.", "x")], "de")[0].source[:-1] == ids
-    assert score.log_prob != run.score([("It is late.", "x")], start="en")[0].log_prob
+    scores = {language: run.score(list(zip(to(language), LINES, strict=True))) for language in ("de", "en")}
+    assert all(a.log_prob != b.log_prob for a, b in zip(scores["de"], scores["en"], strict=True))
+    both = run.score([(f"<2{language}> {LINES[0]}", LINES[0]) for language in ("de", "en")])
+    assert [s.log_prob for s in both] == pytest.approx([scores["de"][0].log_prob, scores["en"][0].log_prob], rel=1e-5)
 
 
 def test_the_choice_is_required_and_checked(workdir, run, capsys):
-    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")]), lambda: run.attend("a", "b")):
-        with pytest.raises(UserError, match="translates into de, en: choose one"):
+    for call in (lambda: run.translate(LINES), lambda: run.score([("a", "b")])):
+        with pytest.raises(
+            UserError, match="translates into de, en: begin each line with the symbol of one, such as <2de>"
+        ):
             call()
-    with pytest.raises(UserError, match="does not translate into 'fr', but into de, en"):
-        run.translate(LINES, start="fr")
-    with pytest.raises(UserError, match="does not translate into 'fr'"):
-        t2t_flax.load(workdir, start="fr")
-    german = t2t_flax.load(workdir, start="de", overrides=SHORT_SEARCH)
-    expected = run.translate(LINES, start="de")
-    assert [t.text for t in german.translate(LINES)] == [t.text for t in expected]
-    assert main(["translate", f"--workdir={workdir}", "--input=/dev/null"]) == 2
-    assert "choose one, by start= in Python, on the command line --target-language=de" in capsys.readouterr().err
+    with pytest.raises(UserError, match="into de, en, not into 'fr'"):
+        run.in_language("a", "fr")
+    assert run.in_language("a", "en") == "<2en> a" and run.in_language("<2de> a", "en") == "<2de> a"
+    assert run.in_language(" ", "en") == " " and run.translate([""])[0].text == ""
+    assert main(["translate", f"--workdir={workdir}", "--input=/dev/null", "--target-language=fr"]) == 2
+    assert "into de, en, not into 'fr'" in capsys.readouterr().err
+    assert main(["translate", f"--workdir={workdir}", f"--input={__file__}"]) == 2
+    assert "or give --target-language=de" in capsys.readouterr().err
+
+
+def test_the_only_language_need_not_be_named(run):
+    symbols = {"<2en>": run.tokenizers.source.control_symbols["<2en>"]}
+    source = SentencePieceTokenizer(run.tokenizers.source.data)
+    source.control_symbols = symbols
+    one = dataclasses.replace(run, tokenizers=TokenizerPair(source, run.tokenizers.target))
+    assert one.in_language("a") == "<2en> a"
+    source = SentencePieceTokenizer(run.tokenizers.source.data)
+    source.control_symbols = {}
+    plain = dataclasses.replace(run, tokenizers=TokenizerPair(source, run.tokenizers.target))
+    assert plain.in_language("a") == plain.in_language("a", "de") == "a"
+    with pytest.raises(UserError, match="translates from en into de, not into 'fr'"):
+        plain.in_language("a", "fr")
 
 
 def test_commands_take_the_target_language(workdir, tmp_path, run):
@@ -147,12 +144,12 @@ def test_commands_take_the_target_language(workdir, tmp_path, run):
     words = [f"--workdir={workdir}", "--target-language=en", *flags]
     output = tmp_path / "out"
     assert main(["translate", *words, f"--input={tmp_path / 'in'}", f"--output={output}"]) == 0
-    expected = [t.text for t in run.translate(LINES, start="en")]
+    expected = [t.text for t in run.translate(to("en"))]
     assert output.read_text().splitlines() == expected
     scores = tmp_path / "scores"
     pair = f"--source={tmp_path / 'in'}", f"--target={tmp_path / 'in'}"
     assert main(["score", *words, *pair, f"--output={scores}"]) == 0
-    expected = run.score([(line, line) for line in LINES], start="en")
+    expected = run.score(list(zip(to("en"), LINES, strict=True)))
     printed = [float(line.split("\t")[0]) for line in scores.read_text().splitlines()]
     assert printed == pytest.approx([s.log_prob for s in expected], abs=1e-5)
 
@@ -182,7 +179,7 @@ def test_validation_sets_are_evaluated_by_name(workdir, tmp_path, run):
     record, triples = evaluate(dataclasses.replace(run, workdir=copy), "valid.de-en")
     assert record["split"] == "valid.de-en" and record["data"]["direction"] == "de-en"
     english, german = next(toy.pairs("valid", 1))
-    assert triples[0][:2] == (german, english)
+    assert triples[0][:2] == (f"<2en> {german}", english)
 
 
 def test_a_direction_without_training_text_is_zero_shot(run, tmp_path):
@@ -212,10 +209,3 @@ def test_the_table_keeps_zero_shot_apart():
     ]
     plain = {"split": "test", "scores": {}, "data": {}}
     assert summary([plain, plain]) == ""
-
-
-def test_starting_without_directions_from_such_a_model_is_said(workdir, tmp_path, cache):
-    plain = tiny_run(tmp_path, data=dict(vocab_size=400), finetuning=dict(init_from=str(workdir)))
-    said = []
-    start_params(start(plain, tmp_path, cache), {}, say=said.append)
-    assert any("translates into de, en by a token" in line for line in said), said

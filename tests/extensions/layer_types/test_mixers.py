@@ -12,8 +12,8 @@ from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small
 from t2t_flax.config import Model
 from t2t_flax.config.overrides import override, resolve, to_config_dict
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.decoding.beam_search import BeamOptions, beam_search
-from t2t_flax.decoding.search_loop import grow_cache
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import grow, run_search
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.attention import MixerInputs, make_mixer
@@ -124,7 +124,7 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
     decode_step = jax.jit(lambda *args: model.apply({"params": params}, *args, method="decode_step"))
     for position in range(max(map(len, targets))):
         if position == 8:
-            cache = grow_cache(cache, ROW)
+            cache |= {"self": grow(cache["self"], ROW)}
         previous = batch["target"][:, position - 1] if position else np.zeros(3, np.int32)
         step, cache = decode_step(np.stack([previous] * 3, axis=1), jnp.int32(position), cache)
         for i, target in enumerate(targets):
@@ -132,10 +132,10 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
                 np.testing.assert_allclose(step[i, 0], full[i, position], atol=3e-5)
 
 
-def test_grow_cache_pads_histories_and_keeps_states():
+def test_a_cache_that_grows_pads_histories_and_keeps_states():
     """A recurrent state [B, K, D] is unchanged; a history [B, K, T, D] is padded."""
     state, history = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 4, 5))
-    extended = grow_cache({"self": [{"state": (state, state)}, {"input": history}], "cross": {}}, 9)["self"]
+    extended = grow([{"state": (state, state)}, {"input": history}], 9)
     assert extended[1]["input"].shape == (2, 3, 9, 5) and not extended[1]["input"][:, :, 4:].any()
     for leaf in extended[0]["state"]:
         np.testing.assert_array_equal(leaf, state)
@@ -154,7 +154,7 @@ def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
         return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
     cache = start_cache(model, params, sources, beams, 8)
-    result = beam_search(step, params, cache, BeamOptions(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
+    result = run_search(step, params, cache, BeamSearch(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
     pairs = [
         ([int(x) for x in sources[b] if x], [int(x) for x in result.tokens[b, n][: result.lengths[b, n]]])
         for b in range(3)

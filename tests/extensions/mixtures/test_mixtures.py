@@ -12,15 +12,13 @@ from hypothesis import strategies as st
 from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import check_sources, prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.hooks import symbols_of, training_stream
-from t2t_flax.data.preprocess import prepare_split
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.base import JoinedSource
+from t2t_flax.data.hooks import control_symbols, training_stream
+from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.sources import JoinedSource, TaggedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_shares
-from t2t_flax.extensions.mixtures.hook import Part
+from t2t_flax.extensions.mixtures.hook import FirstPairs
 from t2t_flax.extensions.mixtures.shares import Mixture, mixtures
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
@@ -198,14 +196,14 @@ def text(tmp_path):
 
 def test_tag_and_limit_apply_to_one_source(text, tmp_path):
     config = config_of(data=dict(vocab_size=320), tags="bt=<bt>")
-    source = JoinedSource("both", [text("a"), Part(text("b"), tag="<bt>", limit=5)])
-    tokenizers = train_tokenizers(source, config.data, *symbols_of(config))
+    source = JoinedSource("both", [text("a"), TaggedSource(FirstPairs(text("b"), 5), "<bt>")])
+    tokenizers = train_tokenizers(source, config.data, control_symbols(config))
     store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     assert store.pairs_of_sources == [20, 4] and store.num_pairs == 24 and store.meta["empty"] == 1
     tag = tokenizers.source.pieces(range(tokenizers.source.vocab_size)).index("<bt>")
     tagged = [tag in store.source(i) for i in range(24)]
     assert tagged == [False] * 20 + [True] * 4 and not any(tag in store.target(i) for i in range(24))
-    assert tokenizers.source.decode(store.source(20)[:-1].tolist()) == "<bt> the dog"
+    assert store.source(20)[0] == tag and tokenizers.source.decode(store.source(20)[:-1].tolist()) == "the dog"
 
 
 def test_content_decides_the_fingerprint(text):
@@ -217,18 +215,10 @@ def test_content_decides_the_fingerprint(text):
     others = [
         fingerprint(text("b"), text("a")),
         fingerprint(text("a")),
-        fingerprint(text("a"), Part(text("b"), tag="<bt>")),
-        fingerprint(text("a"), Part(text("b"), limit=3)),
+        fingerprint(text("a"), FirstPairs(text("b"), 3)),
     ]
-    assert len({both, *others}) == 5
-
-
-def test_an_error_names_the_file_and_line_of_its_source(text, tmp_path):
-    source = JoinedSource("both", [text("a"), text("b")])
-    tokenizers = train_tokenizers(source, dataclasses.replace(DATA, vocab_size=320))
-    strict = dataclasses.replace(POLICIES, empty_lines="error")
-    with pytest.raises(UserError, match=r"b\.tsv line 2: one side of the pair is empty"):
-        prepare_split(source, tokenizers, tmp_path / "s", strict)
+    assert len({both, *others}) == 4
+    assert fingerprint(text("a"), TaggedSource(text("b"), "<bt>")) == both, "the tag is part of the store's recipe"
 
 
 def test_describe_says_how_often_pairs_occur():

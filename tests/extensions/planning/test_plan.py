@@ -17,7 +17,7 @@ from t2t_flax.extensions.planning.device_layout import DeviceLayout
 from t2t_flax.extensions.planning.plan import batch_shape, make_plan, update_flops
 from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.models.attention import SegmentMask
-from t2t_flax.training.memory import resident_bytes
+from t2t_flax.training.setup import resident_bytes
 
 
 def config_of(**groups):

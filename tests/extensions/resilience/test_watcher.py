@@ -10,8 +10,8 @@ from t2t_flax.config import Config
 from t2t_flax.distributed import supervisor
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
-from t2t_flax.extensions.resilience import Resilience, heartbeats
-from t2t_flax.extensions.resilience.heartbeats import Heartbeats
+from t2t_flax.extensions.resilience import Resilience, watcher
+from t2t_flax.extensions.resilience.watcher import Heartbeats
 
 NEVER = Config(extensions=(("resilience", Resilience(hang_timeout=0)),))
 
@@ -59,7 +59,7 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
 
 def test_late_processes_are_reported(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
     _, groups = thread_groups(3)
     beats = [Heartbeats(group) for group in groups]
 

@@ -7,6 +7,7 @@ import os
 import re
 import socket
 import tracemalloc
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,6 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from benchmarks import http_abuse, http_load  # noqa: E402
 from benchmarks.serving import resident_megabytes  # noqa: E402
 from t2t_flax.data.sources import toy  # noqa: E402
-from t2t_flax.decoding.scoring import AttentionMaps  # noqa: E402
 from t2t_flax.extensions.serving import connections  # noqa: E402
 from t2t_flax.extensions.serving.errors import RequestError  # noqa: E402
 from t2t_flax.extensions.serving.model_api import _attention_json  # noqa: E402
@@ -159,7 +159,10 @@ def test_all_addresses_are_those_of_ipv4_too():
 def test_weights_take_at_most_four_bytes():
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.full(64, 0.1), size=(2, 4, 64)).astype(np.float32)
-    text = _attention_json("a", AttentionMaps(weights, weights, weights, ("x",) * 64, ("y",) * 64))
+    maps = SimpleNamespace(
+        cross=weights, encoder=weights, decoder=weights, source_tokens=("x",) * 64, target_tokens=("y",) * 64
+    )
+    text = _attention_json("a", maps)
     answer = json.loads(text)
     assert len(text) < 4 * 3 * weights.size
     np.testing.assert_allclose(np.array(answer["cross"]) / 1000, weights, atol=0.0005 + 1e-9)

@@ -47,7 +47,7 @@ def test_languages_of_one_batch_do_not_depend_on_each_other(server, run):
         answers = list(pool.map(ask, cases))
     assert _batches(server) - before < len(cases), "both languages were in one batch"
     for (line, language), pieces in zip(cases, answers, strict=True):
-        (alone,) = run.translate([line], start=language)
+        (alone,) = run.translate([f"<2{language}> {line}"])
         assert pieces == run.tokenizers.target.pieces(alone.hypotheses[0].tokens)
 
 
@@ -62,7 +62,7 @@ def test_libretranslate_chooses_by_its_target(server, run):
     assert languages == {"en": ["de"], "de": ["en"]}
     for source, target in (("en", "de"), ("de", "en"), ("auto", "en")):
         answer = server.post("/translate", {"q": LINES[0], "source": source, "target": target}).json()
-        (expected,) = run.translate([LINES[0]], start=target)
+        (expected,) = run.translate([f"<2{target}> {LINES[0]}"])
         assert answer["translatedText"] == expected.text
         assert answer.get("detectedLanguage") == ({"language": "de", "confidence": 0} if source == "auto" else None)
     answer = server.post("/translate", {"q": "a", "source": "en", "target": "fr"})
@@ -77,7 +77,7 @@ def test_models_and_pairs_name_their_languages(server, run):
     for path, key in (("/api/score", "pieces"), ("/api/attention", "source_pieces")):
         answers = [server.post(path, pair | {"target_language": language}).json() for language in ("de", "en")]
         assert answers[0][key] != answers[1][key]
-    (expected,) = run.score([(LINES[0], "Ja.")], start="en")
+    (expected,) = run.score([(f"<2en> {LINES[0]}", "Ja.")])
     answer = server.post("/api/score", pair | {"target_language": "en"}).json()
     assert answer["log_prob"] == pytest.approx(expected.log_prob, rel=1e-5)
 
@@ -88,6 +88,6 @@ def test_models_and_pairs_name_their_languages(server, run):
 )
 def test_a_missing_or_unknown_language_is_an_error(server, path, body):
     answer = server.post(f"/api/{path}", body)
-    assert answer.status_code == 400 and "translates into de, en: choose one" in answer.json()["error"]
+    assert answer.status_code == 400 and "translates into de, en: begin each line" in answer.json()["error"]
     answer = server.post(f"/api/{path}", body | {"target_language": "fr"})
-    assert answer.status_code == 400 and "does not translate into 'fr'" in answer.json()["error"]
+    assert answer.status_code == 400 and "not into 'fr'" in answer.json()["error"]

@@ -19,6 +19,7 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from helpers.processes import environment, free_port  # noqa: E402
 
 from t2t_flax.extensions.serving.healthcheck import is_well  # noqa: E402
+from t2t_flax.registry import ANALYSES  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
@@ -92,15 +93,17 @@ def test_numbers_that_are_not_finite_are_no_translation(run):
             assert answer.status_code == 500 and "not finite" in answer.json()["error"]
 
 
-def test_scores_and_attention_that_are_not_finite_are_500(run):
+def test_scores_and_attention_that_are_not_finite_are_500(run, monkeypatch):
     class Wrong(type(run)):
         def score(self, pairs, **keys):
             return [dataclasses.replace(s, token_log_probs=(math.nan,)) for s in super().score(pairs, **keys)]
 
-        def attend(self, *pair, **keys):
-            maps = super().attend(*pair, **keys)
-            return dataclasses.replace(maps, cross=maps.cross * math.nan)
+    def attend(*arguments, **keys):
+        maps = maps_of(*arguments, **keys)
+        return dataclasses.replace(maps, cross=maps.cross * math.nan)
 
+    maps_of = ANALYSES.load("attend")
+    monkeypatch.setattr("t2t_flax.extensions.inspection.maps.attend", attend)
     wrong = Wrong(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
     with serving({"tiny": wrong}) as server:
         for path in ("score", "attention"):

@@ -6,9 +6,8 @@ from etils import epath
 from t2t_flax import filesystem as files
 from t2t_flax.__main__ import main
 from t2t_flax.config import Data
-from t2t_flax.data import encoding
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data import preprocess
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -26,7 +25,7 @@ def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     assert tokenizers.digest == trained.digest
     policies = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
     store = prepare_split(source, tokenizers, f"{CACHE}/train", policies)
-    monkeypatch.setattr(encoding.Encoder, "__call__", None)
+    monkeypatch.setattr(preprocess.Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "another host"))
     copy = prepare_split(source, tokenizers, f"{CACHE}/train", policies)
     assert copy.folder != store.folder and copy.num_pairs == 120

@@ -9,11 +9,10 @@ from helpers.configs import small_config
 from helpers.thread_groups import run_processes
 
 from t2t_flax.config import Data
-from t2t_flax.data import encoding
+from t2t_flax.data import preprocess
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -63,7 +62,7 @@ def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, t
 def test_other_host_downloads_the_store_instead_of_preparing(gcs, source, tokenizers, tmp_path, monkeypatch):
     prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert downloads(gcs) == 0, "the host that wrote it has a local copy"
-    monkeypatch.setattr(encoding.Encoder, "__call__", None)
+    monkeypatch.setattr(preprocess.Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
     stores = run_processes(4, lambda group: prepare_split(source, tokenizers, FOLDER, POLICIES))
     assert [store.num_pairs for store in stores] == [120] * 4 and downloads(gcs) == 1
@@ -115,7 +114,7 @@ def test_damaged_store_in_bucket_is_reported(gcs, source, tokenizers, tmp_path, 
 def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeypatch, name):
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     (store.folder / name).unlink()
-    monkeypatch.setattr(encoding.Encoder, "__call__", None)
+    monkeypatch.setattr(preprocess.Encoder, "__call__", None)
     repaired = prepare_split(source, tokenizers, FOLDER, POLICIES)
     assert content(repaired.folder) == in_bucket(gcs) and downloads(gcs) == 1
 
@@ -124,7 +123,7 @@ def test_interrupted_upload_resumes_from_the_local_copy(gcs, source, tokenizers,
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     for name in ("meta.json", "target.ids"):
         epath.Path(f"{FOLDER}/{name}").unlink()
-    monkeypatch.setattr(encoding.Encoder, "__call__", None)
+    monkeypatch.setattr(preprocess.Encoder, "__call__", None)
     assert prepare_split(source, tokenizers, FOLDER, POLICIES).num_pairs == 120
     assert in_bucket(gcs) == content(store.folder)
 
@@ -133,9 +132,9 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
     config = small_config(
         data=dict(train="t.tsv", valid="", root=str(tmp_path), cache="gs://bucket/cache", vocab_size=300, num_workers=1)
     )
-    encoded, real = [], encoding.Encoder.__call__
+    encoded, real = [], preprocess.Encoder.__call__
     monkeypatch.setattr(
-        encoding.Encoder, "__call__", lambda self, pairs, number: encoded.extend(pairs) or real(self, pairs, number)
+        preprocess.Encoder, "__call__", lambda self, pairs, number: encoded.extend(pairs) or real(self, pairs, number)
     )
     corpora = run_processes(3, lambda group: prepare_corpus(task_of(config), "gs://bucket/run", group=group))
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120

@@ -6,14 +6,14 @@ import random
 
 import numpy as np
 import pytest
+from helpers.whole_pieces import with_whole_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import encoding, preprocess
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -72,8 +72,8 @@ def test_segmentations_differ_and_spell_the_same_text(source, tokenizers, tmp_pa
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_segmentation_is_a_function_of_seed_and_number(source, tokenizers, tmp_path, monkeypatch, workers):
     """Also where processes share the work, and whatever was drawn before."""
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 20)
-    monkeypatch.setattr(encoding, "INLINE_PAIRS", 20)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 20)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 20)
     prepared(source, tokenizers, tmp_path / "before", 2)
     first = prepared(source, tokenizers, tmp_path / "a", 1)
     again = prepared(source, tokenizers, tmp_path / "b", 1, workers=workers)
@@ -108,9 +108,9 @@ def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallbac
 @pytest.fixture(scope="module")
 def models(source):
     return {
-        fallback: train_tokenizers(
-            source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback), words=["<bt>"]
-        ).source
+        fallback: with_whole_piece(
+            train_tokenizers(source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback)).source, "<bt>"
+        )
         for fallback in (True, False)
     }
 
@@ -195,7 +195,7 @@ def test_more_dropout_makes_more_pieces(source, tmp_path):
 def test_sampled_stores_of_other_chunks_are_not_reused(source, tokenizers, tmp_path, monkeypatch):
     """The draws depend on how the corpus is cut into chunks, so the digest does too."""
     digest = prepared(source, tokenizers, tmp_path / "a").digest
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 7)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
     assert prepared(source, tokenizers, tmp_path / "a").digest != digest
 
 
@@ -209,7 +209,7 @@ def test_segmentations_are_part_of_the_recipe():
 
 def test_long_sentences_without_spaces_are_not_drawn(source, tokenizers, tmp_path):
     """Drawing takes time with the square of a word; these are dropped as too long anyway."""
-    encoder = encoding.Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), dropout_of(0.5))
+    encoder = preprocess.Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), dropout_of(0.5))
     chunk = encoder([("xy" * 50_000, "short"), ("the house", "das Haus")], 0)
     assert chunk.dropped == [(0, "too_long")] and chunk.counts["pairs_read"] == 2
 
@@ -218,6 +218,6 @@ def test_control_symbols_come_before_every_segmentation(tmp_path):
     keys = KEYS | {"data.train": "toy:train:120", "languages.directions": "train=en-de", "data.vocab_size": "360"}
     config = resolve(override(default_config(), keys))
     prepared = prepare_corpus(task_of(config), tmp_path)
-    symbol = prepared.tokenizers.source.control_id("<2de>")
+    symbol = prepared.tokenizers.source.control_symbols["<2de>"]
     for store in (prepared.train, *prepared.further):
         assert all(sentence[0] == symbol and sentence.count(symbol) == 1 for sentence in ids(store))

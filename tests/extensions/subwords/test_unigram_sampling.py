@@ -6,19 +6,18 @@ import random
 from collections import Counter
 
 import pytest
+from helpers.whole_pieces import with_whole_piece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.data import encoding
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.encoding import Policies
-from t2t_flax.data.preprocess import prepare_split
+from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.data.tokenizers.sentencepiece import SentencePieceTokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.subwords.hook import Segmentation
 from t2t_flax.extensions.subwords.samplers import UnigramSampling
@@ -57,7 +56,7 @@ MODELS = {
 @pytest.fixture(scope="module")
 def models(source) -> dict[str, SentencePieceTokenizer]:
     of = {name: Data(tokenizer="unigram", **keys) for name, keys in MODELS.items()}
-    trained = {name: train_tokenizers(source, data, words=["<bt>"]).source for name, data in of.items()}
+    trained = {name: with_whole_piece(train_tokenizers(source, data).source, "<bt>") for name, data in of.items()}
     return trained | {"crossing": crossing()}
 
 
@@ -223,7 +222,7 @@ def ids_of(store) -> list[list[int]]:
 
 def test_a_segmentation_is_a_function_of_seed_and_number(source, models, tmp_path, monkeypatch):
     """Whatever was drawn before."""
-    monkeypatch.setattr(encoding, "CHUNK_PAIRS", 100)
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 100)
     pair = TokenizerPair(models["bytes"], models["bytes"])
 
     def prepared(name, number, *, seed=0):

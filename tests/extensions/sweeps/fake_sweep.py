@@ -16,8 +16,10 @@ from t2t_flax.extensions.sweeps.trials import expand
 from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker
 
 TOY = str(Path(__file__).parents[3] / "configs" / "toy.py")
+FIXED = {"distributed.heartbeat_timeout": "4"}
+"""A worker whose host has died is noticed soon."""
 SWEEP = {
-    "config": TOY, "fixed": {}, "search": None, "seeds": 1, "score": "sacrebleu", "selection": "valid_nll",
+    "config": TOY, "fixed": FIXED, "search": None, "seeds": 1, "score": "sacrebleu", "selection": "valid_nll",
     "baseline": "",
 }  # fmt: skip
 
@@ -28,7 +30,7 @@ class FakeSweep:
     def __init__(self, path: Path, behaviours: dict[str, str], seeds: int = 1, **options):
         rows = [{"name": name, "train.steps": 100 + i} for i, name in enumerate(behaviours)]
         self.behaviours, self.messages = behaviours, []
-        trials = expand(TOY, {}, rows, seeds)
+        trials = expand(TOY, FIXED, rows, seeds)
         self.folder, _ = open_or_create(path, SWEEP | {"seeds": seeds}, trials, **options)
         self.names = list(read_sweep(path)["trials"])
 

@@ -21,8 +21,7 @@ from t2t_flax.extensions.sweeps.compare import (
 )
 from t2t_flax.extensions.sweeps.row_differences import compare_rows, influence
 from t2t_flax.extensions.sweeps.rows import Row, format_difference
-from t2t_flax.tasks import task_of
-from t2t_flax.tasks.metrics import Predictions
+from t2t_flax.tasks import Predictions, task_of
 
 REFERENCES = [f"a sentence of eight words is number {i} here" for i in range(200)]
 

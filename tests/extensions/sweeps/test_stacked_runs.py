@@ -20,16 +20,16 @@ from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
-from t2t_flax.training.progress import Clock, read_metrics
+from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import set_up_training
-from t2t_flax.training.train_state import init_state
+from t2t_flax.training.train_state import TrainProgress, init_state
 from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [
     dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
     dict(model=dict(dropout=0.3), seed=dict(init=1, dropout=7)),
-    dict(model=dict(dropout=0.1, dropout_embed=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
+    dict(model=dict(dropout=0.1, dropout_ffn=0.2), optimizer=dict(lr_scale=2.0, warmup_steps=5)),
     dict(loss=dict(label_smoothing=0.2), seed=dict(init=2, dropout=3)),
 ]
 DEVICES = jax.devices()
@@ -213,8 +213,8 @@ def test_only_scalars_may_differ(tmp_path, cache):
 
 
 def test_time_of_shared_work_is_split_evenly():
-    runs = [SimpleNamespace(clock=Clock({"step": start})) for start in (1.0, 2.0)]
+    runs = [SimpleNamespace(progress=TrainProgress(seconds={"step": start})) for start in (1.0, 2.0)]
     with split_time("step", runs):
         time.sleep(0.02)
-    first, second = (run.clock.seconds["step"] - start for run, start in zip(runs, (1.0, 2.0), strict=True))
+    first, second = (run.progress.seconds["step"] - start for run, start in zip(runs, (1.0, 2.0), strict=True))
     assert 0.01 <= first < 1.0 and first == pytest.approx(second, abs=1e-3)

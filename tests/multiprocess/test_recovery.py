@@ -1,4 +1,4 @@
-"""Runs on several processes, one of which is signalled or killed."""
+"""Runs on several processes that are signalled, killed or damaged, and go on like a run that was not."""
 
 import os
 import re
@@ -22,11 +22,32 @@ from helpers.processes import (
     resume,
 )
 
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.progress import read_metrics
 
 pytestmark = pytest.mark.timeout(600)
 STEPS = 30
 TWO = dict(mesh_cpu_devices=1)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory, cache):
+    """The workdir of an uninterrupted run on two processes; `logs` beside it has what JAX compiled."""
+    workdir = tmp_path_factory.mktemp("undisturbed") / "run"
+    logs = workdir.parent / "logs"
+    with Processes(logs, 2, command(workdir, cache, **TWO), JAX_LOG_COMPILES="1") as processes:
+        assert processes.wait() == [0, 0], processes.outputs()
+    return workdir
+
+
+@pytest.mark.slow
+def test_several_processes_compile_nothing_after_the_first_update(undisturbed):
+    """Includes straggler detection, saving and validation; a compilation would look like a hung process."""
+    output = next((undisturbed.parent / "logs").glob("0-*.log")).read_text()
+    before, trained = output.split("first update ")
+    compiled = [line for line in trained.split("time: ")[0].splitlines() if line.startswith("Compiling ")]
+    # Orbax slices arrays in the first save, to which `hang_timeout` does not apply.
+    assert "Compiling " in before and [line for line in compiled if "jit(slice)" not in line] == []
 
 
 @pytest.mark.parametrize(
@@ -198,3 +219,47 @@ def test_run_survives_ten_kills(undisturbed, tmp_path, cache):
         kill_and_restart(
             undisturbed, tmp_path / str(n), cache, victim=n % 2, after=2 + (7 * n) % 26, saving=n in (4, 5)
         )
+
+
+@pytest.mark.drill
+@pytest.mark.slow
+def test_full_disk_on_one_host_keeps_the_older_checkpoint(undisturbed, tmp_path, cache):
+    """A limit on the size of files stands in for the full disk of one host."""
+    workdir = tmp_path / "run"
+    plain = command(workdir, cache, **TWO, checkpoint_every_steps=5)
+    with Processes(tmp_path / "logs", 2, plain) as processes:
+        processes.wait_for(lambda: (workdir / "checkpoints" / "5").is_dir(), "checkpoint 5", 120)
+        subprocess.run(["prlimit", f"--pid={processes.all[1].pid}", "--fsize=1000"], check=True)
+        start = time.monotonic()
+        codes = processes.wait(120)
+    note(f"disk full on process 1: both ended {time.monotonic() - start:.1f} s after the limit was set")
+    assert all(codes), processes.outputs()
+    assert "could not write a checkpoint" in processes.output(0) + processes.output(1), processes.outputs()
+    assert 5 in checkpoints(workdir)
+    resume(tmp_path, cache, 2, **TWO)
+    assert losses(workdir) == losses(undisturbed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "damage", ["flipped byte", *(pytest.param(name, marks=pytest.mark.drill) for name in ("truncated", "empty folder"))]
+)
+def test_damaged_checkpoint_is_reported_and_an_older_one_used(undisturbed, tmp_path, cache, damage):
+    workdir = tmp_path / "run"
+    shutil.copytree(undisturbed, workdir, ignore=shutil.ignore_patterns("complete.json", "eval"))
+    steps = checkpoints(workdir)
+    newest = workdir / "checkpoints" / str(steps[-1])
+    if damage == "empty folder":
+        (workdir / "checkpoints" / str(steps[-1] + 1)).mkdir()
+    else:
+        data = max((p for p in (newest / "params").rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+        raw = bytearray(data.read_bytes())
+        raw[len(raw) // 2] ^= 0x10
+        data.write_bytes(raw[: len(raw) // 2] if damage == "truncated" else raw)
+    resume(tmp_path, cache, 2, **TWO)
+    assert losses(workdir) == losses(undisturbed)
+    output = "".join(path.read_text() for path in (tmp_path / "logs").iterdir())
+    number = steps[-1] + (damage == "empty folder")
+    assert f"checkpoint {number} in {workdir / 'checkpoints'} is damaged" in output, output
+    assert any((workdir / "damaged").iterdir())
+    assert Checkpoints(workdir / "checkpoints").steps()[-1] == STEPS

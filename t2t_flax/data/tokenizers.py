@@ -1,0 +1,371 @@
+"""Text to token ids and back: SentencePiece models, and tokenizers whose file lists their pieces. Ids 0, 1 and 2 are PAD, EOS and
+UNK, whatever the tokenizer.
+"""
+
+import abc
+import contextlib
+import functools
+import hashlib
+import io
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from etils import epath
+
+from t2t_flax.config import Data
+from t2t_flax.config.data_keys import EOS, PAD, UNK
+from t2t_flax.data.hashing import mix
+from t2t_flax.data.sources import Source
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import atomic_directory, atomic_write
+from t2t_flax.json_file import parse_json
+from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, absent_extension, load_extensions
+
+SPECIAL = ("<pad>", "</s>", "<unk>")
+# Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
+_NUM_THREADS = 4
+_MAX_SENTENCE_BYTES = 1 << 20
+_LANGUAGE = re.compile(r"<2([A-Za-z][\w-]*)>")
+
+
+class Tokenizer(abc.ABC):
+    """Maps text to ids in [0, vocab_size) and back. `data`: the content of its file.
+
+    control_symbols: their ids. A text may begin with one or several, each followed by a space or the end of the text; anywhere
+    else they are ordinary text.
+    """
+
+    control_symbols: Mapping[str, int] = {}
+
+    def __init__(self, data: bytes):
+        self.data = data
+        self.digest = hashlib.sha256(data).hexdigest()
+
+    @staticmethod
+    def inputs(data: Data) -> dict[str, str]:
+        """What `train` reads beside the text. Without anything, data.tokenizer_model is an existing tokenizer."""
+        return {}
+
+    @staticmethod
+    def train(sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "Tokenizer":
+        """A tokenizer for the sentences, under the keys of `data`. Raises UserError if there is no text."""
+        raise NotImplementedError
+
+    @property
+    @abc.abstractmethod
+    def vocab_size(self) -> int: ...
+
+    @abc.abstractmethod
+    def encode_text(self, text: str) -> list[int]:
+        """Ids of a text without control symbols, without EOS."""
+
+    def encode(self, text: str) -> list[int]:
+        """Ids of the text, without EOS."""
+        symbols, rest = self.split(text)
+        return [*symbols, *self.encode_text(rest)]
+
+    def split(self, text: str) -> tuple[list[int], str]:
+        """(ids of the control symbols with which a text begins, the rest of the text)."""
+        symbols, rest = split_symbols(text, self.control_symbols)
+        return [self.control_symbols[symbol] for symbol in symbols], rest
+
+    @functools.cached_property
+    def target_languages(self) -> dict[str, int]:
+        """Ids of the control symbols such as `<2de>`, by code: the language to write (Johnson et al. 2017, section 3). If there
+        are any, source texts begin with one.
+        """
+        named = ((_LANGUAGE.fullmatch(symbol), i) for symbol, i in self.control_symbols.items())
+        return dict(sorted((match[1], i) for match, i in named if match))
+
+    def lacks_language(self, text: str) -> bool:
+        """Whether a source text should begin with the symbol of a target language and does not; a blank one need not."""
+        languages = self.target_languages
+        return bool(languages and text.strip()) and not set(self.split(text)[0]) & set(languages.values())
+
+    @abc.abstractmethod
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of the ids; PAD, EOS and control symbols have none. Raises IndexError for ids outside the vocabulary."""
+
+    def changes(self, text: str) -> bool:
+        """Whether decoding the text's ids gives another text, spaces apart: one that a model can never write. Unicode
+        normalization and unknown characters are the causes.
+        """
+        return self.decode(self.encode_text(text)).split() != text.split()
+
+    @abc.abstractmethod
+    def pieces(self, ids: Sequence[int]) -> list[str]:
+        """The vocabulary entry of each id, for display."""
+
+    def save(self, path: epath.PathLike) -> None:
+        atomic_write(path, self.data)
+
+    def __reduce__(self):
+        return type(self), (self.data,)
+
+
+def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
+    """(those of the control symbols with which a text begins, the rest of the text)."""
+    found: list[str] = []
+    while symbols and (first := text.partition(" "))[0] in symbols:
+        found.append(first[0])
+        text = first[2]
+    return found, text
+
+
+class SentencePieceTokenizer(Tokenizer):
+    """A SentencePiece model, readable by every tool that reads those. One that was trained with other special ids is renumbered
+    to ours.
+    """
+
+    def __init__(self, data: bytes):
+        from sentencepiece import SentencePieceProcessor
+
+        super().__init__(data)
+        if not data:  # which would be a model without pieces
+            raise ValueError("the file is empty")
+        self._processor = model = SentencePieceProcessor(model_proto=data)
+        special = [model.pad_id(), model.eos_id(), model.unk_id(), model.bos_id()]
+        self._to_model = [*special[:3], *(i for i in range(len(model)) if i not in special)]
+        ours = {theirs: i for i, theirs in enumerate(self._to_model)}
+        self._from_model = ours if self._to_model != list(range(len(model))) else None
+        self.control_symbols = {model.id_to_piece(i): ours[i] for i in self._to_model[3:] if model.is_control(i)}
+
+    @property
+    def vocab_size(self):
+        return len(self._to_model)
+
+    def encode_text(self, text):
+        return self.renumbered(self._processor.encode(text))
+
+    def renumbered(self, ids: list[int]) -> list[int]:
+        """Our ids of those of the model."""
+        return ids if self._from_model is None else [self._from_model[i] for i in ids]
+
+    def decode(self, ids):
+        return self._processor.decode([self._model_id(i) for i in ids if i not in (PAD, EOS)])
+
+    def pieces(self, ids):
+        return [SPECIAL[i] if 0 <= i <= UNK else self._processor.id_to_piece(self._model_id(i)) for i in ids]
+
+    def _model_id(self, i: int) -> int:
+        if not 0 <= i < len(self._to_model):
+            raise IndexError(f"token id {i} is outside the vocabulary of {len(self._to_model)}")
+        return self._to_model[int(i)]
+
+    @staticmethod
+    def train(sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
+        """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size, character_coverage,
+        byte_fallback, normalization, split_digits and tokenizer_sentences. The same sentences and keys give the same bytes;
+        those of control symbols at the beginning of sentences do not count.
+
+        normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Of more than
+        `tokenizer_sentences` sentences, a uniform sample fixed by their positions is used. Raises UserError if there is no
+        text, or vocab_size is too large or too small for it.
+        """
+        from sentencepiece import SentencePieceTrainer
+
+        texts = (split_symbols(sentence, control_symbols)[1] for sentence in sentences)
+        sample = _sample((text for text in texts if text.strip()), data.tokenizer_sentences)
+        if not sample:
+            raise UserError("there is no text to train a tokenizer on: every sentence is empty")
+        model = io.BytesIO()
+        symbols: dict[str, Any] = {"control_symbols": list(control_symbols)} if control_symbols else {}
+        try:
+            SentencePieceTrainer.train(
+                sentence_iterator=iter(sample),
+                model_writer=model,
+                model_type=data.tokenizer,
+                vocab_size=data.vocab_size,
+                character_coverage=data.character_coverage,
+                byte_fallback=data.byte_fallback,
+                normalization_rule_name=data.normalization,
+                split_digits=data.split_digits,
+                remove_extra_whitespaces=data.normalization != "identity",
+                pad_id=PAD,
+                eos_id=EOS,
+                unk_id=UNK,
+                bos_id=-1,
+                num_threads=_NUM_THREADS,
+                max_sentence_length=_MAX_SENTENCE_BYTES,
+                minloglevel=2,
+                **symbols,
+            )
+        except RuntimeError as error:
+            raise _vocab_size_error(str(error), data, len(sample)) or error from None
+        return SentencePieceTokenizer(model.getvalue())
+
+
+def _vocab_size_error(message: str, data: Data, sentences: int) -> UserError | None:
+    if high := re.search(r"too high \(\d+\).*<= (\d+)", message):
+        return UserError(
+            f"config.data.vocab_size = {data.vocab_size} is too large: {sentences} sentences of text give at most "
+            f"{high[1]} {data.tokenizer} pieces; set config.data.vocab_size to {high[1]} or less, or give more text"
+        )
+    if low := re.search(r"required_chars. \d+ vs (\d+)", message):
+        fallback = " and the 256 bytes of config.data.byte_fallback" if data.byte_fallback else ""
+        return UserError(
+            f"config.data.vocab_size = {data.vocab_size} is too small: the characters of the text, the special pieces"
+            f"{fallback} alone need {low[1]}; set config.data.vocab_size to {low[1]} or more, or lower "
+            "config.data.character_coverage"
+        )
+    return None
+
+
+def _sample(sentences: Iterable[str], size: int) -> list[str]:
+    """Reservoir sampling (Vitter's algorithm R) whose draws are hashes of the positions; holds at most `size`."""
+    sample: list[str] = []
+    for i, (sentence, draw) in enumerate(zip(sentences, _draws(), strict=False)):
+        if i < size:
+            sample.append(sentence)
+        elif (slot := draw % (i + 1)) < size:
+            sample[slot] = sentence
+    return sample
+
+
+def _draws() -> Iterator[int]:
+    for start in itertools.count(0, 4096):
+        yield from mix(np.arange(start, start + 4096, dtype=np.uint64)).tolist()
+
+
+class ListTokenizer(Tokenizer):
+    """Reads `{"kind": KIND, ..., PIECES: [...]}`, KIND as in `registry.TOKENIZER_FILES`; ids are positions in the list, after
+    those of PAD, EOS and UNK.
+    """
+
+    KIND: str
+    PIECES: str
+
+    def __init__(self, data: bytes):
+        super().__init__(data)
+        self.content = parse_json(data)
+        self._pieces = [*SPECIAL, *self.content[self.PIECES]]
+        self.ids = {piece: i for i, piece in enumerate(self._pieces)}
+
+    @classmethod
+    def write(cls, pieces: list[str], **more: str) -> bytes:
+        """The file of a tokenizer with these pieces."""
+        return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
+
+    @property
+    def vocab_size(self):
+        return len(self._pieces)
+
+    def decode(self, ids):
+        return " ".join(self.pieces([i for i in ids if i not in (PAD, EOS)]))
+
+    def pieces(self, ids):
+        for i in ids:
+            if not 0 <= i < len(self._pieces):
+                raise IndexError(f"token id {i} is outside the vocabulary of {len(self._pieces)}")
+        return [self._pieces[i] for i in ids]
+
+
+class SymbolTokenizer(ListTokenizer):
+    """Every symbol is a piece; symbols unseen in training are UNK."""
+
+    KIND, PIECES = "symbols split at spaces", "symbols"
+
+    @staticmethod
+    def of(texts: Iterable[str]) -> "SymbolTokenizer":
+        """The tokenizer of all symbols of the texts, the most frequent first."""
+        counts = Counter(symbol for text in texts for symbol in text.split())
+        return SymbolTokenizer(SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol))))
+
+    def encode_text(self, text):
+        return [self.ids.get(symbol, UNK) for symbol in text.split()]
+
+
+def load_tokenizer(path: epath.PathLike) -> Tokenizer:
+    """The tokenizer in a file. Raises UserError if there is no such file, or it is not a tokenizer."""
+    path = epath.Path(path)
+    if not path.exists():
+        raise UserError(f"there is no tokenizer at {path}")
+    load_extensions()
+    data = path.read_bytes()
+    try:
+        kind = parse_json(data)["kind"]
+    except (ValueError, TypeError, KeyError):
+        kind = ""
+    try:
+        return TOKENIZER_FILES.load(kind)(data) if kind in TOKENIZER_FILES else SentencePieceTokenizer(data)
+    except UserError:
+        raise
+    except Exception as error:  # any error that the library raises for another or a damaged file
+        absent = absent_extension("tokenizer files", str(kind))
+        raise UserError(
+            f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote ({error}).{absent}"
+        ) from error
+
+
+class TokenizerPair:
+    """The tokenizers of both sides; with a joint vocabulary they are the same object."""
+
+    def __init__(self, source: Tokenizer, target: Tokenizer):
+        self.source, self.target = source, target
+        self.digest = hashlib.sha256(f"{source.digest}\n{target.digest}".encode()).hexdigest()
+
+    @property
+    def joint(self) -> bool:
+        return self.source is self.target
+
+    @property
+    def vocab_sizes(self) -> tuple[int, int]:
+        """(source, target)."""
+        return self.source.vocab_size, self.target.vocab_size
+
+    def save(self, folder: epath.PathLike) -> None:
+        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object store
+        it is complete (`is_complete`) once its last file is there.
+        """
+        folder = epath.Path(folder)
+        files = {"tokenizer.model": self.source}
+        if not self.joint:
+            files = {"source.model": self.source, "target.model": self.target}
+        with contextlib.ExitStack() as stack:
+            target = folder if folder.exists() else stack.enter_context(atomic_directory(folder))
+            for name, tokenizer in files.items():
+                tokenizer.save(target / name)
+            for name in {"tokenizer.model", "source.model", "target.model"} - files.keys():
+                (target / name).unlink(missing_ok=True)
+
+    @staticmethod
+    def is_complete(folder: epath.PathLike) -> bool:
+        """Whether the folder holds every file that `save` writes."""
+        folder = epath.Path(folder)
+        joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
+        return joint.exists() or all(side.exists() for side in sides)
+
+    @staticmethod
+    def load(path: epath.PathLike) -> "TokenizerPair":
+        """Reads what `save` wrote, or one model file as the joint tokenizer. Raises UserError if there is none."""
+        path = epath.Path(path)
+        joint = path / "tokenizer.model" if path.is_dir() else path
+        if joint.exists():
+            tokenizer = load_tokenizer(joint)
+            return TokenizerPair(tokenizer, tokenizer)
+        sides = path / "source.model", path / "target.model"
+        if not all(side.exists() for side in sides):
+            raise UserError(f"no tokenizer in {path}: expected tokenizer.model, or source.model and target.model")
+        return TokenizerPair(*map(load_tokenizer, sides))
+
+
+def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] = ()) -> TokenizerPair:
+    """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
+    of which that of the source has the control symbols. Raises UserError as `Tokenizer.train`.
+    """
+    train = TOKENIZERS.load(data.tokenizer).train
+    if data.joint_vocabulary:
+        joint = train(itertools.chain.from_iterable(source.pairs()), data, control_symbols)
+        return TokenizerPair(joint, joint)
+    sides = []
+    for i, side in enumerate(("source", "target")):
+        try:
+            sides.append(train((pair[i] for pair in source.pairs()), data, () if i else control_symbols))
+        except UserError as error:
+            raise UserError(f"{side} side of {source.spec}: {error}") from None
+    return TokenizerPair(*sides)

@@ -1,0 +1,68 @@
+"""`list_dropped`: the place and the reason of every training pair that is dropped."""
+
+import contextlib
+from collections.abc import Iterator
+
+from t2t_flax.cli import arguments
+from t2t_flax.cli.lines import open_output
+from t2t_flax.config import Config, load_config
+from t2t_flax.data.dataset import segmentations, split_source, training_policies
+from t2t_flax.data.preprocess import Encoder, Policies, Segmentation, encode_parts
+from t2t_flax.data.sources import Source
+from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.errors import OK
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the list is written."""
+    parser = arguments.parser(
+        "list_dropped",
+        "Lists the training pairs that a config drops: where each is, TAB, why. Prepares the data as `prepare` does.",
+        epilog=arguments.OVERRIDE_HELP,
+    )
+    arguments.add_config(parser)
+    arguments.add_workdir(parser, "folder of the run that will train on the data")
+    parser.add_argument("--output", default="-", metavar="FILE", help="default: standard output")
+    args, overrides = arguments.parse(parser, argv)
+    arguments.check_output("--output", args.output)
+
+    from etils import epath
+
+    from t2t_flax import jobs
+
+    config = load_config(args.config, overrides)
+    tokenizers = jobs.prepare(config, epath.Path(args.workdir)).tokenizers
+    with open_output(args.output) as write:
+        for where, reason in dropped_by(config, tokenizers):
+            write(f"{where}\t{reason}\n")
+    return OK
+
+
+def dropped_by(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
+    """(where it is, reason) of each pair of data.train that is dropped, in each of its segmentations."""
+    from t2t_flax.tasks import task_of
+
+    source, policies = split_source(task_of(config), "train"), training_policies(config)
+    for segmentation in segmentations(config):
+        note = f" ({segmentation})" if segmentation else ""
+        dropped = list_dropped(
+            source, tokenizers, policies, num_workers=config.data.num_workers, segmentation=segmentation
+        )
+        yield from ((where, reason + note) for where, reason in dropped)
+
+
+def list_dropped(
+    source: Source,
+    tokenizers: TokenizerPair,
+    policies: Policies,
+    *,
+    num_workers: int = 0,
+    segmentation: Segmentation | None = None,
+) -> Iterator[tuple[str, str]]:
+    """(where it is, reason) of each pair that `preprocess.prepare_split` drops, in order; tokenizes the source again."""
+    for part, chunks in encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers):
+        first = 0
+        with contextlib.closing(chunks):
+            for chunk in chunks:
+                yield from ((part.where(first + i), reason) for i, reason in chunk.dropped)
+                first += chunk.counts["pairs_read"]

@@ -1,0 +1,101 @@
+"""JSON lines and Parquet files as sources."""
+
+import gzip
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from t2t_flax.data.sources import open_source
+from t2t_flax.errors import UserError
+
+PAIRS = [("a house", "ein Haus"), ("", "leer"), ("end", "Ende")]
+
+
+def open_en_de(spec, root="", **kwargs):
+    return open_source(spec, root=str(root), source_language="en", target_language="de", **kwargs)
+
+
+JSON_LINES = [
+    '{"en": "a house", "de": "ein Haus", "id": 7}',
+    '{"translation": {"de": "Straße\\u2028 😀", "en": "two\\nlines"}}',
+]
+
+
+def test_json_lines_are_read_in_both_languages(tmp_path):
+    for name in ("t.jsonl", "t.jsonl.gz", "other"):
+        (tmp_path / name).write_bytes("".join(f"{line}\n" for line in JSON_LINES).encode())
+    (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
+    for spec in ("t.jsonl", "t.jsonl.gz", "jsonl:other"):
+        source = open_en_de(spec, tmp_path)
+        assert list(source.pairs()) == [("a house", "ein Haus"), ("two lines", "Straße\u2028 😀")]
+        assert source.count == 2 and source.where(1).endswith(" line 2")
+        backward = open_source(spec, root=str(tmp_path), source_language="de", target_language="en")
+        assert list(backward.pairs()) == [pair[::-1] for pair in source.pairs()]
+        assert backward.fingerprint() != source.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("", r"t\.jsonl line 2 is not JSON .*each line must be one object"),
+        ('{"en": "x"}', r"line 2: expected an object with texts under \"en\" and \"de\" \(config.data.source_language"),
+        ('{"en": "x", "de": 3}', "line 2: expected an object"),
+        ('["x", "y"]', "line 2: expected an object"),
+        ('{"translation": "x"}', "line 2: expected an object"),
+    ],
+)
+def test_malformed_json_is_reported_with_its_line(tmp_path, line, message):
+    (tmp_path / "t.jsonl").write_text(f"{JSON_LINES[0]}\n{line}\n")
+    with pytest.raises(UserError, match=message):
+        list(open_en_de("t.jsonl", tmp_path).pairs())
+
+
+@pytest.fixture
+def tables(tmp_path):
+    """Two files with columns of their own, and one with the columns below "translation"."""
+    rows = [{"en": en, "de": de, "score": 0.5} for en, de in PAIRS]
+    for name, part in (("p-0", rows[:1]), ("p-1", rows[1:]), ("nested", [{"translation": row} for row in rows])):
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(part), tmp_path / f"{name}.parquet")
+    return tmp_path
+
+
+def test_parquet_files_are_read_in_order_of_their_names(tables):
+    expected = PAIRS
+    for spec in ("parquet:p-*.parquet", "nested.parquet"):
+        source = open_en_de(spec, tables)
+        assert source.count == 3 and list(source.pairs()) == list(source.pairs()) == expected
+    source = open_en_de("parquet:p-?.parquet", tables)
+    assert source.where(0).endswith("p-0.parquet row 1") and source.where(2).endswith("p-1.parquet row 2")
+    backward = open_source("p-1.parquet", root=str(tables), source_language="de", target_language="en")
+    assert list(backward.pairs()) == [pair[::-1] for pair in expected[1:]]
+
+
+def test_parquet_without_the_languages_is_refused(tables):
+    with pytest.raises(
+        UserError, match=r"has the columns en, de, score: expected en and fr \(config.data.source_language"
+    ):
+        open_source("p-0.parquet", root=str(tables), source_language="en", target_language="fr")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"translation": "x"}]), tables / "t.parquet")
+    with pytest.raises(UserError, match=r"has the columns translation: expected en and de"):
+        open_en_de("t.parquet", tables)
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": None}]), tables / "n.parquet")
+    with pytest.raises(UserError, match=r"n\.parquet row 1: expected a text for each language"):
+        list(open_en_de("n.parquet", tables).pairs())
+
+
+def test_damaged_parquet_pages_are_reported_with_the_file(tables):
+    rows = [{"en": f"sentence {i}", "de": f"Satz {i}"} for i in range(5000)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tables / "d.parquet", use_dictionary=False)
+    data = bytearray((tables / "d.parquet").read_bytes())
+    data[200:2000] = bytes(1800)
+    (tables / "d.parquet").write_bytes(data)
+    with pytest.raises(UserError, match=r"d\.parquet: damaged data after row 0"):
+        list(open_en_de("d.parquet", tables).pairs())
+
+
+def test_missing_and_other_files_are_named(tmp_path):
+    (tmp_path / "a.parquet").write_bytes(b"plain text")
+    for spec, message in (("a.parquet", r"a\.parquet is not a Parquet file"), ("parquet:b-*", r"no file matches b-\*")):
+        with pytest.raises(UserError, match=message):
+            list(open_en_de(spec, tmp_path).pairs())

@@ -1,0 +1,181 @@
+"""Groups sized with padding: fairseq's greedy rule, every pair once per epoch, random access to updates."""
+
+import functools
+import itertools
+from collections import Counter
+
+import hypothesis
+import numpy as np
+import pytest
+from helpers.configs import pairs_of, random_pairs, small_config, write_store
+from helpers.update_checks import CORPORA, Lengths, bimodal, check_sizes, check_updates, corpus
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.config import Data
+from t2t_flax.config.overrides import check_combinations
+from t2t_flax.data.batching import batch_sampler, layouts
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.layouts import plain_stream
+from t2t_flax.data.hooks import training_stream
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.recipes.padded_batches import GROUP_MULTIPLE, PaddedBatchSampler, group_starts, levels
+
+
+def naive_groups(lengths, cap):
+    """The naive rule: a group is full when one more pair would make (pairs) * (longest) exceed the cap."""
+    groups, group = [], []
+    for i, length in enumerate(lengths):
+        while (len(group) + 1) * max([length] + [lengths[j] for j in group]) > cap:
+            size = max(GROUP_MULTIPLE * (len(group) // GROUP_MULTIPLE), len(group) % GROUP_MULTIPLE)
+            groups.append(group[:size])
+            group = group[size:]
+        group.append(i)
+    return [*groups, group]
+
+
+@pytest.mark.parametrize("cap", [40, 64, 200, 1000])
+def test_groups_follow_the_greedy_rule(cap):
+    lengths = np.sort(np.random.default_rng(cap).integers(1, 30, 500))
+    expected = naive_groups(lengths.tolist(), cap)
+    assert [g.tolist() for g in np.split(np.arange(500), group_starts(lengths, cap))] == expected
+
+
+@hypothesis.settings(max_examples=200)
+@hypothesis.example([10] * 15 + [100] + [11] * 30, 200)
+@given(st.lists(st.integers(1, 40), max_size=300), st.integers(40, 400))
+def test_groups_keep_their_bound_for_any_length_order(lengths, cap):
+    lengths = np.array(lengths, int)
+    groups = np.split(lengths, group_starts(lengths, cap))
+    assert np.concatenate(groups).tolist() == lengths.tolist()
+    assert all(len(group) * group.max(initial=0) <= cap for group in groups)
+    assert all(len(group) % GROUP_MULTIPLE == 0 or len(group) < GROUP_MULTIPLE for group in groups[:-1])
+
+
+def padded(groups: int):
+    """A `MakeStream`."""
+    return functools.partial(plain_stream, make_sampler=functools.partial(PaddedBatchSampler, groups=groups))
+
+
+@pytest.fixture
+def lengths():
+    rng = np.random.default_rng(0)
+    return Lengths(rng.integers(1, 30, 3000), rng.integers(1, 30, 3000))
+
+
+def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
+    plan = PaddedBatchSampler(lengths, Data(batch_tokens=800), 3, groups=2)
+    n = plan.updates_per_epoch
+    for epoch in range(2):
+        updates = [pairs_of(plan, epoch * n + k) for k in range(n)]
+        assert sorted(np.concatenate(updates).tolist()) == list(range(3000))
+        assert {plan.locate(epoch * n + k).epoch for k in range(n)} == {epoch}
+    first, second = ({tuple(sorted(pairs_of(plan, e * n + k).tolist())) for k in range(n)} for e in range(2))
+    assert first != second, "each epoch combines groups differently"
+    rebuilt = PaddedBatchSampler(lengths, Data(batch_tokens=800), 3, groups=2)
+    np.testing.assert_array_equal(pairs_of(rebuilt, n + 5), pairs_of(plan, n + 5))
+    longer = np.maximum(*lengths.lengths)
+    one = PaddedBatchSampler(lengths, Data(batch_tokens=400), 3, groups=1)
+    groups = [
+        {frozenset(pairs_of(one, e * one.updates_per_epoch + k).tolist()) for k in range(one.updates_per_epoch)}
+        for e in (0, 1)
+    ]
+    assert groups[0] == groups[1]
+    assert all(len(g) * max(longer[i] for i in g) <= 400 for g in groups[0])
+
+
+@pytest.mark.smoke
+def test_batches_of_groups_have_shapes_of_the_closed_list(tmp_path):
+    store = write_store(tmp_path / "store", random_pairs(600))
+    config = small_config(data=dict(batch_tokens=400), recipes=dict(batch_groups=2))
+    batches = Batches(store, config.data, seed=0, make_stream=training_stream(config))
+    shapes = {(s.micro, s.rows, s.length) for s in batches.shapes}
+    assert 1 < len(shapes) <= 4
+    visited = []
+    for k in range(batches.updates_per_epoch):
+        batch = batches.batch(k)
+        assert batch.arrays["target"].shape in shapes
+        visited += batch.pairs.tolist()
+    assert sorted(visited) == list(range(600))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"data.batching": "buckets"}, "config.recipes.batch_groups = 2 puts sentences of different lengths into"),
+        ({"data.batch_tokens": 60}, "config.data.batch_tokens = 60 in 2 groups must hold at least two of the longest"),
+    ],
+)
+def test_impossible_groups_are_refused(keys, message):
+    config = small_config(recipes=dict(batch_groups=2)).with_values(keys)
+    with pytest.raises(UserError, match=message):
+        check_combinations(config)
+
+
+@pytest.fixture
+def small_windows(monkeypatch):
+    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 10**9)
+    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 200)
+    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("kind", CORPORA)
+@pytest.mark.parametrize(("groups", "batching"), [(1, "packed"), (1, "buckets"), (3, "packed"), (8, "packed")])
+def test_three_epochs_of_random_corpora(small_windows, groups, batching, kind, seed):
+    config = Data(batching=batching, max_length=24, pack_length=30, batch_tokens=groups * 24 * (2 + 3 * seed))
+    check_updates(corpus(kind, 600, 24, seed), config, seed, make_stream=padded(groups))
+
+
+@pytest.mark.parametrize("groups", [1, 3])
+def test_later_updates_with_other_lengths_keep_their_bounds(small_windows, groups):
+    """Among hundreds of updates some need more rows than any of the first ones."""
+    config = Data(max_length=60, pack_length=60, batch_tokens=240 * groups)
+    check_updates(corpus(bimodal, 6000, 60), config, 0, epochs=2, make_stream=padded(groups))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("groups", "batching"), [(1, "packed"), (1, "buckets"), (2, "packed"), (8, "packed")])
+def test_three_epochs_of_large_corpora(monkeypatch, groups, batching):
+    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 10**9)
+    kind = CORPORA[groups % len(CORPORA)]
+    for pairs, tokens in ((29_000, max(4096, 512 * groups)), (200_000, 25_000)):
+        config = Data(batch_tokens=tokens, batching=batching)
+        check_updates(corpus(kind, pairs, 256), config, 0, make_stream=padded(groups))
+
+
+def test_counts_are_cached_for_each_number_of_groups(tmp_path, monkeypatch):
+    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 0)
+    store, data = write_store(tmp_path / "store", random_pairs(600)), small_config(data=dict(batch_tokens=400)).data
+    first = [Batches(store, data, seed=0, make_stream=make) for make in (plain_stream, padded(1), padded(2))]
+    assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first)
+    monkeypatch.setattr(PaddedBatchSampler, "count", lambda self, window: pytest.fail("counted again"))
+    again = Batches(store, data, seed=0, make_stream=padded(2))
+    assert again.shapes == first[2].shapes and again.updates_per_epoch == first[2].updates_per_epoch
+
+
+def slots(rows: Counter, chosen) -> int:
+    return sum(updates * min(level for level in chosen if level >= n) for n, updates in rows.items())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_levels_pad_within_tolerance_of_the_best_choice(seed):
+    rng = np.random.default_rng(seed)
+    rows = Counter(rng.integers(40, 40 + rng.integers(1, 30), 200).tolist())
+    chosen, top = levels(rows, 3), max(rows)
+    others = (c for n in (0, 1, 2) for c in itertools.combinations(sorted(rows)[:-1], n))
+    least = min(slots(rows, (*c, top)) for c in others)
+    assert len(chosen) <= 3 and chosen[-1] == top and slots(rows, chosen) <= 1.003 * least
+
+
+def test_few_levels_suffice():
+    assert levels(Counter({7: 5}), 4) == [7]
+    assert levels(Counter({1000: 1, 1001: 1, 1002: 1, 1003: 1}), 4) == [1003]
+    wide = Counter(range(1, 4_000))
+    chosen = levels(wide, 4)
+    assert len(chosen) == 4 and chosen[-1] == 3_999 and slots(wide, chosen) < 1.3 * slots(wide, wide)
+
+
+@pytest.mark.parametrize("batching", ["packed", "buckets"])
+def test_every_counted_update_gets_the_cheapest_size(batching):
+    check_sizes(functools.partial(PaddedBatchSampler, groups=1), batching)
