@@ -30,6 +30,8 @@ log = logging.getLogger("t2t_flax")
 _NICE = 19
 _IDLE = 10.0
 """Seconds without a program to compile after which the child ends."""
+waiting = threading.local()
+"""waiting.note: what a thread that waits for the child calls every second, if it has one."""
 
 
 class Compiler:
@@ -81,7 +83,7 @@ class Compiler:
         context = jax.sharding.get_mesh(), nn.get_logical_axis_rules()
         machine_code, out = pickle.loads(self._ask(_dumps((program, jax.tree.map(_abstract, args), *context))))
         trees = jax.tree.structure((_dynamic(program, args), {})), jax.tree.structure(out)
-        return serialize_executable.deserialize_and_load(machine_code, *trees)
+        return serialize_executable.deserialize_and_load(machine_code, *trees, execution_devices=_devices(args))
 
     def _ask(self, request: bytes) -> bytes:
         try:
@@ -110,6 +112,8 @@ class _Child:
     def answer(self, request: bytes) -> bytes:
         """What `_compiled` returns. Raises RuntimeError with what it raised, and EOFError or OSError if the child has ended."""
         self._pipe.send_bytes(request)
+        while not self._pipe.poll(1.0):
+            getattr(waiting, "note", lambda: None)()
         succeeded, answer = self._pipe.recv()
         if not succeeded:
             raise RuntimeError(answer)
@@ -122,6 +126,12 @@ class _Child:
 
 def _dynamic(program: Program, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(arg for i, arg in enumerate(args) if i not in program.static_argnums)
+
+
+def _devices(args: tuple[Any, ...]) -> list[jax.Device]:
+    shardings = (x.sharding for x in jax.tree.leaves(args) if isinstance(x, jax.Array))
+    meshes = [each.mesh.devices for each in shardings if isinstance(each, jax.sharding.NamedSharding)]
+    return list(meshes[0].flat) if meshes else jax.devices()[:1]
 
 
 def _abstract(x: Any) -> Any:

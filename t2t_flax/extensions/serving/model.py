@@ -89,8 +89,7 @@ class ServedModel:
     """One run. `load` restores it, in a thread that then owns it together with those of its other lanes.
 
     Requests may be submitted once `ready` is true, from any thread. If loading fails, or a thread ends by an exception, `error`
-    is set and on_failure() called. warm_up: "usual", or "all" to compile every program before `ready`. health_limit: seconds
-    without a good result after which `fault` says so.
+    is set and on_failure() called. health_limit: seconds without a good result after which `fault` says so.
     """
 
     _restored: TrainedModel
@@ -103,13 +102,11 @@ class ServedModel:
         make_batcher: Callable[[], Batcher[Any]],
         max_batch: int,
         metrics: Metrics,
-        *,
-        warm_up: str = "usual",
         health_limit: float = 60.0,
     ):
         self.name, self.config, self.ready = name, config, False
         self.error: BaseException | None = None
-        self._load, self._max_batch, self._metrics, self._warm_up = load, max_batch, metrics, warm_up
+        self._load, self._max_batch, self._metrics = load, max_batch, metrics
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._runs = threading.local()
@@ -271,7 +268,7 @@ class ServedModel:
         self.config, self._restored = loaded.config, loaded
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         runs = [self._loaded(n_best) for n_best in sorted({1, several})]
-        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS if self._warm_up == "usual" else None):
+        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS):
             if self._stopping.is_set():
                 return
             warm_up()

@@ -5,7 +5,6 @@ import errno
 import faulthandler
 import ipaddress
 import os
-import resource
 import socket
 import sys
 import time
@@ -22,8 +21,8 @@ from t2t_flax.extensions.serving.connections import Connection
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.process_setup import on_stop_signal
 
-_OTHER_FILES = 128
-"""Files that the process may have open besides its connections."""
+_MAX_CONNECTIONS = 512
+"""The one that has waited longest for its client makes room for another."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -54,18 +53,6 @@ def hosts_of(listening: socket.socket) -> list[str]:
     """The names that requests may call the server by: those of this machine if it listens on it alone, else any."""
     address = ipaddress.ip_address(listening.getsockname()[0])
     return ["localhost", "127.0.0.1", "[::1]", str(address)] if address.is_loopback else ["*"]
-
-
-def allow_connections(most: int) -> int:
-    """Raises the number of files that this process may open to what so many connections need, as far as it may; returns for how
-    many there is room.
-    """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - _OTHER_FILES))
 
 
 class Server(uvicorn.Server):
@@ -129,7 +116,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def make_server(app: FastAPI, timeout: float, max_connections: int = 512) -> Server:
+def make_server(app: FastAPI, timeout: float, max_connections: int = _MAX_CONNECTIONS) -> Server:
     """uvicorn without its logs; models are started and stopped by the caller. timeout: see `Server`, and of a client that does
     not read its answer.
     """
@@ -137,13 +124,11 @@ def make_server(app: FastAPI, timeout: float, max_connections: int = 512) -> Ser
     return Server(uvicorn.Config(app, http=Connection, limit_concurrency=max_connections, **options), timeout)
 
 
-def serve(
-    app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float, max_connections: int
-) -> NoReturn:
+def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float) -> NoReturn:
     """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
     seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
-    server, compiler = make_server(app, timeout, max_connections), Compiler()
+    server, compiler = make_server(app, timeout), Compiler()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
     last = timeout - min(0.25, timeout / 8)
     server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
