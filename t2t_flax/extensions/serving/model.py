@@ -19,9 +19,9 @@ from t2t_flax.decoding.translator import Translation, in_compute_type
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job, Process
-from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
+from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, own_text, warm_ups
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of

@@ -12,15 +12,18 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.compiling import Compiler
-from t2t_flax.extensions.serving.connections import Connection
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.process_setup import on_stop_signal
 
+HEAD_SECONDS = 10.0
+"""From the beginning of a connection, or the end of an answer, to the end of the head of the next request."""
 _MAX_CONNECTIONS = 512
 """The one that has waited longest for its client makes room for another."""
 
@@ -53,6 +56,44 @@ def hosts_of(listening: socket.socket) -> list[str]:
     """The names that requests may call the server by: those of this machine if it listens on it alone, else any."""
     address = ipaddress.ip_address(listening.getsockname()[0])
     return ["localhost", "127.0.0.1", "[::1]", str(address)] if address.is_loopback else ["*"]
+
+
+class Connection(H11Protocol):
+    """uvicorn's, with time limits for the head of a request and for reading an answer, and room for a new one at any time: those
+    that owe the server something do not keep it from others.
+
+    since: the loop's time at which it was made or its last answer was complete.
+    """
+
+    since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            waiting = [connection for connection in self.connections if connection.waits]
+            # First those that never sent a request, then clients that come back.
+            min(waiting, key=lambda connection: (connection.cycle is not None, connection.since)).abort()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client has still to send a request, or to read its answer."""
+        return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
+
+    def is_overdue(self, timeout: float) -> bool:
+        """Whether the client has sent no head within its time, or not read an answer within `timeout` seconds."""
+        limit = timeout if self.transport.get_write_buffer_size() else HEAD_SECONDS
+        idle = self.cycle is None or self.cycle.response_complete
+        return idle and self.loop.time() - self.since > limit
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.connections.discard(self)
+        self.transport.abort()
 
 
 class Server(uvicorn.Server):
