@@ -89,16 +89,8 @@ def score_pairs(
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
             arrays = rows_of([pairs[i] for i in chunk], rows, length)
-            try:
-                with mesh_lib.use(mesh):
-                    log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                raise UserError(
-                    f"scoring {rows} pairs of up to {length} tokens does not fit into memory: lower "
-                    "config.decode.batch_size or config.decode.max_source_length."
-                ) from None
+            with mesh_lib.use(mesh):
+                log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
                 scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
