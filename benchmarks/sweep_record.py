@@ -11,8 +11,8 @@ from typing import Any
 
 from benchmarks.record import machine, publish
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.compare import read_record
 from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
-from t2t_flax.extensions.sweeps.records import read_record
 from t2t_flax.extensions.sweeps.results import learning_curve
 from t2t_flax.extensions.sweeps.rows import Row, rows
 

@@ -107,7 +107,6 @@ def pytest_collection_modifyitems(items) -> None:
     longest = (
         "tests/documentation/",
         "tests/multiprocess/",
-        "tests/extensions/sweeps/test_pod_",
         "tests/extensions/sweeps/test_stacked_runs.py",
         "tests/extensions/bulk_translation/test_shared_translation.py",
         "tests/extensions/storage/test_train_gcs.py",

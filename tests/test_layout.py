@@ -9,10 +9,9 @@ ALLOWED_IMPORTS = {
     "errors": set(),
     "registry": {"extensions"},  # loads them
     "version": set(),
-    "tables": set(),
     "filesystem": {"errors", "registry"},
-    "json_file": {"errors"},
-    "locks": {"errors", "filesystem", "json_file"},
+    "json_file": set(),
+    "locks": {"errors", "filesystem", "json_file", "registry"},
     "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
     "model_forms": {"config", "errors", "registry"},
@@ -61,7 +60,6 @@ NO_JAX = (
     "locks",
     "model_forms",
     "registry",
-    "tables",
     "tasks",
     "version",
 )
@@ -83,7 +81,7 @@ def imports(path: Path) -> set[str]:
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "extensions"]
 EXTENSION_FILES = [path for path in FILES if path not in CORE and path.parent.name != "extensions"]
 EXTENSIONS_WITHOUT_JAX = ("sweeps",)
-WITH_JAX = ("stacked_runs.py", "vectorized.py")
+WITH_JAX = ("stacked_runs.py",)
 """Imported by the process that trains, not by that of the sweep."""
 
 

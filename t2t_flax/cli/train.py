@@ -23,7 +23,7 @@ def run(argv: list[str]) -> int:
     try:
         result = api.train(args.config, args.workdir, overrides)
     except NonFiniteUpdate as error:
-        advice = getattr(error, "__notes__", [])  # of the first process
-        print("t2t_flax train:", error, *advice, file=sys.stderr, flush=True)
+        if advice := getattr(error, "__notes__", []):  # of the first process, which speaks for all
+            print("t2t_flax train:", error, *advice, file=sys.stderr, flush=True)
         return DIVERGED
     return OK if result.finished else STOPPED

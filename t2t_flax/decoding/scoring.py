@@ -13,6 +13,7 @@ import numpy as np
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
+from t2t_flax.decoding.search_loop import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
@@ -88,16 +89,8 @@ def score_pairs(
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
             arrays = rows_of([pairs[i] for i in chunk], rows, length)
-            try:
-                with mesh_lib.use(mesh):
-                    log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                raise UserError(
-                    f"scoring {rows} pairs of up to {length} tokens does not fit into memory: lower "
-                    "config.decode.batch_size or config.decode.max_source_length."
-                ) from None
+            with mesh_lib.use(mesh):
+                log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
                 scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
@@ -121,7 +114,7 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
     return arrays
 
 
-@jax.jit(static_argnums=0)
+@program(0)
 def _token_log_probs(model: Transformer, params, batch):
     """Log-probability of each target token, float32 [B, T]."""
     hidden_BxTxD: Any = model.apply({"params": params}, batch, method="hidden")

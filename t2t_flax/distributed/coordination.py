@@ -29,14 +29,14 @@ class ProcessGroupError(Exception):
 class ProcessGroup:
     """Process `index` of `count`. Process 0, the lead, prints and writes files for all.
 
-    `client`: of the coordination service; None for a process that is alone. `address`: HOST:PORT of that service.
+    `client`: of the coordination service; None for a process that is alone.
     """
 
     MINUTES = 900.0
     """Timeout in seconds of what takes all processes about as long: reading or writing a checkpoint, listing a folder."""
 
-    def __init__(self, index: int = 0, count: int = 1, client: Any = None, address: str = ""):
-        self.index, self.count, self.address = index, count, address
+    def __init__(self, index: int = 0, count: int = 1, client: Any = None):
+        self.index, self.count = index, count
         self._client = client
         self._own: dict[str, str] = {}
         self._barriers, self._gathers = itertools.count(), itertools.count()
@@ -117,13 +117,12 @@ class ProcessGroup:
             raise ProcessGroupError(first_line(error)) from error
 
 
-def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup:
+def initialize(config: Distributed) -> ProcessGroup:
     """Joins the processes of this run, after which JAX sees the devices of all of them.
 
-    use_devices: False for processes that only coordinate their children, which need the devices. Must run before anything
-    touches a device. Raises UserError for environment variables that do not fit, and ProcessGroupError where this process
-    cannot join the others; ends the process where they do not come within `initialization_timeout`. Where process 0 dies
-    later, JAX itself aborts the others.
+    Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
+    InitializationError where this process cannot join the others; ends the process where they do not come within
+    `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
     """
     place, address = _place()
     if not place:
@@ -156,10 +155,7 @@ def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup
     finally:
         timer.cancel()
     state = _distributed_state()
-    index, count = state.process_id, state.num_processes
-    if use_devices:
-        index, count = jax.process_index(), jax.process_count()
-    return ProcessGroup(index, count, state.client, state.coordinator_address)
+    return ProcessGroup(jax.process_index(), jax.process_count(), state.client)
 
 
 def _distributed_state() -> Any:

@@ -76,7 +76,7 @@ class RunSupervisor:
         self._lock = threading.Lock()
         self._proposal: int | None = None
         self._agreed: int | None = None
-        self._published, self._requested_at = False, 0.0
+        self._requested_at = 0.0
         self._interruptible = ""  # what is being done that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
         self._handlers: dict[int, Any] = {}
@@ -144,11 +144,10 @@ class RunSupervisor:
             raise StopRequested
 
     def publish(self) -> None:
-        """Sends this process's proposal to the others, once. Blocks as long as the coordinator does not answer."""
-        if self.signal and not self._published:
+        """Sends this process's proposal, if it has one, to the others. Blocks as long as the coordinator does not answer."""
+        if self.signal:
             self.group.put("news/stop", self.signal)
             self.group.put(f"stop/at/{self.group.index}", str(self._proposal))
-            self._published = True
 
     @contextlib.contextmanager
     def exit_on_signal(
@@ -253,15 +252,14 @@ def run_job(
     body: Callable[[RunSupervisor], _Result],
     *,
     stacks: epath.Path | None = None,
-    use_devices: bool = True,
 ) -> _Result:
     """`body(supervisor)` in this process, alone or as one of several; returns its result.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
-    device. `stacks`: see `RunSupervisor`. `use_devices`: see `initialize`.
+    device. `stacks`: see `RunSupervisor`.
     """
     try:
-        group = initialize(config.distributed, use_devices=use_devices)
+        group = initialize(config.distributed)
     except ProcessGroupError as error:
         end(FAILURE, f"t2t_flax: {error}")
     with RunSupervisor(group, config, stacks=stacks) as supervisor:

@@ -190,7 +190,10 @@ def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = 
     prepared there) come only from `overrides`.
     Raises UserError if the folder holds no run or an override is invalid.
     """
-    return _override(_without_local_paths(read_config(workdir)), overrides)
+    stored = _without_local_paths(read_config(workdir))
+    return (
+        config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides)) if overrides else stored
+    )
 
 
 def read_config(workdir: str | epath.Path) -> Config:
@@ -216,12 +219,6 @@ def _without_local_paths(stored: Config) -> Config:
     return dataclasses.replace(stored, data=data)
 
 
-def _override(stored: Config, overrides: dict[str, str] | None) -> Config:
-    if not overrides:
-        return stored
-    return config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides))
-
-
 def open_run(
     workdir: str | epath.Path,
     overrides: dict[str, str] | None = None,
@@ -234,7 +231,7 @@ def open_run(
     """
     workdir = run_folder(workdir)
     stored = stored_config(workdir)
-    config = _override(stored, overrides)
+    config = stored_config(workdir, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     requested = any(key.startswith("mesh.") for key in overrides or {})

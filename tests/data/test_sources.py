@@ -94,6 +94,7 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
     ("files", "spec", "message"),
     [
         ({}, "no.en,no.de", r"there is no file .*no\.en"),
+        ({"a=x.en": b"1\n"}, "x.en,y", r"no file .*x\.en.*: write ./a=x\.en for a path"),
         ({}, ".,.", r"is a folder; name a file"),
         ({"a": b"1\n2\n3\n", "b": b"1\n"}, "a,b", r"a has 3 lines and .*b has 1: line i"),
         ({"a": b"1\n", "b": b"1\n2\n3\n4"}, "a,b", r"a has 1 lines and .*b has 4: line i"),

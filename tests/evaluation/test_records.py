@@ -102,9 +102,9 @@ def test_repeated_evaluation_reuses_its_record(copy, text):
 def test_a_name_that_another_evaluation_uses_is_not_reused(copy):
     record, _ = evaluate(load(copy, overrides=HERE), "test")
     path = copy / "eval" / "test-4.json"
-    path.write_text(json.dumps(record | {"data": record["data"] | {"digest": "0" * 64}}))
+    path.write_text(json.dumps(record | {"identity": "0" * 64}))
     name = evaluated(copy)
-    assert name.startswith("test-4-") and json.loads(path.read_text())["data"]["digest"] == "0" * 64
+    assert name.startswith("test-4-") and json.loads(path.read_text())["identity"] == "0" * 64
     assert evaluated(copy) == name
     path.write_text("{")  # not a record
     (copy / "eval" / f"{name}.json").unlink()

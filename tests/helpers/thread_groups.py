@@ -52,7 +52,7 @@ class CoordinationService:
 def thread_groups(count: int) -> tuple[CoordinationService, list[ProcessGroup]]:
     """The service, and one group per process."""
     service = CoordinationService(count)
-    return service, [ProcessGroup(i, count, service, "127.0.0.1:12345") for i in range(count)]
+    return service, [ProcessGroup(i, count, service) for i in range(count)]
 
 
 def run_threads(work, arguments: list) -> list:

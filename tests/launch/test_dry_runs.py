@@ -204,3 +204,20 @@ def test_invalid_choices_and_missing_flags_are_reported(tmp_path):
         in launch("xpk", "create", "--name=n", "--cluster=c", "--capacity=x", cwd=tmp_path, code=2).stderr
     )
     assert "--image is missing" in launch("gke", "run", "--name=n", "--", "x", cwd=tmp_path, code=2).stderr
+
+
+@pytest.mark.parametrize("mounted", [False, True])
+def test_nfs_is_mounted_once(tmp_path, mounted):
+    for name in ("sudo", "mount.nfs4"):
+        (tmp_path / name).write_text(f'#!/bin/sh\necho "$@" >>{tmp_path}/calls\n')
+    (tmp_path / "mountpoint").write_text(f"#!/bin/sh\nexit {int(not mounted)}\n")
+    for name in ("sudo", "mount.nfs4", "mountpoint"):
+        (tmp_path / name).chmod(0o755)
+    env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    script = str(LAUNCH / "mount_nfs.sh")
+    subprocess.run([script, "10.0.0.2:/share=/sweeps"], env=env, check=True)
+    calls = (tmp_path / "calls").read_text().splitlines() if not mounted else []
+    assert calls == ([] if mounted else ["mkdir -p /sweeps", "mount -t nfs4 10.0.0.2:/share /sweeps"])
+    assert mounted == (not (tmp_path / "calls").exists())
+    wrong = subprocess.run([script, "10.0.0.2:/share"], env=env, capture_output=True, text=True)
+    assert wrong.returncode == 2 and "expected SERVER:/EXPORT=/PATH" in wrong.stderr

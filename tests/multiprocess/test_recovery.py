@@ -181,7 +181,9 @@ def kill_and_restart(undisturbed, tmp_path, cache, victim: int, after: int, savi
     assert "restart 1 of 2" in output
     survivor = re.search(rf"process {1 - victim} of 2 ended with exit code (\d+)", output)
     assert survivor and int(survivor[1]) not in (0, 2, 75), output
-    assert "the connection to another process broke" in output or "another task died" in output, output
+    # Silence where the machine is so busy that the heartbeats end first.
+    named = ("the connection to another process broke", "another task died", f"process {victim} on")
+    assert any(text in output for text in named), output
     assert losses(workdir) == losses(undisturbed)
     assert record(workdir, f"test-{STEPS}")["text"] == record(undisturbed, f"test-{STEPS}")["text"]
     when = f"after update {after}{', during a save' if saving else ''}"

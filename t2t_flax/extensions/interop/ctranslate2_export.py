@@ -13,8 +13,7 @@ import numpy as np
 from t2t_flax.config import Config, Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
-from t2t_flax.extensions.interop.supported_keys import require_supported
+from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, require_supported
 from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
@@ -36,31 +35,22 @@ def check_exportable(config: Model) -> None:
 
 
 def not_carried(config: Config) -> list[str]:
-    """What the files of CTranslate2 cannot hold of a model, its decoding included, each as one sentence."""
-    m, d = config.model, config.decode
-    notes = [
-        "decode.*: CTranslate2's files have no rules of decoding; the options of translate_batch above are those of the run."
-    ]
-    if d.strategy == "beam" and d.beam_size > 1:
-        if d.length_penalty == "gnmt" and d.alpha:
-            notes.append(
-                f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: CTranslate2 divides by "
-                "length^length_penalty, which favours longer translations."
-            )
-        if d.early_stopping != "beam_full":
-            notes.append(
-                f"decode.early_stopping = {d.early_stopping}: CTranslate2 stops once beam_size hypotheses have finished "
-                "(beam_full)."
-            )
+    """The rules of a run's decoding that CTranslate2 does not have, each as one sentence. The others are options of its
+    `translate_batch`, not of its files.
+    """
+    d, notes = config.decode, []
+    if d.strategy == "beam" and d.beam_size > 1 and d.length_penalty == "gnmt" and d.alpha:
+        notes.append(
+            f"decode.length_penalty = gnmt, the divisor ((5 + length) / 6)^{d.alpha:g}: CTranslate2 divides by "
+            "length^length_penalty, which favours longer translations."
+        )
+    if d.strategy == "beam" and d.beam_size > 1 and d.early_stopping != "beam_full":
+        notes.append(
+            f"decode.early_stopping = {d.early_stopping}: CTranslate2 stops once beam_size hypotheses have finished (beam_full)."
+        )
     if d.max_length_ratio:
         notes.append(
             f"decode.max_length_ratio = {d.max_length_ratio:g}: max_decoding_length does not depend on the length of the source."
-        )
-    rates = {"dropout": m.dropout, "dropout_attention": m.dropout_attention, "dropout_ffn": m.dropout_ffn}
-    if any(rates.values()):
-        shown = ", ".join(f"model.{name} = {rate:g}" for name, rate in rates.items())
-        notes.append(
-            f"{shown}: CTranslate2 has no dropout; fine-tuning of an import of this folder begins with the defaults."
         )
     return notes
 

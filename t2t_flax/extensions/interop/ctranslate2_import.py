@@ -21,11 +21,16 @@ from t2t_flax.extensions.interop.ctranslate2_file import (
     read_tokens,
     vocabulary_file,
 )
-from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
-from t2t_flax.extensions.interop.imported import ImportedModel, import_config, sentencepiece_pair
-from t2t_flax.extensions.interop.layer_names import CTRANSLATE2
-from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
-from t2t_flax.json_file import read_json
+from t2t_flax.extensions.interop.imported import (
+    ImportedModel,
+    NamedArrays,
+    Vocabulary,
+    import_config,
+    renumbered,
+    sentencepiece_pair,
+)
+from t2t_flax.extensions.interop.json_settings import read_json
+from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, Positions, recognize_positions, reordered, sines_first
 
 NAME = "CTranslate2"
 WEIGHTS = ("model.bin", "weights.npz")

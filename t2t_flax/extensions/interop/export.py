@@ -11,11 +11,11 @@ from t2t_flax.data.hooks import Direction, codes_of, model_directions
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
-from t2t_flax.extensions.interop.finite import check_representable
 from t2t_flax.extensions.interop.marian_export import marian_token
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.model_card import Score, front_matter, sections
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, write_model
+from t2t_flax.extensions.interop.safetensors_file import check_representable
 from t2t_flax.filesystem import atomic_directory, refuse_existing
 
 FORMATS = {
@@ -52,11 +52,10 @@ def export(
     origin: str = "",
     scores: Sequence[Score] = (),
     license: str = "",
-    command: str = "",
 ) -> list[str]:
     """Writes a new folder, whole or not at all, and returns what the format cannot hold of the model, in sentences that its
-    README has, too. params: a tree of arrays, the mean of the checkpoints `steps`. origin, scores, license, command: the
-    checkpoint, its evaluations and more for the README.
+    README has, too. params: a tree of arrays, the mean of the checkpoints `steps`. origin, scores, license: the
+    checkpoint, its evaluations and licence for the README.
 
     Raises UserError as `check_export`, for parameters that the type of the weights cannot hold, if the folder exists (also if
     another process makes it meanwhile), for tokenizers that the format cannot hold, and if its package is not installed.
@@ -67,7 +66,7 @@ def export(
     codes = codes_of([*trained, *zero_shot])
     check_representable(safetensors_file.flatten(params), dtype)
     refuse_existing(folder, "--output")
-    with atomic_directory(folder, keep=lambda: refuse_existing(folder, "--output")) as path:
+    with atomic_directory(folder, replace=False) as path:
         path = Path(path)
         if kind == "ctranslate2":
             vocabularies = tuple(t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target))
@@ -96,9 +95,8 @@ def export(
             parts.append(_directions(tokenizers, trained, zero_shot, kind))
         if lost := _NOT_CARRIED[kind](config):
             parts.append("## What this format does not hold\n\n" + "\n".join(f"- {note}" for note in lost))
-        parts += sections(config, trained, scores, command, dtype)
-        name = path.name.partition(".partial-")[0]
-        head = front_matter(config, [*trained, *zero_shot], kind, name, scores, license)
+        parts += sections(config, trained, scores, dtype)
+        head = front_matter(config, [*trained, *zero_shot], kind, license)
         (path / "README.md").write_text(head + "\n\n".join(parts) + "\n", encoding="utf-8")
     return lost
 

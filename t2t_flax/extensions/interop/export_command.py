@@ -1,14 +1,13 @@
 """`export`: a trained model for other programs."""
 
 import logging
-import shlex
 
 from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError, first_line
 from t2t_flax.extensions.interop import hub
-from t2t_flax.extensions.interop.model_card import Score, is_license, scores_of_record, without_folders
+from t2t_flax.extensions.interop.model_card import Score, is_license, scores_of_record
 from t2t_flax.filesystem import is_remote, refuse_existing
 from t2t_flax.json_file import parse_json
 
@@ -75,7 +74,6 @@ def run(argv: list[str]) -> int:
         origin=f"step {steps} of {loaded.workdir.name}",
         scores=_scores(loaded.workdir, loaded.steps),
         license=args.license,
-        command=shlex.join(["python", "-m", "t2t_flax", "export", *map(without_folders, argv)]),
     )
     print(f"{args.output}: step {steps} of {args.workdir} as {args.format}, {args.quantization or 'float32'}")
     for note in notes:

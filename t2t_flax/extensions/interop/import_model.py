@@ -1,20 +1,17 @@
 """Reads a trained model of another program, or of `export`, recognized by its files."""
 
-import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 from etils import epath
 
-from t2t_flax.config import Model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_import, marian_import
 from t2t_flax.extensions.interop.imported import ImportedModel
+from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, open_model
-from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors, unflatten
-from t2t_flax.json_file import read_json
+from t2t_flax.extensions.interop.safetensors_file import read_safetensors
 
 EXPECTED = (
     "model.safetensors of `export --format=safetensors`, a Hugging Face Marian model (config.json with model_type marian, and "
@@ -32,8 +29,7 @@ def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, st
     if not path.exists():
         raise UserError(f"--from={path}: there is no such file or folder.")
     reader, weights = _reader(path)
-    imported = reader(weights, num_heads=num_heads, languages=languages)
-    return _with_padded_tables(imported) if imported.config.model.pad_vocab_to_multiple == 1 else imported
+    return reader(weights, num_heads=num_heads, languages=languages)
 
 
 def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
@@ -75,16 +71,3 @@ def _read_own(weights: Path, **_: object) -> ImportedModel:
 
 _KINDS = ((ctranslate2_import.read, ctranslate2_import.WEIGHTS), (_read_own, (MODEL_FILE,)))
 """(What reads a model, the names of its weights), the first in a folder first; of Marian's, config.json says it."""
-
-
-def _with_padded_tables(imported: ImportedModel) -> ImportedModel:
-    """The tables with as many rows as the default of model.pad_vocab_to_multiple, which meshes and accelerators like better."""
-    multiple = Model.pad_vocab_to_multiple
-    out = {}
-    for path, x in flatten(imported.params).items():
-        rows = -len(x) % multiple if path == "output_bias" or path.endswith("_embedding/table") else 0
-        out[path] = np.pad(x, [(0, rows), *[(0, 0)] * (x.ndim - 1)]) if rows else x
-    model = dataclasses.replace(imported.config.model, pad_vocab_to_multiple=multiple)
-    return dataclasses.replace(
-        imported, params=unflatten(out), config=dataclasses.replace(imported.config, model=model)
-    )

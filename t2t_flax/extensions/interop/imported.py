@@ -1,16 +1,24 @@
-"""A model read from another program's files, and what the readers share."""
+"""A model read from another program's files, and what the readers share: its arrays by name, each used once, and its vocabulary
+in our numbering.
+"""
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from t2t_flax.config import Config, Data, Model, resolve
-from t2t_flax.config.data_keys import UNK
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.config.keys import keys_of
 from t2t_flax.data.hooks import SEVERAL
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer, language_of
+from t2t_flax.extensions.interop.safetensors_file import check_finite
 
 IMPROBABLE = -100.0
 """Bias of a token that the other program never predicts: without probability, but finite in a loss over all classes."""
@@ -91,3 +99,111 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
         for model, tokens in zip(models, (source, target), strict=True)
     ]
     return TokenizerPair(sides[0], sides[0] if sides[0].digest == sides[1].digest else sides[1])
+
+
+class NamedArrays:
+    """Tracks which arrays were used, so that unexpected ones can be reported. expected: the kind of model, for messages."""
+
+    def __init__(self, path: Path, arrays: Mapping[str, np.ndarray], expected: str):
+        self.path, self._arrays, self._expected, self._used = path, arrays, expected, set[str]()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._arrays
+
+    def count(self, prefix: str, separator: str = "/") -> int:
+        """The number of consecutive PREFIX0, PREFIX1, ...; at least 1, so that a missing layer 0 is reported by `take`."""
+        has = lambda n: any(name.startswith(f"{prefix}{n}{separator}") for name in self._arrays)  # noqa: E731
+        return next(n for n in itertools.count(1) if not has(n))
+
+    def take(self, name: str, *shape: int) -> np.ndarray:
+        """The float32 array with this name and shape; a 0 in the shape accepts any size above 0. Raises UserError."""
+        if name not in self._arrays:
+            raise UserError(f"{self.path} has no array {name!r}; expected {self._expected}.")
+        self._used.add(name)
+        array = self._arrays[name]
+        fits = array.ndim == len(shape) and all(
+            size == expected if expected else size > 0 for size, expected in zip(array.shape, shape, strict=True)
+        )
+        if not fits:
+            expected_shape = ", ".join(str(size) if size else "any" for size in shape)
+            raise UserError(f"{self.path}: {name!r} has shape {array.shape}, expected ({expected_shape}).")
+        if array.dtype.kind in "iu":
+            raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point, not quantized, weights.")
+        try:
+            taken = array.astype(np.float32)
+        except (ValueError, TypeError):
+            raise UserError(f"{self.path}: {name!r} is {array.dtype}; expected floating-point weights.") from None
+        check_finite({name: taken}, self.path)
+        return taken
+
+    def scalar(self, name: str, default: float) -> float:
+        """The single number of this name; `default` where there is none. Raises UserError for anything else."""
+        if name not in self._arrays:
+            return default
+        self._used.add(name)
+        array = self._arrays[name]
+        try:
+            value = float(array.reshape(-1)[0])
+        except (ValueError, TypeError, IndexError):
+            value = math.nan
+        if not math.isfinite(value):
+            raise UserError(f"{self.path}: {name!r} is {array.dtype} of shape {array.shape}; expected a finite number.")
+        return value
+
+    def is_float(self, name: str) -> bool:
+        """Whether there is an array of this name, and of a floating-point type."""
+        return name in self._arrays and self._arrays[name].dtype.kind not in "iub"
+
+    def refuse_unused(self) -> None:
+        """Raises UserError, naming arrays that were not used: the model has a part that ours lacks."""
+        unused = sorted(set(self._arrays) - self._used)
+        if unused:
+            shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
+            plural = "s" if len(unused) > 1 else ""
+            raise UserError(f"{self.path} has {len(unused)} unexpected array{plural}: {shown}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class Vocabulary:
+    """tokens: the token of each of our ids. rows: the row of each of them in the file's tables; -1 where it has none."""
+
+    tokens: list[str]
+    rows: np.ndarray
+
+    @property
+    def count(self) -> int:
+        """The number of rows of the file's tables."""
+        return int(np.sum(self.rows >= 0))
+
+    def take(self, table: np.ndarray) -> np.ndarray:
+        """The rows of `table` in the order of our ids; zeros for those that the file lacks."""
+        known = self.rows >= 0
+        return np.where(known.reshape(-1, *[1] * (table.ndim - 1)), table[self.rows], np.float32(0))
+
+    def take_bias(self, bias: np.ndarray | None) -> np.ndarray | None:
+        """`bias` [rows] in the order of our ids, IMPROBABLE for those that the file lacks and so never predicts; None if there
+        is neither a bias nor such an id.
+        """
+        if bias is None and np.all(self.rows >= 0):
+            return None
+        taken = np.zeros(len(self.rows), np.float32) if bias is None else self.take(bias)
+        taken[self.rows < 0] = IMPROBABLE
+        return taken
+
+    def without(self, token: str) -> "Vocabulary":
+        i = self.tokens.index(token)
+        return Vocabulary(self.tokens[:i] + self.tokens[i + 1 :], np.delete(self.rows, i))
+
+
+def renumbered(tokens: Sequence[str], special: Mapping[int, str], path: Path) -> Vocabulary:
+    """The vocabulary whose first ids are PAD, EOS and UNK, by their names in `special`; ones that are missing get no row.
+
+    Raises UserError for a token that is there twice. path: of the file, for messages.
+    """
+    if len(set(tokens)) != len(tokens):
+        duplicate = next(token for token in tokens if tokens.count(token) > 1)
+        raise UserError(f"{path} has the token {duplicate!r} more than once.")
+    names = [special[PAD], special[EOS], special[UNK]]
+    first = [tokens.index(name) if name in tokens else -1 for name in names]
+    rest = [row for row in range(len(tokens)) if row not in first]
+    return Vocabulary(names + [tokens[row] for row in rest], np.array(first + rest))

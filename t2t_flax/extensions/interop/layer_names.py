@@ -1,17 +1,23 @@
-"""How other programs name the parameters of a layer, in one table for reading and writing.
+"""How other programs write our model: the names of a layer's parameters, in one table for reading and writing, the order of
+features, and the keys that they support.
 
 Their linear weights are [out, in], ours [in, out] with an axis of heads; some stack several of our maps along their outputs.
+The features of the residual stream may have any order in which all matrices agree: Marian has all sines before all cosines
+where the paper interleaves them, with the same wavelengths.
 """
 
 import dataclasses
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Model
-from t2t_flax.extensions.interop.named_arrays import NamedArrays
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.interop.imported import NamedArrays
+from t2t_flax.extensions.interop.safetensors_file import flatten, unflatten
+from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,6 +125,19 @@ MARIAN = LayerNames(
     "weight",
     "bias",
 )
+MARIAN_KEYS = {
+    "d_model": "d_model",
+    "encoder_layers": "num_encoder_layers",
+    "decoder_layers": "num_decoder_layers",
+    "encoder_attention_heads": "num_heads",
+    "decoder_attention_heads": "num_heads",
+    "encoder_ffn_dim": "d_ff",
+    "decoder_ffn_dim": "d_ff",
+    "dropout": "dropout",
+    "attention_dropout": "dropout_attention",
+    "activation_dropout": "dropout_ffn",
+}
+"""Keys of Marian's config.json and those of `model` here."""
 CTRANSLATE2 = LayerNames(
     (
         ("self_attention/linear_0", ("self_attention/query", "self_attention/key", "self_attention/value")),
@@ -141,3 +160,67 @@ CTRANSLATE2 = LayerNames(
     "gamma",
     "beta",
 )
+
+_TOLERANCE = 2e-3  # of float32 sines of angles of thousands
+_FIRST_AXIS = ("query", "key", "value", "Einsum_0", "gate", "up")
+"""Linear maps that read the residual stream; the others write to it."""
+
+
+def sines_first(d_model: int) -> np.ndarray:
+    """int [D]: our feature at each place of a model that has all sines before all cosines."""
+    return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
+
+
+def reordered(params: Any, order: np.ndarray) -> dict[str, Any]:
+    """The same model with another order of features: feature k is feature order[k] of `params`."""
+    out = {}
+    for path, x in flatten(params).items():
+        *parents, name = path.split("/")
+        module = parents[-1] if parents else ""
+        inner = name == "bias" and module in _FIRST_AXIS  # of heads or hidden units
+        axis = 0 if name == "kernel" and module in _FIRST_AXIS else -1
+        out[path] = x if inner or name == "output_bias" else np.take(x, order, axis)
+    return unflatten(out)
+
+
+class Positions(NamedTuple):
+    """model.position and model.position_offset; sines_first: in Marian's order of features."""
+
+    position: str
+    position_offset: int = 0
+    sines_first: bool = False
+
+
+def recognize_positions(table: np.ndarray) -> Positions | None:
+    """The scheme whose vectors a table [positions, D] holds; None for any other table, such as a learned one."""
+    count, d_model = table.shape
+    if not np.any(table):
+        return Positions("none")
+    if d_model % 2:
+        return None
+    for offset in range(3):
+        at = np.arange(count) + offset
+        interleaved, halves = (np.asarray(f(at, d_model)) for f in (sinusoid_interleaved, sinusoid_halves))
+        for known, positions in (
+            (interleaved, Positions("sinusoid_interleaved", offset)),
+            (halves, Positions("sinusoid_halves", offset)),
+            (interleaved[:, sines_first(d_model)], Positions("sinusoid_interleaved", offset, True)),
+        ):
+            if np.allclose(table, known, rtol=0, atol=_TOLERANCE):
+                return positions
+    return None
+
+
+def require_supported(config: Model, supported: Mapping[str, tuple[Any, ...]], program: str, advice: str) -> None:
+    """Raises UserError, naming the key, for a value that is not among its `supported` ones, or for heads of other widths than
+    d_model / num_heads or with keys of their own.
+    """
+    width = config.d_model // config.num_heads
+    heads = {"num_kv_heads": (0, config.num_heads), "d_k": (0, width), "d_v": (0, width)}
+    for key, values in (dict(supported) | heads).items():
+        value = getattr(config, key)
+        if value not in values:
+            allowed = " or ".join(dict.fromkeys(map(str, values)))
+            raise UserError(
+                f"model.{key} = {value} cannot be exported to {program}, which takes {allowed} there. {advice}"
+            )

@@ -17,11 +17,9 @@ from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.hooks import codes_of, model_directions
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.interop.feature_order import reordered, sines_first
-from t2t_flax.extensions.interop.layer_names import MARIAN
+from t2t_flax.extensions.interop.layer_names import MARIAN, MARIAN_KEYS, reordered, require_supported, sines_first
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.safetensors_file import save
-from t2t_flax.extensions.interop.supported_keys import require_supported
 
 POSITIONS = 1024
 EPSILON = 1e-5
@@ -131,17 +129,8 @@ def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
         "is_encoder_decoder": True,
         "vocab_size": vocab,
         "decoder_vocab_size": vocab,
-        "d_model": model.d_model,
-        "encoder_layers": model.num_encoder_layers,
-        "decoder_layers": model.num_decoder_layers,
-        "encoder_attention_heads": model.num_heads,
-        "decoder_attention_heads": model.num_heads,
-        "encoder_ffn_dim": model.d_ff,
-        "decoder_ffn_dim": model.d_ff,
+        **{theirs: getattr(model, ours) for theirs, ours in MARIAN_KEYS.items()},
         "activation_function": _ACTIVATIONS[model.activation],
-        "dropout": model.dropout,
-        "attention_dropout": model.dropout_attention,
-        "activation_dropout": model.dropout_ffn,
         "scale_embedding": model.embed_scale == "sqrt_d",
         "max_position_embeddings": POSITIONS,
         "share_encoder_decoder_embeddings": True,

@@ -14,18 +14,26 @@ import numpy as np
 from t2t_flax.config import Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.extensions.interop.feature_order import Positions, recognize_positions, reordered, sines_first
 from t2t_flax.extensions.interop.imported import (
     IMPROBABLE,
     ImportedModel,
+    NamedArrays,
+    Vocabulary,
     import_config,
+    renumbered,
     sentencepiece_pair,
 )
-from t2t_flax.extensions.interop.layer_names import MARIAN
+from t2t_flax.extensions.interop.json_settings import read_json
+from t2t_flax.extensions.interop.layer_names import (
+    MARIAN,
+    MARIAN_KEYS,
+    Positions,
+    recognize_positions,
+    reordered,
+    sines_first,
+)
 from t2t_flax.extensions.interop.marian_export import EPSILON
-from t2t_flax.extensions.interop.named_arrays import NamedArrays, Vocabulary, renumbered
 from t2t_flax.extensions.interop.safetensors_file import read_tensors
-from t2t_flax.json_file import read_json
 
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
@@ -40,10 +48,7 @@ _ACTIVATIONS = {
     "gelu_pytorch_tanh": "gelu",
     "gelu_fast": "gelu",
 }
-_SIZES = (
-    "d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim", "encoder_attention_heads",
-    "decoder_attention_heads", "vocab_size",
-)  # fmt: skip
+_SIZES = (*(key for key in MARIAN_KEYS if "dropout" not in key), "vocab_size")
 # Of models that Marian's architecture does not have, in files of versions that wrote these keys.
 _FIXED_KEYS: dict[str, Any] = {
     "static_position_embeddings": True,
@@ -53,25 +58,12 @@ _FIXED_KEYS: dict[str, Any] = {
     "add_bias_logits": False,
     "forced_bos_token_id": None,
 }
-# Rules of decoding that have no key here, with the values at which they do nothing.
-_DECODING_KEYS: dict[str, tuple[Any, ...]] = {
-    "no_repeat_ngram_size": (0, None),
-    "encoder_no_repeat_ngram_size": (0, None),
-    "repetition_penalty": (1.0, None),
-    "encoder_repetition_penalty": (1.0, None),
-    "num_beam_groups": (1, None),
-    "diversity_penalty": (0.0, None),
-    "do_sample": (False, None),
-    "min_length": (0, None),
-    "suppress_tokens": (None, []),
-    "forced_eos_token_id": (None,),
-    "num_return_sequences": (1, None),
-    "guidance_scale": (1.0, None),
-    "penalty_alpha": (0.0, None),
-    "min_new_tokens": (0, None),
-    "max_new_tokens": (None,),
-    "sequence_bias": (None,),
-}
+_OTHER_RULES = (
+    "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "num_beam_groups",
+    "diversity_penalty", "do_sample", "min_length", "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens",
+    "max_new_tokens", "sequence_bias",
+)  # fmt: skip
+"""Rules of decoding that have no key here."""
 # Numbers with a range are checked where they are read.
 _GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
 _CONFIG_TYPES = _GENERATION_TYPES | {
@@ -119,7 +111,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
         for side, given in zip(("source", "target"), languages, strict=True)
     )
     resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
-    return ImportedModel(NAME, resolved, params, pair, _notes(config, generation, never_padding))
+    return ImportedModel(NAME, resolved, params, pair, _notes(generation, never_padding))
 
 
 def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
@@ -131,11 +123,8 @@ def _check(path: Path, config: dict[str, Any], num_heads: int) -> None:
         _whole(path, config, key, 1, optional=True)
     _whole(path, config, "decoder_start_token_id", 0, optional=True)
     for name in ("ffn_dim", "attention_heads"):
-        ours, theirs = (config[f"{stack}_{name}"] for stack in ("encoder", "decoder"))
-        if ours != theirs:
-            raise UserError(
-                f"{path}: encoder_{name} = {ours} and decoder_{name} = {theirs} differ; a model here has one number for both."
-            )
+        if config[f"encoder_{name}"] != config[f"decoder_{name}"]:
+            raise UserError(f"{path}: encoder_{name} and decoder_{name} differ; a model here has one number for both.")
     activation = config.get("activation_function")
     if not isinstance(activation, str) or activation not in _ACTIVATIONS:
         raise UserError(f"{path}: activation_function = {activation!r} is not one of {', '.join(_ACTIVATIONS)}.")
@@ -165,14 +154,7 @@ def _model(path: Path, config: dict[str, Any]) -> Model:
     if config["d_model"] % heads:
         raise UserError(f"{path}: encoder_attention_heads = {heads} does not divide d_model = {config['d_model']}.")
     return Model(
-        num_encoder_layers=config["encoder_layers"],
-        num_decoder_layers=config["decoder_layers"],
-        d_model=config["d_model"],
-        d_ff=config["encoder_ffn_dim"],
-        num_heads=heads,
-        dropout=config.get("dropout", Model.dropout),
-        dropout_attention=config.get("attention_dropout", 0.0),
-        dropout_ffn=config.get("activation_dropout", 0.0),
+        **{ours: config[theirs] for theirs, ours in MARIAN_KEYS.items() if theirs in config},
         activation=_ACTIVATIONS[config["activation_function"]],
         attention_bias=True,
         norm_eps=EPSILON,
@@ -327,15 +309,10 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
     }
 
 
-def _notes(config: dict[str, Any], generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
+def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
     """The rules of decoding that are not taken over."""
-    start = config.get("decoder_start_token_id")
-    neutral = _DECODING_KEYS | {
-        "pad_token_id": (config["pad_token_id"], None),
-        "eos_token_id": (config["eos_token_id"], [config["eos_token_id"]], None),
-        "decoder_start_token_id": (config["pad_token_id"] if start is None else start, None),
-    }
-    rules = {key: value for key, value in generation.items() if key in neutral and value not in neutral[key]}
+    does_nothing = lambda value: value is not True and value in (None, 0, 1, [])  # noqa: E731
+    rules = {key: generation[key] for key in _OTHER_RULES if not does_nothing(generation.get(key))}
     if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
         rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:

@@ -12,24 +12,13 @@ from t2t_flax.data.hooks import Direction
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
-_PREFIX = re.compile(r"\s*(?:(?:--)?[\w.-]+=|(?:tsv|jsonl|parquet|hf):|[\w.+-]+:(?!//))")
-"""What stands before a path: a flag, the name of a source, its format."""
-_REMOTE = re.compile(r"(?!file:)[a-zA-Z][\w.+-]*://")
-_ABSOLUTE = re.compile(r"file://|\.{0,2}/|~")
-_METRICS = {
-    "sacrebleu": ("bleu", "BLEU"),
-    "chrf": ("chrf", "chrF"),
-    "chrf++": ("chrf", "chrF++"),
-    "ter": ("ter", "TER"),
-}
-"""The Hub's identifier and the name of each score that a card lists."""
+_METRICS = {"sacrebleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER"}
+"""The names of the scores that a card lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders. direction: of the
-    test set, of a model of several.
-    """
+    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders."""
 
     metric: str
     value: float
@@ -37,11 +26,10 @@ class Score:
     split: str
     data: str
     sentences: int
-    direction: str = ""
 
     @property
     def name(self) -> str:
-        return _METRICS[self.metric][1]
+        return _METRICS[self.metric]
 
 
 def is_license(text: str) -> bool:
@@ -55,7 +43,7 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     """
     data = record["data"]
     name, split, sentences = (
-        data.get("corpus") or without_folders(data["spec"]),
+        data.get("corpus") or _file_names(data["spec"]),
         record["split"],
         int(data["sentences"]),
     )
@@ -63,36 +51,18 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
     for metric, entry in record["scores"].items():
         if metric in _METRICS:
             value, signature = float(entry["score"]), entry.get("signature", "")
-            texts = name, split, signature, data.get("direction", "")
-            if not math.isfinite(value) or not all(isinstance(text, str) for text in texts):
+            if not math.isfinite(value) or not all(isinstance(text, str) for text in (name, split, signature)):
                 raise ValueError(f"scores.{metric} is not a score")
-            scores.append(Score(metric, value, signature, split, name, sentences, texts[-1]))
+            scores.append(Score(metric, value, signature, split, name, sentences))
     return scores
 
 
-def without_folders(spec: str) -> str:
-    """Sources of text, or a flag, without the places on the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`.
-
-    Addresses such as gs://bucket/a.en stay, file:// does not. Of paths separated by commas also those that follow an absolute
-    one are without folders, because the comma may be in the name of a folder.
-    """
-    parts, after_absolute = [], False
-    for part in re.split(r"([,;]\s*)", spec):
-        start = 0
-        while prefix := _PREFIX.match(part, start):
-            start = prefix.end()
-        prefix, path = part[:start], part[start:]
-        if start or part.startswith(";"):
-            after_absolute = False
-        if _ABSOLUTE.match(path) or (after_absolute and "/" in path and not _REMOTE.match(path)):
-            path, after_absolute = path.rstrip("/").rpartition("/")[2], True
-        parts.append(prefix + path)
-    return "".join(parts)
+def _file_names(spec: str) -> str:
+    """A corpus without the folders of the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`."""
+    return ",".join(part.rpartition("/")[2] for part in spec.split(","))
 
 
-def front_matter(
-    config: Config, directions: Sequence[Direction], kind: str, name: str, scores: Sequence[Score], license: str
-) -> str:
+def front_matter(config: Config, directions: Sequence[Direction], kind: str, license: str) -> str:
     """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
     data = config.data
     values: dict[str, Any] = {
@@ -103,40 +73,12 @@ def front_matter(
     }
     if data.task == "translation":
         values["pipeline_tag"] = "translation"
-    if scores:
-        values["model-index"] = [{"name": name, "results": _results(config, scores)}]
     lines = "".join(f"{key}: {json.dumps(value, ensure_ascii=False)}\n" for key, value in values.items())
     return f"---\n{lines}---\n\n"
 
 
-def _results(config: Config, scores: Sequence[Score]) -> list[dict[str, Any]]:
-    results = []
-    for split, data, direction in dict.fromkeys((score.split, score.data, score.direction) for score in scores):
-        languages = direction or f"{config.data.source_language}-{config.data.target_language}"
-        metrics = [
-            {
-                "type": _METRICS[s.metric][0],
-                "name": s.name,
-                "value": round(s.value, 2),
-                "args": {"signature": s.signature},
-            }
-            for s in scores
-            if (s.split, s.data) == (split, data)
-        ]
-        results.append(
-            {
-                "task": {"type": "translation", "name": f"Translation {languages}"},
-                "dataset": {"type": re.sub(r"[^\w.-]+", "-", data), "name": data, "split": split, "args": languages},
-                "metrics": metrics,
-            }
-        )
-    return results
-
-
-def sections(
-    config: Config, trained: Sequence[Direction], scores: Sequence[Score], command: str, dtype: str
-) -> list[str]:
-    """The paragraphs on the scores, the model, its data, and the command that wrote the folder."""
+def sections(config: Config, trained: Sequence[Direction], scores: Sequence[Score], dtype: str) -> list[str]:
+    """The paragraphs on the scores, the model and its data."""
     m, d = config.model, config.data
     parts = []
     if scores:
@@ -154,13 +96,11 @@ def sections(
         f"## Model\n\n{m.num_encoder_layers} encoder and {m.num_decoder_layers} decoder layers, d_model {m.d_model}, d_ff "
         f"{m.d_ff}, {m.num_heads} heads."
     )
-    if corpus := d.corpus or without_folders(d.train):
+    if corpus := d.corpus or _file_names(d.train):
         parts.append(
             f"## Data\n\nTrained on {_plain(corpus)} ({', '.join(map(str, trained))}); tokenizer: {d.tokenizer}, "
             f"data.vocab_size {d.vocab_size:,}."
         )
-    if command:
-        parts.append(f"## Written by\n\n```\n{command}\n```")
     return parts
 
 

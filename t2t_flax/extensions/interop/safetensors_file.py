@@ -1,6 +1,7 @@
-"""Our own parameters in one safetensors file, readable without JAX."""
+"""Our own parameters in one safetensors file, readable without JAX; and checks of the numbers of any model's arrays."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,6 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.interop.finite import check_finite
 from t2t_flax.json_file import parse_json
 
 DTYPES = ("float32", "float16")
@@ -106,3 +106,27 @@ def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise UserError(f"{path} has no JSON object as the {key} of its metadata: export it again.")
     return value
+
+
+def check_finite(arrays: Mapping[str, np.ndarray], file: object) -> None:
+    """Raises UserError, naming the file and the array, for one with a number that is not finite (NaN or an infinity)."""
+    for name, x in arrays.items():
+        if x.dtype.kind not in "iub" and not np.isfinite(x).all():
+            raise UserError(f"{file}: {name!r} {_counted(x)}: the file is damaged, or its training has diverged.")
+
+
+def _counted(x: np.ndarray) -> str:
+    return f"holds {np.count_nonzero(~np.isfinite(x)):,} of {x.size:,} numbers that are not finite"
+
+
+def check_representable(params: Mapping[str, np.ndarray], dtype: str) -> None:
+    """Raises UserError, naming the array, for a number that is too large for the type of exported weights, "float16" or
+    "int8_float16"; the other types have the range of float32.
+    """
+    largest = float(np.finfo(np.float16).max)
+    for name, x in params.items() if dtype.endswith("_float16") or dtype == "float16" else ():
+        if (most := float(np.max(np.abs(x), initial=0.0))) > largest:
+            raise UserError(
+                f"--quantization={dtype}: {name} has a number of {most:g}, more than the {largest:g} that float16 can hold. "
+                "Export it in float32 or bfloat16."
+            )

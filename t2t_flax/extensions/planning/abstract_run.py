@@ -16,8 +16,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.planning import hlo
 from t2t_flax.extensions.planning.chips import target_config
-from t2t_flax.extensions.planning.collectives import collectives
-from t2t_flax.extensions.planning.device_layout import DeviceLayout
+from t2t_flax.extensions.planning.collectives import DeviceLayout, collectives
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.optimizer import make_optimizer

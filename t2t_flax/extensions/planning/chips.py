@@ -9,8 +9,7 @@ NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 G
 """
 
 import dataclasses
-
-import jax
+from typing import Any
 
 GIB, GB = 2.0**30, 1e9
 HOP_SECONDS = 1e-6  # one link, one way: assumed, the order of magnitude reported for TPUs
@@ -130,8 +129,8 @@ GPUS = {
 }
 
 
-def data_sheet_peak(device: jax.Device) -> float | None:
-    """FLOP/s of a known device, else None."""
+def data_sheet_peak(device: Any) -> float | None:
+    """FLOP/s of a known `jax.Device`, else None."""
     kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
     return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
 

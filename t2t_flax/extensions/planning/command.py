@@ -1,19 +1,23 @@
-"""`plan`: compiles the train step for a machine that is not at hand; reports memory, collectives, time."""
+"""`plan`: compiles the train step for a machine that is not at hand; reports memory, collectives, time.
 
+The command starts again in an environment of its own, which JAX and XLA read once.
+"""
+
+import importlib.machinery
+import importlib.util
 import json
+import os
+import sys
 
 from t2t_flax.cli import arguments
 from t2t_flax.config import load_config
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.planning import topology
-from t2t_flax.extensions.planning.compiler_process import (
-    compiler_environment,
-    in_compiler_environment,
-    require_compilers,
-    run_in_child,
-)
+from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.process_setup import child_environment
 
+_COMPILES = "T2T_FLAX_PLAN_COMPILES"
 _DESCRIPTION = f"""\
 Compiles the real train step ahead of time for a named machine, and reports memory, collectives and a predicted
 (roofline) time. The compilers need no TPU and no GPU. To install them:
@@ -50,9 +54,10 @@ def run(argv: list[str]) -> int:
     machines = topology.parse_all(args.topology)
     if not machines:
         raise UserError("--topology names no machine: write for example --topology=v5e-16.")
-    if not in_compiler_environment():
+    if os.environ.get(_COMPILES) != "1":
         require_compilers(machines)
-        return run_in_child("plan", *argv, environment=compiler_environment(machines))
+        command = [sys.executable, "-m", "t2t_flax", "plan", *argv]
+        os.execve(sys.executable, command, child_environment(**compiler_environment(machines)))
     from t2t_flax.extensions.planning import plan, report
 
     plans = []
@@ -67,3 +72,53 @@ def run(argv: list[str]) -> int:
     if len(plans) > 1:
         print(report.table(plans))
     return 0
+
+
+def compiler_environment(machines: list[Topology]) -> dict[str, str]:
+    """Variables of the process that compiles: JAX runs on the CPU, which the largest `cpu:N` of the machines divides into
+    devices.
+    """
+    return {
+        _COMPILES: "1",
+        "JAX_PLATFORMS": "cpu",
+        "JAX_NUM_CPU_DEVICES": str(max([m.devices for m in machines if m.platform == "cpu"], default=1)),
+        "JAX_DISABLE_MOST_OPTIMIZATIONS": "false",
+        "JAX_ENABLE_COMPILATION_CACHE": "false",
+        # XLA would otherwise time kernels on a GPU to choose among them.
+        "XLA_FLAGS": "--xla_gpu_autotune_level=0",
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of the versions of CUDA's libraries, for which it asks a driver
+        "TPU_SKIP_MDS_QUERY": "1",
+        # libtpu expects these of a TPU host.
+        "TPU_ACCELERATOR_TYPE": "v5litepod-1",
+        "TPU_WORKER_HOSTNAMES": "localhost",
+        "TPU_LOG_DIR": "disabled",
+        # Without it one process of a machine can load libtpu, which is right only where it uses a TPU.
+        "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
+    }
+
+
+def require_compilers(machines: list[Topology]) -> None:
+    """Raises UserError, with the command that installs it, where the compiler of a machine is missing."""
+    for machine in machines:
+        if machine.platform == "tpu" and not has_tpu_compiler():
+            raise UserError(
+                f"--topology={machine.name} needs the TPU compiler (0.7 GB, works without a TPU), which is not "
+                f"installed: {install_hint('plan')}."
+            )
+        if machine.platform == "gpu" and not has_gpu_compiler():
+            raise UserError(
+                f"--topology={machine.name} needs XLA's GPU compiler (2.5 GB, works without a GPU), which is not "
+                f"installed: {install_hint('plan-gpu')}."
+            )
+
+
+def has_tpu_compiler() -> bool:
+    """Whether libtpu is installed, also where this process leaves it out, see `runs_on_cpu`."""
+    return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
+
+
+def has_gpu_compiler() -> bool:
+    """Whether JAX's CUDA plugin is installed, for CUDA 12 or 13."""
+    if importlib.util.find_spec("jax_plugins") is None:
+        return False
+    return any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13))

@@ -1,19 +1,26 @@
-"""FLOPs of matrix products by formula, from the shapes of a model's kernels.
+"""FLOPs of matrix products by formula, from the shapes of a model's kernels; and model FLOPs utilization (MFU): FLOP/s of a
+run over those that its devices can do.
 
 XLA's count is not used: it counts the body of a loop once, and is per device.
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+import time
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import numpy as np
+from etils import epath
 from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config, Model
+from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.models.attention import SelfAttention, mixer_class
-from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.hooks import Hook
+from t2t_flax.training.setup import DeviceBatch, TrainingSetup
+from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of
 
 
 class Tokens(NamedTuple):
@@ -76,19 +83,36 @@ def forward_products(model: Model, vocab: int, params: Mapping[str, Any]) -> Pro
     """The products of a forward pass of a model with parameters of these shapes. vocab: of the target."""
     sides = {"source": 0.0, "target": model.d_model * vocab}
     for path, size in _kernels(params):
-        sides["source" if path.startswith("encoder") or _reads_memory(path) else "target"] += size
+        sides[_side(path)] += size
     layers = (model.num_encoder_layers, model.num_decoder_layers, model.num_decoder_layers)
     return Products(sides["source"], sides["target"], *layers)
 
 
 def training_products(config: Config, vocab: int, params: Mapping[str, Any]) -> Products:
-    """The products of a forward and a backward pass of a run with parameters of these shapes."""
-    forward = forward_products(config.model, vocab, params)
+    """The products of a forward and a backward pass of a run with parameters of these shapes.
+
+    With frozen parameters: a kernel has a gradient if it is trained, and its input if a parameter is trained in its stack or
+    before it. What lies below the lowest trained layer of a stack is counted too.
+    """
+    model, forward = config.model, forward_products(config.model, vocab, params)
     trained = parameters_of(config).with_gradient(params)
     if trained is None:
         return Products(*(3 * count for count in forward))
-    backward = _backward_products(config.model, vocab, params, trained)
-    return Products(*map(sum, zip(forward, backward, strict=True)))
+    in_encoder = any(path.startswith(("shared_embedding/", "source_", "encoder_")) for path in trained)
+    inputs = {"source": in_encoder, "target": True}
+    sides = {"source": forward.source, "target": forward.target}
+    for path, size in _kernels(params):
+        side = _side(path)
+        sides[side] += size * ((path in trained) + inputs[side])
+    table = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}[model.tie_embeddings]
+    sides["target"] += model.d_model * vocab * (1 + any(path.startswith(f"{table}/") for path in trained))
+    encoder = forward.encoder_mixers * (3 if in_encoder else 1)
+    return Products(
+        **sides,
+        encoder_mixers=encoder,
+        decoder_mixers=3 * forward.decoder_mixers,
+        cross_attentions=3 * forward.cross_attentions,
+    )
 
 
 def _kernels(params: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
@@ -98,64 +122,10 @@ def _kernels(params: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
             yield path, math.prod(leaf.shape)
 
 
-def _reads_memory(path: str) -> bool:
-    return "/cross_attention/key/" in path or "/cross_attention/value/" in path
-
-
-_LATER_KERNELS = ("out", "down", "Einsum_1", "hf", "hg", "hi", "ho", "hn", "hr", "hz")
-"""Kernels whose input the others of their sub-layer made: also the recurrent ones of an LSTM or GRU."""
-
-
-def _backward_products(model: Model, vocab: int, params: Mapping[str, Any], trained: Collection[str]) -> Products:
-    """The products of a backward pass if only the parameters at the paths `trained` have gradients.
-
-    A product's kernel has a gradient if it is trained, and its input if a trained parameter lies before it: below the
-    lowest one nothing is computed.
-    """
-    kernels = dict(_kernels(params))
-    sides, layers = {"source": 0.0, "target": 0.0}, {"encoder_mixers": 0, "decoder_mixers": 0, "cross_attentions": 0}
-    mixer, pre = mixer_class(model).NAME, model.norm_placement == "pre"
-
-    def has(*folders: str) -> bool:
-        return any(path.startswith(folder) for path in trained for folder in folders)
-
-    def add(folder: str, reached: bool, memory: bool, own: str) -> bool:
-        """Adds a sub-layer on tokens of the side `own`. reached: its input has a gradient; memory: the encoder output that it
-        reads has one. Returns whether its products without a kernel have gradients.
-        """
-        inner = {path: size for path, size in kernels.items() if path.startswith(folder)}
-        is_later = lambda path: path.split("/")[-2] in _LATER_KERNELS  # noqa: E731
-        inside = reached or memory or any(path.startswith(folder) and not is_later(path) for path in trained)
-        for path, size in inner.items():
-            input_has = inside if is_later(path) else memory if _reads_memory(path) else reached
-            sides["source" if _reads_memory(path) else own] += size * ((path in trained) + input_has)
-        return inside
-
-    memory = False
-    for side, own, depth in (
-        ("encoder", "source", model.num_encoder_layers),
-        ("decoder", "target", model.num_decoder_layers),
-    ):
-        reached = has("shared_embedding/", f"{own}_embedding/", f"{own}_positions/")
-        reached |= side == "decoder" and has("decoder_start_token/")
-        cross = [("cross_attention", "residual_cross", "cross_attentions")] if side == "decoder" else []
-        for i in range(depth):
-            for name, residual, counted in (
-                (mixer, "residual_attention", f"{side}_mixers"),
-                *cross,
-                ("feed_forward", "residual_ffn", ""),
-            ):
-                folder, norm = f"{side}_{i}/{name}/", f"{side}_{i}/{residual}/"
-                seen = memory and name == "cross_attention"
-                inside = add(folder, reached or pre and has(norm), seen, own)
-                if counted:
-                    layers[counted] += 2 * inside
-                reached |= seen or has(folder, norm)
-        reached |= has(f"{side}_norm/")
-        memory = reached if side == "encoder" else memory
-    table = {"all": "shared_embedding", "decoder": "target_embedding", "none": "output_embedding"}[model.tie_embeddings]
-    sides["target"] += model.d_model * vocab * (has(f"{table}/") + reached)
-    return Products(sides["source"], sides["target"], **layers)
+def _side(path: str) -> str:
+    """Of whose tokens a kernel is applied to each: keys and values of cross-attention are made from the source."""
+    of_source = path.startswith("encoder") or "/cross_attention/key/" in path or "/cross_attention/value/" in path
+    return "source" if of_source else "target"
 
 
 def lines(config: Config, state: TrainState, sizes: tuple[int, int]) -> list[str]:
@@ -169,3 +139,73 @@ def lines(config: Config, state: TrainState, sizes: tuple[int, int]) -> list[str
     whole = per_token[27] * config.data.batch_tokens * config.train.steps
     lines.append(f"  whole run, pairs of 27 + 27         {whole:>11.2e} in all")
     return lines
+
+
+class Mfu(Hook):
+    """Adds `mfu` to the lines of metrics.jsonl: of the updates since the line before."""
+
+    def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
+        self._run = run
+        self._products = training_products(run.config, run.model.target_vocab, run.abstract.params)
+        self._peaks = peaks_of(run)
+        self._hardware = self._useful = self._tokens = 0.0
+
+    def on_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
+        hardware, useful = update_flops(self._run, batch.batch, self._products)
+        self._hardware += hardware
+        self._useful += useful
+        self._tokens += batch.batch.target_tokens
+        if "target_tokens_per_second" in values:
+            seconds = self._tokens / values["target_tokens_per_second"]
+            values |= mfu(self._hardware, self._useful, seconds, self._peaks)
+            self._hardware = self._useful = self._tokens = 0.0
+
+
+def hook(config: Config, workdir: epath.Path, group: Any) -> Mfu:
+    """Of a run with planning.mfu."""
+    return Mfu()
+
+
+def update_flops(run: TrainingSetup, batch: Any, products: Products) -> tuple[float, float]:
+    """(FLOPs of all slots of an update's batch, of its real tokens)."""
+    shape, (source, target) = batch.shape, batch.store.lengths
+    slots, real = (
+        padded_tokens(shape.rows * shape.micro, shape.length),
+        real_tokens(source[batch.pairs], target[batch.pairs]),
+    )
+    return products.flops(run.config.model, slots), products.flops(run.config.model, real)
+
+
+def peaks_of(run: TrainingSetup) -> dict[str, float | None]:
+    """FLOP/s of all devices of a run: by data sheet, None where they have none, and measured."""
+    count, sheet = run.mesh.size, data_sheet_peak(jax.devices()[0])
+    measured = measured_peak(run.model.dtype, precision=run.model.matmul_precision)
+    # Simulated devices share cores, which a single product already saturates.
+    return {
+        "data_sheet": sheet and sheet * count,
+        "measured": measured * (1 if jax.default_backend() == "cpu" else count),
+    }
+
+
+def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
+    """FLOP/s of one device in a square product of this type and `jax.default_matmul_precision`; the best of three."""
+    size = size or (1024 if jax.default_backend() == "cpu" else 8192)
+    x = jnp.ones((size, size), dtype)
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
+    product(x, x).block_until_ready()
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
+    """`mfu_hardware_measured`, ...: FLOP/s of all tokens and of real ones, over each known peak of all devices."""
+    return {
+        f"mfu_{name}_{kind}": flops / seconds / peak
+        for kind, peak in peaks.items()
+        if peak
+        for name, flops in (("hardware", hardware_flops), ("useful", useful_flops))
+    }

@@ -5,7 +5,6 @@ TensorCores, two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape
 """
 
 import dataclasses
-import difflib
 import math
 import re
 
@@ -61,7 +60,7 @@ class Topology:
 
 
 def parse(name: str) -> Topology:
-    """The machine of that name. Raises UserError, suggesting the nearest name, for one that no machine has."""
+    """The machine of that name. Raises UserError for one that no machine has."""
     match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", name.strip().lower())
     if not match:
         raise _unknown(name)
@@ -83,11 +82,6 @@ def parse_all(names: list[str]) -> list[Topology]:
     return [parse(part) for name in names for part in name.split(",") if part.strip()]
 
 
-def vendor_names() -> list[str]:
-    """Every TPU name with a size that `parse` knows."""
-    return [f"{family}-{size}" for family in _SHAPES for size in _sizes(family)]
-
-
 def _sizes(family: str) -> dict[int, tuple[int, ...]]:
     shapes = [tuple(map(int, text.split("x"))) for text in _SHAPES[family]]
     return {math.prod(shape) * TPUS[family].cores_in_name: shape for shape in shapes}
@@ -106,20 +100,14 @@ def _gpus(name: str, chip: Chip, count: int, hosts: int) -> Topology:
 
 
 def _by_size(name: str, family: str, size: int) -> tuple[int, ...]:
-    chip, sizes = TPUS[family], _sizes(family)
-    if size in sizes:
-        return sizes[size]
-    if size > chip.largest * chip.cores_in_name:
+    sizes = _sizes(family)
+    if size not in sizes:
+        counted = "chips" if TPUS[family].cores_in_name == 1 else "TensorCores"
         raise UserError(
-            f"--topology={name}: the largest {family} slice has {chip.largest:,} chips. Several slices are written "
-            f"2x{family}-{chip.largest * chip.cores_in_name}."
+            f"--topology={name}: no {family} slice has {size} {counted}. Sizes: {', '.join(map(str, sizes))}; several slices "
+            f"(2x{family}-{max(sizes)}), or a shape, such as {family}:{_SHAPES[family][3]}."
         )
-    counted = "chips" if chip.cores_in_name == 1 else "TensorCores"
-    nearest = min(sizes, key=lambda n: abs(math.log(n / max(size, 1))))
-    raise UserError(
-        f"--topology={name}: no {family} slice has {size} {counted}; the nearest is {family}-{nearest}. Sizes: "
-        f"{', '.join(map(str, sizes))}; or write a shape, such as {family}:{_SHAPES[family][3]}."
-    )
+    return sizes[size]
 
 
 def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
@@ -141,10 +129,7 @@ def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
 
 
 def _unknown(name: str) -> UserError:
-    known = [*vendor_names(), "cpu:8", *(f"{gpu}-8" for gpu in GPUS)]
-    near = difflib.get_close_matches(name.lower(), known, n=1, cutoff=0.3)
-    hint = f" Did you mean {near[0]!r}?" if near else ""
     return UserError(
-        f"--topology={name}: no such machine.{hint} Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "
+        f"--topology={name}: no such machine. Known: {', '.join(TPUS)} by size (v5e-16) or shape (v5p:4x4x4), "
         f"{', '.join(GPUS)} by number (h100-8), several slices or hosts (2xv5e-256, 2xh100-8), cpu:N."
     )

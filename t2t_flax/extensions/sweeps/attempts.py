@@ -7,10 +7,9 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from t2t_flax import errors
 from t2t_flax.extensions.sweeps import child_process
@@ -22,48 +21,19 @@ from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
 
 DEVICES = "devices.json"
 """In a workdir; as `training.workdir` names it, which would import JAX here."""
-CPU = "cpu"
-"""Kind of the CPU's devices, which are not chips."""
-UNKNOWN = ""
-"""Kind of the devices of attempts that ended before they had any; their time is that of one device."""
 _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*(memory|alloc|hbm)|\bMemoryError\b", re.IGNORECASE)
 """How JAX and Python report it. A process that the kernel kills says nothing: it counts as any other failure."""
 
 
-class Training(Protocol):
-    """A running training, on one host or on several."""
-
-    def poll(self) -> int | None:
-        """Its exit code; None while it runs."""
-
-    def terminate(self) -> None:
-        """Makes it save and end with STOPPED."""
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """Trials to train in one program. cwd: where the sweep was created, the base of its relative paths."""
-
-    folder: Folder
-    names: list[str]
-    resources: Resources
-    cwd: str | None
-
-
-def start_training(assignment: Assignment, descriptors: Sequence[int]) -> Training:
-    """Trains on this host. descriptors: of the claims, which last as long as the training."""
-    return start_process(assignment, {ALONE: "1"}, descriptors=descriptors)
-
-
-def start_process(
-    assignment: Assignment, environment: Mapping[str, str], *, process: int = 0, descriptors: Sequence[int] = ()
+def start_training(
+    folder: Folder, names: list[str], resources: Resources, cwd: str | None, descriptors: Sequence[int]
 ) -> subprocess.Popen:
-    """Starts the training, or its part on this host. environment: tells it which of several processes it is. process: its
-    number, for the name of its log. descriptors: open files that it inherits.
+    """Starts the process that trains these trials. cwd: where the sweep was created, the base of its relative paths.
+    descriptors: of the claims, which last as long as the training.
     """
-    folder, names, resources = assignment.folder, assignment.names, assignment.resources
-    path = folder.log(names[0], process)
+    path = folder.log(names[0])
     path.parent.mkdir(parents=True, exist_ok=True)
+    variables = {RUNS_FOLDER: str(folder.path.resolve()), ALONE: "1"} | resources.environment
     with path.open("ab") as log:
         # Without `on_stop_signal`: several threads wait for one child each, which inherits its trials' locks, and may prune it.
         return subprocess.Popen(
@@ -71,8 +41,8 @@ def start_process(
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            env=child_environment(**{RUNS_FOLDER: str(folder.path.resolve())}, **resources.environment, **environment),
-            cwd=assignment.cwd,
+            env=child_environment(**variables),
+            cwd=cwd,
             pass_fds=descriptors,
             start_new_session=True,
         )
@@ -89,8 +59,8 @@ def training_command(folder: Folder, names: list[str], resources: Resources) -> 
     return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 
 
-def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resources, digest: str) -> None:
-    """Stores that an attempt at a trial begins. names: of the trials that share its program. digest: of the source code."""
+def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resources) -> None:
+    """Stores that an attempt at a trial begins. names: of the trials that share its program."""
     _diverged_marker(folder, name).unlink(missing_ok=True)  # of an earlier attempt
     status = _with_unseen_attempt(folder, name)
     (folder.workdir(name) / DEVICES).unlink(missing_ok=True)
@@ -99,7 +69,6 @@ def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resour
         attempts=status.attempts + 1,
         start_step=folder.newest_step(name),
         unresolved=folder.unresolved_attempts(name) + 1,
-        digests=tuple(dict.fromkeys((*status.digests, digest))),
         began=time.time(),
         stacked=len(names),
     )
@@ -177,18 +146,20 @@ def _device_seconds(folder: Folder, name: str, end: float) -> dict[str, float]:
     status = folder.status(name)
     if not status.began:
         return dict(status.device_seconds)
-    kind, count = _devices(folder, name)
+    if (devices := _devices(folder, name)) is None:
+        return dict(status.device_seconds)
+    kind, count = devices
     seconds = max(0.0, end - status.began) * count / status.stacked
     return dict(status.device_seconds) | {kind: round(status.device_seconds.get(kind, 0.0) + seconds, 1)}
 
 
-def _devices(folder: Folder, name: str) -> tuple[str, int]:
-    """Kind and number of the devices that trained a trial last; one of an unknown kind if that is not recorded."""
+def _devices(folder: Folder, name: str) -> tuple[str, int] | None:
+    """Kind and number of the devices that trained a trial last; None for an attempt that ended before it had any."""
     try:
         stored = parse_json(read_if_exists(folder.workdir(name) / DEVICES) or "")
         return str(stored["kind"]), int(stored["count"])
     except (ValueError, KeyError, TypeError):
-        return UNKNOWN, 1
+        return None
 
 
 def _last_output(folder: Folder, name: str) -> float:

@@ -2,33 +2,26 @@
 
 import argparse
 import dataclasses
+import functools
 import importlib.util
 import os
-import sys
+import threading
 from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import check_shared
-from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.extensions.sweeps import space
-from t2t_flax.extensions.sweeps.attempts import start_training
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
-from t2t_flax.extensions.sweeps.launchers import LAUNCHERS, Submission, launch, launcher_calls
 from t2t_flax.extensions.sweeps.optuna_search import NO_OPTUNA, SearchQueue
-from t2t_flax.extensions.sweeps.pod import Pod, check_same_code
-from t2t_flax.extensions.sweeps.progress import progress_table
-from t2t_flax.extensions.sweeps.report import report
+from t2t_flax.extensions.sweeps.report import report, text_table
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
 from t2t_flax.extensions.sweeps.space import Search, Sweep
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
 from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker, count_states
-from t2t_flax.filesystem import is_remote
-from t2t_flax.tables import text_table
+from t2t_flax.process_setup import on_stop_signal
 
 
 def run(argv: list[str]) -> int:
@@ -36,14 +29,9 @@ def run(argv: list[str]) -> int:
     args, fixed = arguments.parse(_parser(), argv)
     if args.report:
         return _report(args, fixed)
-    if args.submit or args.submit_option:
-        return _submit(args, fixed)
     resources = divide_machine(args.parallel)
-    if args.dry_run:
-        _open(args, fixed)
-        return OK
-    body = lambda supervisor: _work(args, fixed, resources, supervisor)  # noqa: E731
-    return run_job(_process_config(args, fixed), body, use_devices=False)
+    folder, sweep = _open(args, fixed)
+    return OK if args.dry_run else _train(args, folder, sweep, resources)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -51,7 +39,7 @@ def _parser() -> argparse.ArgumentParser:
         "sweep",
         "Trains variants of a config with one or more seeds each, and reports which are better and with what confidence.\n"
         "Rerun the same command to continue after a kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
-        "or any other host that shares the folder. Started on each host of a pod, it trains each trial on all of them.",
+        "or any other host that shares the folder.",
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'data.valid=a.en,a.de;b.en,b.de'.\n"
@@ -78,11 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     flag("--retry-failed", action="store_true", help="retry all failed trials")
     flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
     flag("--any-code", action="store_true", help="continue even if the code has changed since the sweep began")
-    submit = "start N workers (1) and leave the training to them; LAUNCHER, a script of launch/: "
-    submit += f"{', '.join(LAUNCHERS)} (default: slurm). With --dry-run only prints the commands"
-    flag("--submit", type=Submission.parse, metavar="[LAUNCHER:]N", help=submit)
-    option = "flag of the launcher's script, such as accelerators=tpu-v6e-16 or gpus_per_node=1 (launch/README.md)"
-    flag("--submit-option", action="append", default=[], metavar="FLAG=VALUE", help=option)
     flag = parser.add_argument_group("report").add_argument
     flag("--report", action="store_true", help="only write the report on the trials so far")
     score = (
@@ -94,7 +77,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(args: argparse.Namespace, fixed: dict[str, str]) -> int:
-    names = ("sweep", "config", "set", "seeds", "dry_run", "retry_failed", "extend", "submit", "submit_option")
+    names = ("sweep", "config", "set", "seeds", "dry_run", "retry_failed", "extend")
     unused = ["--config.KEY"] * bool(fixed) + [f"--{n.replace('_', '-')}" for n in names if getattr(args, n)]
     if unused:
         raise UserError(f"--report only reads the folder in --workdir: leave out {', '.join(unused)}.")
@@ -114,7 +97,8 @@ def _open(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
 
 def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
     """The existing sweep in --workdir."""
-    _check_join_flags(args, fixed)
+    if args.set or fixed or args.seeds or args.extend:
+        raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
     sweep = read_sweep(args.workdir)
     folder = Folder(Path(args.workdir).absolute())
     check_code(folder.path, sweep, args.any_code)
@@ -122,11 +106,6 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
     _check_score_of_folder(args.score, folder, sweep)
     _check_baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
     return folder, sweep
-
-
-def _check_join_flags(args: argparse.Namespace, fixed: dict[str, str]) -> None:
-    if args.set or fixed or args.seeds or args.extend:
-        raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
 
 
 def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
@@ -227,59 +206,19 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
         print(text_table(("trial", "overrides"), lines))
 
 
-def _process_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
-    """The config whose timeouts count for a pod: that of the trials, without what the sweep varies."""
-    if args.sweep or args.config:
-        file = _sweep_of(args).config
-        return config_lib.load_config(file, fixed) if file else Config()
-    folder = Folder(Path(args.workdir))
-    if not (folder.path / "sweep.json").exists():  # `_work` names the hosts that do not see it
-        return Config()
-    paths = [folder.base, *map(folder.config, read_sweep(args.workdir)["trials"])]
-    stored = next((path for path in paths if path.exists()), None)
-    return config_lib.from_json(stored.read_text()) if stored else Config()
-
-
-def _work(
-    args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor
-) -> int:
-    """A worker, or its process on this host."""
-    group = supervisor.group
-    if group.count == 1:
-        folder, sweep = _open(args, fixed)
-        return _train(args, folder, sweep, resources, supervisor, None)
-    if args.parallel > 1 or args.stack > 1:
+def _train(args: argparse.Namespace, folder: Folder, sweep: dict[str, Any], resources: list[Resources]) -> int:
+    """Works on the sweep until it ends or a signal comes; returns the exit code."""
+    if not os.path.isdir(cwd := sweep["cwd"]):
         raise UserError(
-            "--parallel and --stack divide one host; each trial of a worker on several hosts uses all of them."
+            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
+            "host that has it, or create it (empty, if the sweep's paths are all absolute)."
         )
-    check_same_code(group)
-    if group.is_lead:
-        folder, sweep = _open(args, fixed)
-    check_shared(group, Path(args.workdir).absolute(), "--workdir")
-    pod = Pod(group)
-    if group.is_lead:
-        code = _train(args, folder, sweep, [Resources(description=f"{group.count} processes")], supervisor, pod)
-        pod.end(code)
-        return code
-    cwd = read_sweep(args.workdir)["cwd"]
-    _check_cwd(cwd)
-    return pod.follow(Folder(Path(args.workdir).absolute()), cwd, supervisor.stop_requested)
-
-
-def _train(
-    args: argparse.Namespace,
-    folder: Folder,
-    sweep: dict[str, Any],
-    resources: list[Resources],
-    supervisor: RunSupervisor,
-    pod: Pod | None,
-) -> int:
-    _check_cwd(sweep["cwd"])
-    search, stop = _search(sweep), supervisor.stop_requested
+    search, stop = _search(sweep), threading.Event()
     queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
-    with progress_table(folder, queue.names) as say:
-        options = dict(retries=args.retries, stop=stop, say=say, stack=args.stack, cwd=sweep["cwd"])
-        Worker(folder, queue, resources, **options, start=pod.start if pod else start_training).run()
+    options = dict(retries=args.retries, stop=stop, stack=args.stack, cwd=cwd, say=functools.partial(print, flush=True))
+    worker = Worker(folder, queue, resources, **options)
+    with on_stop_signal(stop.set):
+        worker.run()
     counts = count_states(folder, queue.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process
@@ -287,69 +226,3 @@ def _train(
         return STOPPED
     print(report(folder.path, score=args.score, baseline=args.baseline))
     return USER_ERROR if FAILED in counts else OK
-
-
-def _check_cwd(cwd: str) -> None:
-    if not os.path.isdir(cwd):
-        raise UserError(
-            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
-            "host that has it, or create it (empty, if the sweep's paths are all absolute)."
-        )
-
-
-def _submit(args: argparse.Namespace, fixed: dict[str, str]) -> int:
-    if not args.submit:
-        raise UserError("--submit-option is for submitted workers: give --submit=[LAUNCHER:]N too.")
-    options = dict(text.partition("=")[::2] for text in args.submit_option)
-    if not all(options.values()) or len(options) < len(args.submit_option):
-        raise UserError(
-            f"--submit-option {' '.join(args.submit_option)}: expected --submit-option FLAG=VALUE, once for each flag."
-        )
-    launcher = LAUNCHERS[args.submit.launcher]
-    calls = _calls_that_join(args, fixed, options) if launcher.local else _calls_that_create(args, fixed, options)
-    code = launch(calls, watches=launcher.watches)
-    if not args.dry_run and code == OK:
-        print(f"their progress, where the folder is: python -m t2t_flax sweep --workdir={args.workdir} --report")
-    return code
-
-
-def _calls_that_join(args: argparse.Namespace, fixed: dict[str, str], options: dict[str, str]) -> dict[str, list[str]]:
-    """Of workers that see the files of this host: the sweep is created now, so later edits of its config do not count."""
-    workdir = args.workdir if is_remote(args.workdir) else str(Path(args.workdir).absolute())
-    command = [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={workdir}", *_worker_flags(args)]
-    calls = launcher_calls(args.submit, workdir, command, options, dry_run=args.dry_run)
-    _open(args, fixed)
-    return calls
-
-
-def _calls_that_create(
-    args: argparse.Namespace, fixed: dict[str, str], options: dict[str, str]
-) -> dict[str, list[str]]:
-    """Of workers that run this command: the first one creates the sweep, for its folder may not be visible here."""
-    if not Path(args.workdir).is_absolute() or is_remote(args.workdir):
-        raise UserError(
-            f"--submit={args.submit.launcher} needs the absolute path of a folder that all hosts mount, with file locks "
-            f"(NFS 4): --workdir={args.workdir} is not an absolute local path."
-        )
-    command = ["python", "-m", "t2t_flax", "sweep", f"--workdir={args.workdir}"]
-    if args.sweep or args.config:
-        _, sweep = _create(argparse.Namespace(**vars(args) | {"dry_run": True}), fixed)
-        _list_trials(sweep, brief=not args.dry_run)
-        command += [f"--{name}={getattr(args, name)}" for name in ("sweep", "config", "seeds") if getattr(args, name)]
-        command += [f"--set={text}" for text in args.set] + ["--extend"] * args.extend
-        command += [f"--config.{key}={value}" for key, value in fixed.items()]
-    else:
-        _check_join_flags(args, fixed)
-    command += _worker_flags(args)
-    calls = launcher_calls(args.submit, args.workdir, command, options, dry_run=args.dry_run)
-    if args.retry_failed and not args.dry_run:  # here, as the workers would retry at each of their restarts
-        for name in read_sweep(args.workdir)["trials"]:
-            Folder(Path(args.workdir)).retry(name, all_failures=True)
-    return calls
-
-
-def _worker_flags(args: argparse.Namespace) -> list[str]:
-    """The flags that a worker needs beside those that say which sweep it is."""
-    flags = [f"--parallel={args.parallel}", f"--stack={args.stack}", f"--retries={args.retries}"]
-    flags += ["--any-code"] * args.any_code
-    return flags + [f"--{name}={getattr(args, name)}" for name in ("score", "baseline") if getattr(args, name)]

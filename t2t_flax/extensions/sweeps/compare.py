@@ -1,21 +1,87 @@
-"""Compares systems by their evaluation records, sentence by sentence. Does not import JAX."""
+"""Reads evaluation records with their texts, and compares systems by them, sentence by sentence. Does not import JAX."""
 
+import dataclasses
 import functools
+import hashlib
 import os
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Data, Eval
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record, texts, tokenizer_of_record
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
+from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, make_task, resampled_scores
+from t2t_flax.tasks.translation import tokenizer_of
 
 RESAMPLES = 1000
 """The default of sacreBLEU's command line."""
+_HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 COLUMNS = ("system", "checkpoint", "score", "difference", "p", "sentences")
+
+
+def read_record(path: str | os.PathLike) -> dict[str, Any]:
+    """The evaluation record in a file. Raises UserError if it is not one."""
+    file = epath.Path(path)
+    if not file.exists() or file.is_dir():
+        raise UserError(f"there is no record {path}. {_HINT}" if not file.exists() else f"{path} is a folder. {_HINT}")
+    try:
+        record = parse_json(file.read_bytes())
+    except ValueError:
+        raise UserError(f"{path} is not an evaluation record: it is not JSON. {_HINT}") from None
+    required = {"record_version", "data", "hypotheses", "references", "config", "digests"}
+    if not isinstance(record, dict) or not required <= set(record):
+        missing = ", ".join(sorted(required - set(record)))
+        raise UserError(f"{path} is not an evaluation record: it lacks {missing}. {_HINT}")
+    if not isinstance(record["config"], dict):
+        raise UserError(f"{path} is not an evaluation record: its config is not a config. {_HINT}")
+    return record
+
+
+def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], list[list[str]]]:
+    """(hypotheses, sets of references) stored beside a record. Raises UserError if missing or changed."""
+    (hypotheses,) = _read_lines("hypotheses", record, path)
+    return hypotheses, _read_lines("references", record, path)
+
+
+def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> list[list[str]]:
+    """The lines of each file of that kind ("hypotheses" or "references")."""
+    names, digests = (x if isinstance(x, list) else [x] for x in (record[kind], record["digests"][kind]))
+    sets = []
+    for name, digest in zip(names, digests, strict=True):
+        if os.path.basename(name) != name:
+            raise UserError(f"{path} names {name} as its {kind}, but they must be in the record's folder.")
+        file = epath.Path(path).parent / name
+        if not file.exists():
+            raise UserError(f"the {kind} of {path} are missing: {file}. They must be in the record's folder.")
+        data = file.read_bytes()
+        if hashlib.sha256(data).hexdigest() != digest:
+            count = data.count(b"\n")
+            raise UserError(f"{file} does not match {path} ({count} lines, another digest): run `evaluate` again.")
+        sets.append(data.decode("utf-8").split("\n")[:-1])
+    return sets
+
+
+def comparable_names(task: Task) -> list[str]:
+    """The names of the metrics by which two systems can be compared, the primary one first."""
+    return [metric.name for metric in task.metrics if metric.statistics]
+
+
+def task_of_record(record: dict[str, Any]) -> Task:
+    """The task of a record with its settings. Raises UserError for a task that this version does not have."""
+    keys = {item.name for item in dataclasses.fields(Data)}
+    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in keys})
+    config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
+    return make_task(config)
+
+
+def tokenizer_of_record(record: dict[str, Any]) -> str:
+    """sacreBLEU's tokenizer in a record."""
+    setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
+    return tokenizer_of(setting, record["config"]["data"].get("target_language", Data.target_language))
 
 
 def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:
@@ -94,17 +160,12 @@ def compare(
     """Compares two systems by paired bootstrap resampling over sentences (Koehn 2004).
 
     score: default the primary metric. `interval` is the central 95 % of the resampled differences a - b; it excludes zero
-    exactly where the two-sided `p_value` < 0.05. For a metric of sacreBLEU, `p_value_sacrebleu` is what its own PairedTest
-    prints, which is in effect one-sided where small. Raises UserError as `systems`.
+    exactly where the two-sided `p_value` < 0.05. Raises UserError as `systems`.
     """
     task, score, (a, b) = systems([path_a, path_b], score)
     metric, difference = task.metric(score), a.corpus_score - b.corpus_score
     differences = paired_bootstrap(a, b, resamples, seed)
     low, high = interval(differences)
-    signature = a.signature(bs=resamples, seed=seed)
-    p_values = {"p_value": round(two_sided_p(differences), 6)}
-    if signature:
-        p_values["p_value_sacrebleu"] = round(sacrebleu_p(differences, difference), 6)
     return {
         "score": score,
         "lower_is_better": not metric.higher_is_better,
@@ -112,11 +173,11 @@ def compare(
         "b": {"record": os.fspath(path_b), "score": round(b.corpus_score, 4)},
         "difference": round(difference, 4),
         "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
-        **p_values,
+        "p_value": round(two_sided_p(differences), 6),
         "sentences": len(a.values),
         "resamples": resamples,
         "seed": seed,
-        "signature": signature,
+        "signature": a.signature(bs=resamples, seed=seed),
         "method": a.method,
     }
 
@@ -138,8 +199,6 @@ def compare_all(
             (found["difference"], found["interval"]["low"], found["interval"]["high"], found["p_value"]),
         ]
         note = f"paired bootstrap, {found['resamples']} resamples: 95 % interval, two-sided p"
-        if "p_value_sacrebleu" in found:
-            note += f" (sacreBLEU's own p, one-sided where small: {found['p_value_sacrebleu']:.3g})"
     else:
         scores = np.array([[each.corpus_score] for each in statistics])
         influences = np.array([[influence(each)] for each in statistics])
@@ -194,14 +253,3 @@ def interval(differences: np.ndarray) -> tuple[float, float]:
 
 def _tail_p(count, resamples: int):
     return 2 * (count + 1) / (resamples + 1)
-
-
-def sacrebleu_p(differences: np.ndarray, observed: float) -> float:
-    """The p-value printed by sacreBLEU's paired bootstrap for these differences.
-
-    It is one-sided in effect where small, so about half of `two_sided_p`. 1 if no resample differs.
-    """
-    size = np.abs(differences)
-    if not size.any():
-        return 1.0
-    return (int((size - size.mean() > abs(observed)).sum()) + 1) / (len(differences) + 1)

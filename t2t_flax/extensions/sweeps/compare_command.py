@@ -6,7 +6,6 @@ from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
-from t2t_flax.tables import csv_text, text_table
 
 
 def run(argv: list[str]) -> int:
@@ -38,6 +37,7 @@ def run(argv: list[str]) -> int:
     if args.table:
         arguments.check_output("--table", args.table)
     from t2t_flax.extensions.sweeps.compare import COLUMNS, compare_all
+    from t2t_flax.extensions.sweeps.report import csv_text, text_table
 
     records = [record_of(system, args.split) for system in args.systems]
     table, notes = compare_all(records, args.systems, args.score)

@@ -4,7 +4,7 @@ sweep.json            the sweep: config, overrides, rows, seeds, the code that c
 base.json             of an adaptive search: the config before the search's overrides
 configs/TRIAL.json    the resolved config of a trial
 trials/TRIAL/         its workdir, as `train` writes it; complete.json there marks it as complete
-logs/TRIAL.log        the output of all its attempts; TRIAL.process1.log ... of the other hosts of a pod
+logs/TRIAL.log        the output of all its attempts
 status/TRIAL.json     the number of its attempts, and why it failed or was pruned
 claims/TRIAL          locked by the process that trains it
 data/                 tokenized corpora, shared by all trials
@@ -14,7 +14,6 @@ proposals/            trials of an adaptive search, in the order of proposal
 import contextlib
 import dataclasses
 import fcntl
-import itertools
 import json
 import os
 from collections.abc import Iterator, Mapping
@@ -47,7 +46,7 @@ class Status:
     start_step: newest checkpoint when the last attempt began. unresolved: consecutive attempts up to the last one that
     began at that step and whose end no worker saw. failures: attempts that failed since the last that did not.
     outcome: FAILED or PRUNED, or empty. cause: DIVERGED or OUT_OF_MEMORY if that was the failure, else empty.
-    exit_code: of the last failure. digests: source code that trained it.
+    exit_code: of the last failure.
     began: Unix time of the start of an attempt whose end no worker has seen yet, else 0. stacked: trials that share its
     devices. device_seconds: of the other attempts, by the kind of devices.
     """
@@ -61,7 +60,6 @@ class Status:
     reason: str = ""
     cause: str = ""
     exit_code: int = 0
-    digests: tuple[str, ...] = ()
     began: float = 0.0
     stacked: int = 1
     device_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
@@ -87,12 +85,8 @@ class Folder:
     def config(self, name: str) -> Path:
         return self.path / "configs" / f"{name}.json"
 
-    def log(self, name: str, process: int = 0) -> Path:
-        return self.path / "logs" / (f"{name}.process{process}.log" if process else f"{name}.log")
-
-    def logs_of_others(self, name: str) -> list[Path]:
-        """The logs of a trial's processes on other hosts, if it trained on several."""
-        return list(itertools.takewhile(Path.exists, (self.log(name, process) for process in itertools.count(1))))
+    def log(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
 
     def log_tail(self, name: str) -> str:
         """The last lines of a trial's log; "" without one."""
@@ -100,9 +94,8 @@ class Folder:
         return "\n".join(_end_of(path).splitlines()[-_LOG_LINES:]) if path.exists() else ""
 
     def last_attempt(self, name: str) -> str:
-        """The end of what the last attempt at a trial printed, on all hosts."""
-        paths = [path for path in (self.log(name), *self.logs_of_others(name)) if path.exists()]
-        return "\n".join(_end_of(path).rpartition("== attempt ")[2] for path in paths)
+        """The end of what the last attempt at a trial printed."""
+        return _end_of(self.log(name)).rpartition("== attempt ")[2] if self.log(name).exists() else ""
 
     def append_to_log(self, name: str, text: str) -> None:
         """Adds a line to a trial's log."""

@@ -9,11 +9,9 @@ from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
-from t2t_flax.config.keys import SCORES, TRANSLATIONS
-from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.compare import comparable_names, read_record, task_of_record, texts
 from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
-from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record, texts
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import NAMES_IN_RECORDS, lower_is_better, model_metrics, task_of
 from t2t_flax.training.progress import read_metrics
@@ -22,8 +20,7 @@ from t2t_flax.training.progress import read_metrics
 @dataclasses.dataclass(frozen=True)
 class Result:
     """One complete trial. score: None without one. selection: the score by which rows are ranked. record: path of its
-    evaluation record, empty if the config has no test set. problem: why the record cannot be used (missing, damaged, or made
-    with other settings).
+    evaluation record, empty if the config has no test set. problem: why the record cannot be used (missing or damaged).
     """
 
     name: str
@@ -138,7 +135,7 @@ def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
                 values["seconds"] = round(sum(marker.get("seconds", {}).values()), 1)
             values["record"] = record_path(folder, name, metric)
             if values["record"]:
-                _check_record(folder, name, values["record"], metric)
+                _check_record(values["record"], metric)
             values.setdefault("score", trial_score(folder, name, metric))
             selection = selection_score(sweep, metric)
             values["selection"] = values["score"] if selection == metric else trial_score(folder, name, selection)
@@ -151,29 +148,12 @@ def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
     return complete
 
 
-def _check_record(folder: Folder, name: str, path: str, metric: str) -> None:
-    """Raises UserError for a record that is damaged, has lost its texts, or was made with other settings than the trial's."""
-    with _damage_as_user_error(folder.config(name)):
-        config = parse_json(folder.config(name).read_text())
+def _check_record(path: str, metric: str) -> None:
+    """Raises UserError for a record that is damaged or has lost its texts."""
     with _damage_as_user_error(path):
         record = read_record(path)
-        if changed := _changed_settings(config, record["config"]):
-            raise UserError(
-                f"{path} was made with {'; '.join(changed)}: move it away and run `python -m t2t_flax evaluate "
-                f"--workdir={folder.workdir(name)}` to restore the trial's record."
-            )
         if metric in comparable_names(task_of_record(record)):
             texts(record, path)
-
-
-def _changed_settings(config: dict[str, Any], record: dict[str, Any]) -> list[str]:
-    """The settings of the evaluation in which a record's config differs from the trial's."""
-    keys = [name.split(".") for name in keys_that_change(TRANSLATIONS, SCORES) if fields()[name].metadata["mutable"]]
-    return [
-        f"{group}.{key} = {record[group][key]} (the trial has {config[group][key]})"
-        for group, key in keys
-        if key in record.get(group, {}) and key in config.get(group, {}) and record[group][key] != config[group][key]
-    ]
 
 
 def record_path(folder: Folder, name: str, metric: str) -> str:

@@ -11,9 +11,8 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.compare import check_comparable, systems
+from t2t_flax.extensions.sweeps.compare import check_comparable, comparable_names, read_record, systems, task_of_record
 from t2t_flax.extensions.sweeps.folder import Folder
-from t2t_flax.extensions.sweeps.records import comparable_names, read_record, task_of_record
 from t2t_flax.extensions.sweeps.results import Result, record_path, results, selection_score
 from t2t_flax.extensions.sweeps.row_differences import (
     LEVEL,

@@ -1,5 +1,5 @@
 """A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any
-hosts, may share a folder. A worker may also be a pod of hosts (`pod`).
+hosts, may share a folder.
 """
 
 import dataclasses
@@ -11,15 +11,8 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 
-from t2t_flax.extensions.sweeps.attempts import (
-    Assignment,
-    Training,
-    begin_attempt,
-    end_attempt,
-    give_up,
-    start_training,
-)
-from t2t_flax.extensions.sweeps.folder import ENDED, FAILED, PRUNED, STOPPED, Folder, code_version
+from t2t_flax.extensions.sweeps.attempts import begin_attempt, end_attempt, give_up, start_training
+from t2t_flax.extensions.sweeps.folder import ENDED, FAILED, PRUNED, STOPPED, Folder
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.locks import FileLock
 
@@ -57,7 +50,6 @@ class TrialQueue:
 class Worker:
     """resources: one entry per trial that trains at the same time. retries: new attempts at a trial that fails. stop: ends
     the worker once its running trials have saved. stack: trials that may share a program. cwd: base of relative paths.
-    start: starts a training, see `start_training`.
     """
 
     folder: Folder
@@ -68,11 +60,9 @@ class Worker:
     say: Callable[[str], None]
     stack: int = 1
     cwd: str | None = None
-    start: Callable[[Assignment, Sequence[int]], Training] = start_training
 
     def __post_init__(self):
         self._claiming = threading.Lock()
-        self._digest = code_version()["digest"]
 
     def run(self) -> None:
         """Trains until every trial has ended or `stop` is set. While other workers train the last trials it waits, so that it can
@@ -102,7 +92,7 @@ class Worker:
                 return
             else:
                 if not waiting and resources is self.resources[0] and (held := self._held_by_others()):
-                    self.say(f"waiting for {len(held)} trials of other workers: {'; '.join(held)}")
+                    self.say(f"waiting for trials of other workers: {', '.join(held)}")
                 waiting = True
                 self.stop.wait(_CLAIM_INTERVAL)
 
@@ -154,8 +144,7 @@ class Worker:
                 self.say(f"{name}: {outcome}")
             elif self.folder.state(name) == FAILED:
                 log = "\n".join(f"    {line}" for line in self.folder.log_tail(name).splitlines())
-                others = "".join(f"\nThe log of another host: {path}" for path in self.folder.logs_of_others(name))
-                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}{others}")
+                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}")
             else:
                 self.say(f"{name}: failed, will be retried{' by itself' if len(names) > 1 else ''}")
 
@@ -165,9 +154,9 @@ class Worker:
         """
         folder, names = self.folder, list(claims)
         for name in names:
-            begin_attempt(folder, name, names, resources, self._digest)
-        assignment = Assignment(folder, names, resources, self.cwd)
-        training = self.start(assignment, [claim.descriptor for claim in claims.values()])
+            begin_attempt(folder, name, names, resources)
+        descriptors = [claim.descriptor for claim in claims.values()]
+        training = start_training(folder, names, resources, self.cwd, descriptors)
         terminated = False
         while (exit_code := training.poll()) is None:
             if not terminated:

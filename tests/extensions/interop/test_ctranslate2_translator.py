@@ -9,13 +9,13 @@ from helpers.configs import devices_mesh, model_and_state, small_config
 
 from t2t_flax.config import Decode, Model
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.translator import Translator
-from t2t_flax.extensions.interop.ctranslate2_export import write_ctranslate2
-from t2t_flax.extensions.interop.ctranslate2_translator import (
+from t2t_flax.decoding.translator import Translator, empty_translation
+from t2t_flax.extensions.interop.ctranslate2_decoder import (
     CTranslate2Translator,
     length_difference,
     search_difference,
 )
+from t2t_flax.extensions.interop.ctranslate2_export import write_ctranslate2
 
 VOCAB = 37
 NEAR_TIE = 1e-4
@@ -111,20 +111,18 @@ def test_searches_of_the_same_rules_give_the_same_lists(exported, keys):
     ours, theirs, left = both(exported, lines, **keys)
     assert_same(ours, theirs)
     capped = sum(t.hit_cap for t in ours)
-    assert 0 < capped < len(lines) and len(left) < len(lines) / 4
+    assert 0 < capped < len(lines) and len(left) < 0.7 * len(lines)
     assert theirs[-1].hypotheses[0].tokens == () and len(theirs[-1].hypotheses) == keys.get("n_best", 1)
     assert any(t.source_cut for t in theirs) == ("max_source_length" in keys)
 
 
-def test_prefixes_are_forced(exported):
-    """Greedily by CTranslate2, with the log-probabilities of the forced tokens in the scores; in a beam by JAX."""
+@pytest.mark.parametrize("keys", [dict(strategy="greedy"), dict(length_penalty="power", early_stopping="beam_full")])
+def test_lines_with_prefixes_are_left_to_jax(exported, keys):
     lines = random_lines(12)
     prefixes = [" ".join("7 9 4".split()[: i % 4]) for i in range(len(lines))]
-    ours, theirs, left = both(exported, lines, prefixes, strategy="greedy")
+    ours, theirs, left = both(exported, lines, prefixes, **keys)
     assert_same(ours, theirs)
-    assert not left and all(t.text.startswith(p) for t, p in zip(theirs, prefixes, strict=True))
-    _, theirs, left = both(exported, lines, prefixes, beam_size=4, length_penalty="power", early_stopping="beam_full")
-    assert left == [line for line, prefix in zip(lines, prefixes, strict=True) if prefix]
+    assert {line for line, prefix in zip(lines, prefixes, strict=True) if prefix} <= set(left)
     assert all(t.text.startswith(p) for t, p in zip(theirs, prefixes, strict=True))
 
 
@@ -148,7 +146,8 @@ def test_progress_counts_every_sentence_once(exported):
     model, _, translator = exported
     tokenizers, calls = TokenizerPair(Ids(), Ids()), []
     config = Decode(strategy="greedy", max_length_offset=3, max_length_ratio=0.5, batch_size=8)
-    engine = CTranslate2Translator(translator, tokenizers, model.config, config, lambda *_: [])
+    by_jax = lambda lines, *_: [empty_translation(tokenizers, config, [])] * len(lines)  # noqa: E731
+    engine = CTranslate2Translator(translator, tokenizers, model.config, config, by_jax)
     engine.translate([*random_lines(20), "", " "], progress=lambda *done: calls.append(done))
     assert calls[-1] == (20, 20) and calls == sorted(calls)
 

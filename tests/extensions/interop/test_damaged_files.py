@@ -16,7 +16,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.ctranslate2_file import read_model_bin, read_npz, read_tokens
 from t2t_flax.extensions.interop.import_model import read_model
-from t2t_flax.extensions.interop.named_arrays import NamedArrays
+from t2t_flax.extensions.interop.imported import NamedArrays
 from t2t_flax.model_forms import run_folder
 
 

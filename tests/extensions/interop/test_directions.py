@@ -14,7 +14,6 @@ from helpers.runs import start, tiny_run
 from t2t_flax.__main__ import main
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.interop.model_card import scores_of_record
 from t2t_flax.training import loop
 
 DATA = dict(
@@ -125,13 +124,3 @@ def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):
     assert 'echo "<2de> ..." | python -m t2t_flax translate --workdir=FOLDER' in readme
     again, run = load(tmp_path / "m"), load(workdir)
     assert [t.text for t in again.translate([f"<2en> {TEXT}"])] == [t.text for t in run.translate([f"<2en> {TEXT}"])]
-
-
-def test_the_card_says_the_direction_of_each_score():
-    record = {
-        "data": {"spec": "a,b", "sentences": 3, "direction": "de-fr", "zero_shot": True},
-        "split": "zero",
-        "scores": {"sacrebleu": {"score": 1.0, "signature": "s"}},
-    }
-    (score,) = scores_of_record(record)
-    assert score.direction == "de-fr"

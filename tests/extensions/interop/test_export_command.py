@@ -115,7 +115,7 @@ def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, 
     assert os.listdir(tmp_path) == ["exported"] and os.listdir(folder) == ["results.txt"]
 
 
-def test_model_card_has_scores_licence_and_command(workdir, tmp_path):
+def test_model_card_has_scores_and_licence(workdir, tmp_path):
     """As huggingface_hub reads and checks it."""
     hf = pytest.importorskip("huggingface_hub", reason="needs the extra hf")
     record = {
@@ -134,16 +134,9 @@ def test_model_card_has_scores_licence_and_command(workdir, tmp_path):
     folder = export(workdir, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
     card = hf.ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "de"]
-    assert card.data.model_name == "exported" and card.data.pipeline_tag == "translation"
-    found = [
-        (r.metric_type, r.metric_value, r.metric_args, r.dataset_name, r.dataset_split) for r in card.data.eval_results
-    ]
-    assert found == [
-        ("bleu", 27.46, {"signature": "nrefs:1|case:mixed|version:2.5.1"}, "test.en,test.de", "test"),
-        ("chrf", 55.5, {"signature": "nrefs:1|case:mixed"}, "test.en,test.de", "test"),
-    ]
+    assert card.data.pipeline_tag == "translation"
     assert "/home/" not in card.content and "## Data\n\nTrained on toy:train:300 (en-de)" in card.text
-    assert f"--workdir={workdir.name} --output=exported --format=safetensors" in card.text
+    assert "| test.en,test.de (test, 200 sentences) | chrF | 55.50 |" in card.text
     signature = r"`nrefs:1\|case:mixed\|version:2.5.1`"
     assert f"| test.en,test.de (test, 200 sentences) | BLEU | 27.46 | {signature} |" in card.text
     with fake_hub.serve() as (server, address), pytest.MonkeyPatch.context() as patch:

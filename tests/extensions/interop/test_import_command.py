@@ -75,7 +75,7 @@ def test_ctranslate2_folder_comes_back(workdir, imported):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     exported, folder = imported("ctranslate2")
     ours, run = t2t_flax.load(workdir), t2t_flax.load(folder)
-    given = {"pad_vocab_to_multiple": 128, "dropout": run.config.model.dropout}  # which the format does not have
+    given = {"pad_vocab_to_multiple": 1, "dropout": run.config.model.dropout}  # which the format does not have
     assert run.config.model == dataclasses.replace(ours.config.model, **given)
     assert (run.config.data.source_language, run.config.data.target_language) == ("en", "de")
     assert [t.text for t in run.translate(LINES)] == [t.text for t in ours.translate(LINES)]
@@ -203,8 +203,8 @@ def test_safetensors_of_another_model_are_refused(imported, tmp_path, capsys):
     shutil.copytree(exported, tmp_path / "bad")
     layer = params["encoder_0"]
     for changed, message in [
-        ({k: v for k, v in params.items() if k != "decoder_0"}, "it lacks decoder_0."),
-        (params | {"extra": {"table": np.ones(3, np.float32)}}, "it has extra.table"),
+        ({k: v for k, v in params.items() if k != "decoder_0"}, "decoder_0.cross_attention"),
+        (params | {"extra": {"table": np.ones(3, np.float32)}}, "extra.table"),
         (params | {"encoder_0": layer | {"feed_forward": layer["feed_forward"] | {
             "Einsum_0": {"kernel": np.ones((16, 5), np.float32), "bias": np.ones(32, np.float32)}}}},
          "Einsum_0.kernel is float32[16, 5] there"),

@@ -1,11 +1,12 @@
 """Programs of the real TPU and GPU compilers for a small model; skipped where they are not installed."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
-from t2t_flax.__main__ import main
-from t2t_flax.extensions.planning.compiler_process import has_gpu_compiler, has_tpu_compiler
+from t2t_flax.extensions.planning.command import has_gpu_compiler, has_tpu_compiler
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 tpu = pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed (extra plan)")
@@ -30,7 +31,7 @@ def plan(tmp_path_factory):
             keys = SMALL | {f"mesh.{name}": value for name, value in mesh.items()}
             overrides = [f"--config.{name}={value}" for name, value in keys.items()]
             argv = ["plan", "--config=aiayn_base", f"--topology={topology}", f"--json={file}", *overrides, *flags]
-            assert main(argv) == 0
+            subprocess.run([sys.executable, "-m", "t2t_flax", *argv], check=True)
             (records[key],) = json.loads(file.read_text())
         return records[key]
 

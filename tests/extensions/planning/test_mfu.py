@@ -5,7 +5,7 @@ import jax.numpy as jnp
 from helpers.runs import start, tiny_run
 
 from t2t_flax.extensions.planning.chips import data_sheet_peak
-from t2t_flax.extensions.planning.mfu import measured_peak, mfu
+from t2t_flax.extensions.planning.flops import measured_peak, mfu
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
 

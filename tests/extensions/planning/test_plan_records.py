@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from t2t_flax.extensions.planning.roofline import roofline
+from t2t_flax.extensions.planning.plan import roofline
 from t2t_flax.extensions.planning.topology import parse
 
 RECORDS = sorted((Path(__file__).parents[3] / "benchmarks" / "results").glob("plan_*.json"))

@@ -4,9 +4,8 @@ import itertools
 
 import pytest
 
-from t2t_flax.extensions.planning.collectives import Collective
-from t2t_flax.extensions.planning.device_layout import DeviceLayout
-from t2t_flax.extensions.planning.roofline import Roofline, collective_seconds, roofline, sent_bytes
+from t2t_flax.extensions.planning.collectives import Collective, DeviceLayout
+from t2t_flax.extensions.planning.plan import Roofline, collective_seconds, roofline, sent_bytes
 from t2t_flax.extensions.planning.topology import parse
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.planning.chips import GPUS, target_config
-from t2t_flax.extensions.planning.topology import parse, parse_all, vendor_names
+from t2t_flax.extensions.planning.topology import _SHAPES, _sizes, parse, parse_all
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_topology_names_give_device_shapes(name, chips, devices, shape, slices):
 
 
 def test_vendor_sizes_and_shapes_agree():
-    for name in vendor_names():
+    for name in (f"{family}-{size}" for family in _SHAPES for size in _sizes(family)):
         family, _, size = name.partition("-")
         topology = parse(name)
         assert topology.chips * (2 if family in ("v3", "v4", "v5p", "tpu7x") else 1) == int(size)
@@ -57,12 +57,12 @@ def test_several_names_by_comma_or_repetition():
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("v5x-256", "Did you mean 'v5"),
+        ("v5x-256", "no such machine"),
         ("pod", "no such machine"),
-        ("v5e-512", "the largest v5e slice has 256 chips. Several slices are written 2xv5e-256"),
+        ("v5e-512", "several slices (2xv5e-256)"),
         ("v5e:32x32", "1,024 chips, but the largest v5e slice has 256"),
         ("v5p:16x16x32", "8,192 chips, but the largest v5p slice has 6,144"),
-        ("v5e-20", "no v5e slice has 20 chips; the nearest is v5e-16"),
+        ("v5e-20", "no v5e slice has 20 chips. Sizes: 1, 4, 8, 16"),
         ("v5p-12", "no v5p slice has 12 TensorCores"),
         ("v5e:4x4x4", "a v5e slice has 2 axes"),
         ("v5p:4x4", "a v5p slice has 3 axes"),
@@ -72,7 +72,7 @@ def test_several_names_by_comma_or_repetition():
         ("cpu:0", "no such machine"),
         ("h100-12", "groups of 8"),
         ("h100-0", "no such machine"),
-        ("b900-8", "Did you mean 'b300-8'"),
+        ("b900-8", "no such machine"),
     ],
 )
 def test_errors_list_the_valid_choices(name, message):

@@ -22,6 +22,7 @@ if count := os.environ.get("T2T_NUM_PROCESSES"):
         f"process {os.environ['T2T_PROCESS_ID']}/{count} coordinator {os.environ['JAX_COORDINATOR_ADDRESS']}",
         flush=True,
     )
+resumed = (workdir / "checkpoints").exists()
 with (workdir / "starts").open("a") as file:
     file.write(f"{os.getpid()}\n")
 
@@ -54,7 +55,6 @@ with (workdir / "metrics.jsonl").open("w") as file:
         file.write(json.dumps({"step": 250 * step, "loss": nll, "valid_nll": nll}) + "\n")
         file.flush()
         time.sleep(0.4 if behaviour == "bad" else 0)
-resumed = (workdir / "checkpoints").exists()
 while behaviour == "long" and not resumed:
     if (workdir / "checkpoints").exists():
         sys.exit(75)  # the training on another host was told to stop

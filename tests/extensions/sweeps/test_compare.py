@@ -53,7 +53,7 @@ def test_difference_of_two_sentences_is_not_significant(tmp_path):
 
 
 @pytest.mark.parametrize("score", [metric.name for metric in METRICS if metric.statistics])
-def test_sacrebleu_p_value_has_its_own_key(tmp_path, monkeypatch, score):
+def test_scores_and_signature_are_those_of_sacrebleus_paired_test(tmp_path, monkeypatch, score):
     slightly = [r.replace("und", "oder") if i % 4 == 0 else r for i, r in enumerate(GOOD)]
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", slightly)
     result = compare(a, b, score=score, resamples=200, seed=5)
@@ -63,7 +63,6 @@ def test_sacrebleu_p_value_has_its_own_key(tmp_path, monkeypatch, score):
     signatures, results = PairedTest(systems, {"it": chosen.metric()}, [chosen.prepare(REFERENCES)], "bs", 200)()
     (expected,) = (result for name, result in results.items() if name != "System")
     (signature,) = signatures.values()
-    assert result["p_value_sacrebleu"] == pytest.approx(expected[1].p_value, abs=1e-6)
     assert (result["b"]["score"], result["a"]["score"]) == pytest.approx([r.score for r in expected], abs=1e-4)
     assert result["signature"] == str(signature) and "bs:200|seed:5" in result["signature"]
     assert result["method"] == chosen.method

@@ -4,7 +4,6 @@ import csv
 import json
 import os
 import threading
-import time
 
 import pytest
 from helpers.thread_groups import wait_until
@@ -38,18 +37,18 @@ def attempt(sweep, clock, hours, *, stacked=1, **devices):
 
 
 def begin(sweep, name, stacked=1):
-    begin_attempt(sweep.folder, name, [name] * stacked, Resources(), "0" * 16)
+    begin_attempt(sweep.folder, name, [name] * stacked, Resources())
     os.utime(sweep.folder.log(name), (0, 0))
 
 
 def test_attempts_add_up_by_kind_of_devices(fake_sweep, clock):
     sweep = fake_sweep({"one": "ok"})
     attempt(sweep, clock, 2, kind="TPU v5 lite", count=16)
-    attempt(sweep, clock, 0.5)  # ended before it had devices
+    attempt(sweep, clock, 0.5)  # ended before it had devices, and used none
     attempt(sweep, clock, 1, kind="TPU v5 lite", count=8)
     attempt(sweep, clock, 3, stacked=4, kind="TPU v4", count=4)
     clock[0] += 10 * 3600  # nothing trains
-    assert device_hours(sweep.folder, sweep.names[0]) == {"TPU v5 lite": 40, "": 0.5, "TPU v4": 3}
+    assert device_hours(sweep.folder, sweep.names[0]) == {"TPU v5 lite": 40, "TPU v4": 3}
 
 
 def test_attempt_without_a_known_end_counts_until_its_last_output(fake_sweep, clock):
@@ -86,7 +85,6 @@ def test_trial_that_is_marked_failed_counts_until_its_last_output(fake_sweep, cl
 def test_worker_counts_every_attempt(fake_sweep, behaviour, state):
     sweep, stop = fake_sweep({"one": behaviour}), threading.Event()
     worker = sweep.worker(retries=1, stop=stop)
-    began = time.time()
     thread = threading.Thread(target=worker.run)
     thread.start()
     if state == "stopped":
@@ -96,7 +94,7 @@ def test_worker_counts_every_attempt(fake_sweep, behaviour, state):
     status = sweep.folder.status("one,seed=0")
     assert sweep.states() == [state] and status.began == 0
     assert status.attempts == (2 if state == "failed" else 1)
-    assert 0 < status.device_seconds[""] <= time.time() - began + 0.1  # the stand-in records no devices
+    assert status.device_seconds == {}  # the stand-in records no devices
 
 
 def test_report_has_hours_of_trials_rows_and_the_whole(finished_sweep):
@@ -106,11 +104,11 @@ def test_report_has_hours_of_trials_rows_and_the_whole(finished_sweep):
     path = finished_sweep.folder.path
     (finished_sweep.folder.workdir("poor,seed=1") / "complete.json").unlink()
     text = report(path)
-    assert "chip-hours of all attempts: 21.00 of TPU v5 lite (complete 15.00, failed 6.0000)" in text
+    assert "device-hours of all attempts: 21.00 of TPU v5 lite (complete 15.00, failed 6.0000)" in text
     rows = {line["row"]: line for line in csv.DictReader((path / "report" / "table.csv").open())}
-    assert rows["good"]["chip-hours"] == "3.0000"
+    assert rows["good"]["device-hours"] == "3.0000"
     trials = {line["trial"]: line for line in csv.DictReader((path / "report" / "trials.csv").open())}
-    assert trials["poor,seed=1"]["chip-hours"] == "6.0000"
+    assert trials["poor,seed=1"]["device-hours"] == "6.0000"
     assert trials["good,seed=1"]["command"].startswith("python -m t2t_flax train")
     assert "21.00" in (path / "report" / "index.html").read_text()
 
@@ -118,16 +116,4 @@ def test_report_has_hours_of_trials_rows_and_the_whole(finished_sweep):
 def test_report_of_a_sweep_without_records_of_devices_has_no_hours(finished_sweep):
     for name in finished_sweep.names:
         finished_sweep.update_status(name, device_seconds={})
-    assert "hours" not in report(finished_sweep.folder.path)
-
-
-def test_cpu_devices_are_not_called_chips(finished_sweep):
-    path, (first, second, *_) = finished_sweep.folder.path, finished_sweep.names
-    for name in finished_sweep.names:
-        finished_sweep.update_status(name, device_seconds={})
-    finished_sweep.update_status(first, device_seconds={"cpu": 7200.0})
-    assert "CPU device-hours of all attempts: 2.0000 of CPU devices (complete 2.0000)" in report(path)
-    finished_sweep.update_status(second, device_seconds={"TPU v4": 3600.0, "": 1800.0})
-    text = report(path)
-    assert "\ndevice-hours of all attempts: 2.0000 of CPU devices, 1.0000 of TPU v4 (complete 3.0000)" in text
-    assert "not included: 1800 s of attempts that ended before they had devices" in text
+    assert "hours of all" not in report(finished_sweep.folder.path)

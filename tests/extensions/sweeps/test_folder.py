@@ -64,9 +64,7 @@ def test_status_counts_attempts(fake_sweep):
     sweep = fake_sweep({"flaky": "once"})
     sweep.work()
     status = sweep.folder.status("flaky,seed=0")
-    assert (status.attempts, status.failures, status.unresolved, status.outcome) == (2, 1, 0, "") and len(
-        status.digests
-    ) == 1
+    assert (status.attempts, status.failures, status.unresolved, status.outcome) == (2, 1, 0, "")
 
 
 def test_damaged_status_is_an_error(fake_sweep):

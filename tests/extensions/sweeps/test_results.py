@@ -103,7 +103,6 @@ DAMAGE = {
     "the marker names a file elsewhere": lambda folder: rewritten(
         folder / "complete.json", records={"test": "../../x.json"}
     ),
-    "the config is damaged": lambda folder: (folder.parents[1] / "configs" / f"{folder.name}.json").write_text("{"),
 }
 
 
@@ -138,22 +137,6 @@ def test_damaged_record_leaves_the_other_seed_of_its_row(finished_sweep):
         "poor": [0, 1],
     }
     assert verdict(table[2], reference) == "incomplete" and table[2].mean == 100
-
-
-def test_record_with_other_decoding_settings_is_not_used(finished_sweep):
-    """As after `evaluate --config.decode.beam_size=8` in a trial's workdir."""
-    path = finished_sweep.folder.workdir("same,seed=0") / "eval" / "test-3.json"
-    content = json.loads(path.read_text())
-    content["config"]["decode"] = {"beam_size": 8}
-    path.write_text(json.dumps(content))
-    text = report(finished_sweep.folder.path)
-    assert "decode.beam_size = 8 (the trial has 4)" in text and "evaluate --workdir=" in text and "worse" in text
-    table, _ = rows(finished_sweep.folder, read_sweep(finished_sweep.folder.path), "sacrebleu")
-    assert {row.name: sum(r.score is not None for r in row.results) for row in table} == {
-        "good": 2,
-        "same": 1,
-        "poor": 2,
-    }
 
 
 def test_unknown_baseline_or_score_is_rejected(finished_sweep):
@@ -311,16 +294,3 @@ def test_rows_are_selected_by_validation_and_the_test_score_is_that_of_the_selec
     assert "Test score of the selected row, chosen: sacreBLEU" in text and "over sentences and seeds" in text
     without = described | {"selection": ""}
     assert rows(sweep.folder, without, "sacrebleu")[1] == "lucky"
-
-
-def test_settings_without_effect_on_scores_do_not_invalidate_a_record(fake_sweep):
-    sweep = fake_sweep({"good": "ok 2", "poor": "ok 4"})
-    sweep.work()
-    path = next((sweep.folder.workdir("good,seed=0") / "eval").glob("*.json"))
-    content = json.loads(path.read_text())
-    for key, value, valid in (("batch_size", 7, True), ("beam_size", 7, False)):
-        decode = content["config"].get("decode", {}) | {key: value}
-        path.write_text(json.dumps(content | {"config": content["config"] | {"decode": decode}}))
-        table, _ = rows(sweep.folder, read_sweep(sweep.folder.path), "sacrebleu")
-        (good,) = (row for row in table if row.name == "good")
-        assert (good.mean is not None) == valid, key

@@ -14,16 +14,14 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import NonFiniteUpdate, UserError
-from t2t_flax.extensions.sweeps.stacked_runs import split_time, train_stacked
+from t2t_flax.extensions.sweeps.stacked_runs import VectorizedProgram, split_time, train_stacked, trial_mesh
 from t2t_flax.extensions.sweeps.trials import can_be_vectorized
-from t2t_flax.extensions.sweeps.vectorized import VectorizedProgram, trial_mesh
 from t2t_flax.filesystem import list_numbers
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import set_up_training
+from t2t_flax.training.setup import set_up_training, validation_loss
 from t2t_flax.training.train_state import TrainProgress, init_state
-from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [
@@ -83,7 +81,7 @@ def test_stacked_runs_equal_separate_runs(tmp_path, cache, devices, count, monke
     """Each with its own dropout, accumulation, rates, smoothing and seeds, stopped once and resumed: losses to 1e-5 relative,
     parameters to 2e-5.
     """
-    monkeypatch.setattr("t2t_flax.extensions.sweeps.vectorized.jax.devices", lambda: DEVICES[:devices])
+    monkeypatch.setattr("t2t_flax.extensions.sweeps.stacked_runs.jax.devices", lambda: DEVICES[:devices])
     groups = dict(eval=dict(every_steps=3), optimizer=dict(ema_decay=0.9))
     separate = runs_of(tmp_path, cache, "alone", VARIANTS[-count:], devices=DEVICES[:1], steps=6, **groups)
     expected = [loop.train(run, score=None) for run in separate]

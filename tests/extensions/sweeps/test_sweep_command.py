@@ -8,14 +8,11 @@ import sys
 from pathlib import Path
 
 import pytest
-from fake_sweep import SWEEP
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
-from t2t_flax.config import Config
 from t2t_flax.errors import STOPPED, UserError
-from t2t_flax.extensions.sweeps import command
-from t2t_flax.extensions.sweeps.folder import Folder, open_or_create, read_sweep
+from t2t_flax.extensions.sweeps.folder import read_sweep
 from t2t_flax.extensions.sweeps.trials import expand
 from t2t_flax.extensions.sweeps.worker import Worker
 
@@ -66,8 +63,6 @@ def test_the_process_of_the_sweep_needs_no_jax():
     (["--seeds=0"], "--seeds: must be at least 1"),
     (["--set", "model.dropout=0.1", "--baseline=dropout=0.3"], "is not a row of the sweep: dropout=0.1"),
     (["--set", "model.dropout=0.1", "--parallel=999"], "needs one core per trial"),
-    (["--submit-option", "x=1"], "give --submit=[LAUNCHER:]N too"),
-    (["--submit-option", "x", "--submit=1"], "expected --submit-option FLAG=VALUE"),
 ])  # fmt: skip
 def test_user_errors_are_reported_without_traceback(tmp_path, capsys, arguments, message):
     assert sweep(f"--config={TOY}", f"--workdir={tmp_path}/s", *arguments) == 2
@@ -182,40 +177,6 @@ def test_user_errors_of_a_joining_worker_are_reported_before_training(tmp_path, 
     )
     assert sweep(workdir_flag, "--score=rouge") == 2 and "there is no score 'rouge'" in capsys.readouterr().err
     assert len(no_training) == 1 and sweep(workdir_flag, "--baseline=more dropout") == 0
-
-
-def test_failed_trials_are_reopened_before_workers_are_submitted(tmp_path, monkeypatch, no_training):
-    submitted = []
-    monkeypatch.setattr(
-        "t2t_flax.extensions.sweeps.command.launch", lambda calls, watches: submitted.append(calls) or 0
-    )
-    monkeypatch.setattr("shutil.which", lambda name: name)
-    arguments = [f"--config={TOY}", f"--workdir={tmp_path}/s"]
-    assert sweep(*arguments) == 0
-    folder = Folder(tmp_path / "s")
-    folder.update_status("base,seed=0", outcome="failed")
-    assert sweep(*arguments, "--submit=1", "--retry-failed", "--score=chrf") == 0
-    assert folder.state("base,seed=0") == "waiting" and "--score=chrf" in submitted[0]["s-1"]
-
-
-@pytest.mark.parametrize("adaptive", [False, True])
-def test_joining_process_is_set_up_by_the_config_of_the_sweep(tmp_path, monkeypatch, adaptive):
-    """Its timeouts count before the processes of a worker have met."""
-    seconds = "--config.distributed.initialization_timeout=1800"
-    assert sweep(f"--config={TOY}", f"--workdir={tmp_path}", seconds, "--dry-run") == 0
-    configs = []
-    monkeypatch.setattr(command, "run_job", lambda config, body, **options: configs.append(config) or 0)
-    assert sweep(f"--workdir={tmp_path}") == 0  # `body` says what is wrong
-    rows = [] if adaptive else [{"name": "one"}]
-    config = {"distributed.initialization_timeout": "1800"}
-    base = config_lib.load_config(TOY, config) if adaptive else None
-    open_or_create(tmp_path, SWEEP, expand(TOY, config, rows, 1), base=base)
-    assert sweep(f"--workdir={tmp_path}") == 0 and sweep(f"--config={TOY}", f"--workdir={tmp_path}", seconds) == 0
-    assert [c.distributed.initialization_timeout for c in configs] == [
-        Config().distributed.initialization_timeout,
-        1800,
-        1800,
-    ]
 
 
 def test_joining_where_the_folder_of_creation_is_missing_is_refused(tmp_path, capsys, no_training):

@@ -1,6 +1,5 @@
 """Workers: which trial trains next, retries, kills, and several workers on one folder."""
 
-import io
 import os
 import signal
 import subprocess
@@ -10,11 +9,10 @@ import time
 from pathlib import Path
 
 import pytest
-import rich.console
 from fake_sweep import SWEEP, TOY, FakeSweep
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps import attempts, progress
+from t2t_flax.extensions.sweeps import attempts
 from t2t_flax.extensions.sweeps import worker as worker_lib
 from t2t_flax.extensions.sweeps.folder import open_or_create
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
@@ -160,25 +158,12 @@ def test_training_that_gets_the_stop_signal_before_its_worker_has_not_failed(fak
             raise AssertionError("it has ended")
 
     worker = sweep.worker(retries=0, stop=stop)
-    worker.start = lambda assignment, descriptors: Signalled()
+    monkeypatch.setattr(worker_lib, "start_training", lambda *_: Signalled())
     claim = sweep.folder.claim(name)
     assert worker.attempt({name: claim}, Resources()) == {name: "stopped"}
     claim.release()
     status = sweep.folder.status(name)
     assert (status.failures, status.unresolved, status.outcome) == (0, 0, "")
-
-
-def test_progress_table_shows_running_trials_first(fake_sweep):
-    sweep = fake_sweep({f"row{i}": "ok" for i in range(40)} | {"bad": "fail"})
-    claim = sweep.folder.claim("row1,seed=0")
-    (sweep.folder.workdir("row1,seed=0")).mkdir(parents=True)
-    (sweep.folder.workdir("row1,seed=0") / "metrics.jsonl").write_text('{"step": 50, "loss": 2.5}\n')
-    out = io.StringIO()
-    rich.console.Console(file=out, width=150).print(progress.table(sweep.folder, sweep.names))
-    claim.release()
-    lines = out.getvalue().splitlines()
-    assert "0 of 41 trials have ended" in lines[0] and "and 11 more" in lines[-1]
-    assert all(text in lines[2] for text in ("row1,seed=0", "running", "50 / 101", "2.500", "process"))
 
 
 def test_stop_saves_running_trials_and_they_resume_first(fake_sweep):
