@@ -20,6 +20,32 @@ from t2t_flax.config.data_keys import PAD
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.decoding_cache import DecodingCache
 
+
+class Program:
+    """A jitted function of a module. `Program.run` makes all calls: replace it to compile programs in another way.
+
+    static_argnums, options: as of `jax.jit`.
+    """
+
+    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: program.jitted(*args))
+
+    def __init__(self, function: Callable, static_argnums: tuple[int, ...] = (), **options: Any):
+        functools.update_wrapper(self, function)
+        self.static_argnums, self.jitted = static_argnums, jax.jit(function, static_argnums=static_argnums, **options)
+        self.lower, self._name = self.jitted.lower, function.__qualname__
+
+    def __call__(self, *args: Any) -> Any:
+        return Program.run(self, args)
+
+    def __reduce__(self) -> str:
+        return self._name  # pickled as a function: by name
+
+
+def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Program]:
+    """Decorator that makes a `Program` of a function."""
+    return lambda function: Program(function, static_argnums, **options)
+
+
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 _STEPS = (8, 32)
 _TOKENS_READ = 32 * 32 * 4 * 32
@@ -139,7 +165,7 @@ def next_length(length: int, lengths: Sequence[int]) -> int:
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@program(1)
 def grow(tree: Any, length: int) -> Any:
     """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
 
@@ -157,17 +183,17 @@ def _is_cache(x: Any) -> bool:
     return isinstance(x, DecodingCache)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
+@program(0, 2)
 def _start(search: Search, sentences: Sentences, length: int) -> Any:
     return search.start(sentences, length)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(0)
 def _result(search: Search, sentences: Sentences, state: Any) -> SearchResult:
     return search.result(sentences, state)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(7, 8))
+@program(0, 1, donate_argnums=(7, 8))
 def run_stage(step_fn, search, params, shared, sentences, position, stop, state, self_cache):
     """Decodes from `position` until all sentences are done or have `stop` tokens, at most those for which the cache has room.
 

@@ -95,9 +95,8 @@ class TrainedModel(StoredRun):
         tokenizer, data = self.tokenizers.source, self.config.data
         languages = list(tokenizer.target_languages) or [data.target_language]
         if language not in (None, *languages):
-            raise UserError(
-                f"the model translates from {data.source_language} into {_some(languages)}, not into {language!r}."
-            )
+            origin = "" if tokenizer.target_languages else f"from {data.source_language} "
+            raise UserError(f"the model translates {origin}into {_some(languages)}, not into {language!r}.")
         if not tokenizer.lacks_language(text):
             return text
         if language is None and len(languages) > 1:
