@@ -121,7 +121,7 @@ def initialize(config: Distributed) -> ProcessGroup:
     """Joins the processes of this run, after which JAX sees the devices of all of them.
 
     Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
-    InitializationError where this process cannot join the others; ends the process where they do not come within
+    ProcessGroupError where this process cannot join the others; ends the process where they do not come within
     `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
     """
     place, address = _place()
