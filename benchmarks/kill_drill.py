@@ -42,7 +42,7 @@ PLACES = {
     "preparing": "t2t_flax.data.dataset:prepare_corpus",
     "compiling": "t2t_flax.training.run:compile_train_steps",
     "update": "t2t_flax.training.run:Run.update",
-    "evaluation": "t2t_flax.training.validation_loss:ValidationLoss.__call__",
+    "evaluation": "t2t_flax.training.setup:ValidationLoss.__call__",
     "decoding": "t2t_flax.decoding.translator:Translator.translate",
     "saving": "t2t_flax.training.checkpoints:Checkpoints.save",
     "renaming a checkpoint": "t2t_flax.training.checkpoints:Checkpoints._flush",

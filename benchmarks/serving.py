@@ -230,11 +230,7 @@ def measure_abuse(workdir: str, overrides: dict[str, str], args: argparse.Namesp
 
     data, lines = stored_config(workdir).data, lines_of_run(workdir, args.sentences)
     lines, pair = list(dict.fromkeys(lines)), (data.source_language, data.target_language)
-    flags = [
-        f"--max-queue={2 * args.clients}",
-        "--timeout=10",
-        *([f"--warm-up={args.warm_up}"] if args.warm_up else []),
-    ]
+    flags = [f"--max-queue={2 * args.clients}", "--timeout=10"]
     phases = []
     with served(workdir, overrides, *flags) as server:
         for kind in ("", *http_abuse.KINDS, ""):
@@ -272,7 +268,6 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument(
         "--abuse", action="store_true", help="measure beside clients that harm the server, without the batch"
     )
-    parser.add_argument("--warm_up", choices=("usual", "all"), help="of the server, with --abuse")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config, for both")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args = parser.parse_args(argv)
@@ -290,7 +285,7 @@ def main(argv: list[str] | None = None) -> None:
     words += [f"--sentences={args.sentences}"] if args.sentences else []
     words += [f"--set {item}" for item in args.set]
     if args.abuse:
-        words += ["--abuse", *([f"--warm_up={args.warm_up}"] if args.warm_up else [])]
+        words.append("--abuse")
         record = {
             "what": f"serve under the load of {args.clients} clients, {what.split('=')[1]}, beside clients that harm it",
             "command": " ".join(words),

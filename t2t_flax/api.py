@@ -92,22 +92,18 @@ def evaluate(
 
     from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
-    from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import check_shared
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.model_forms import check_writable
-    from t2t_flax.tasks import task_of
 
     if not output:
         check_writable(workdir, "name a folder for the records, --output=DIR")
     texts, folder = _as_text(overrides), epath.Path(output or workdir)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
-    for name in sets:
-        task_of(config).of_set(name).check_requirements()
-    check_decoder(config)
+    jobs.check_scores(config, sets)
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:

@@ -7,7 +7,6 @@ import functools
 import os
 import re
 import shutil
-import time
 import typing
 import uuid
 from collections.abc import Callable, Iterator
@@ -34,13 +33,10 @@ def is_remote(path: epath.PathLike) -> bool:
 
 
 def object_storage(path: epath.PathLike) -> Any:
-    """The module for `path`, which is in an object store, or needs a lease because locks of its file system do not reach other
-    hosts; see `registry.OBJECT_STORAGE`. Raises UserError where no extension has one.
-    """
+    """The module for `path`, which is in an object store; see `registry.OBJECT_STORAGE`. Raises UserError without one."""
     for module in OBJECT_STORAGE.load_all():
         return module
-    why = "is in an object store" if is_remote(path) else "is on a file system whose locks do not reach other hosts"
-    raise UserError(f"{path} {why}.{absent_extension('paths', 'scheme://')}")
+    raise UserError(f"{path} is in an object store.{absent_extension('paths', 'scheme://')}")
 
 
 def by_storage(function: _Function) -> _Function:
@@ -140,21 +136,20 @@ def read_if_exists(path: epath.PathLike) -> str | None:
 
 
 @by_storage
-def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = True) -> None:
+def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
     """Writes text (UTF-8) or bytes so that no reader sees half a file; a failure (a full disk, a power cut) leaves the old
-    content. Creates parent folders unless not `parents`. The file is written under a temporary name, synced and renamed.
+    content. Creates parent folders. The file is written under a temporary name, synced and renamed.
     """
-    with atomic_file(path, parents=parents) as file:
+    with atomic_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
 
 
 @by_storage
 @contextlib.contextmanager
-def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
     """A file to write, which gets its name when the block ends without an error; else the old one stays. As `atomic_write`."""
     path = epath.Path(path)
-    if parents:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
     try:
         with open(partial, "wb") as file:
@@ -170,38 +165,34 @@ def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[Binar
         raise
 
 
-def refuse_existing(path: epath.PathLike, flag: str) -> bool:
-    """False if there is no such folder or file. Raises UserError if there is. Also as `keep` of `atomic_directory`."""
+def refuse_existing(path: epath.PathLike, flag: str) -> None:
+    """Raises UserError if there is such a folder or file."""
     if epath.Path(path).exists():
         raise UserError(f"{flag}={path} already exists: name a new folder.")
-    return False
 
 
 @contextlib.contextmanager
-def atomic_directory(
-    path: epath.PathLike, *, tag: str = "", keep: Callable[[], bool] = lambda: False
-) -> Iterator[epath.Path]:
+def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[epath.Path]:
     """A new folder to fill; gets the name `path` when the block ends without an error, after a sync to disk.
 
-    Until then it is `NAME.partial-[TAG-]HEX` beside it; after an error, or if the process is killed before the end,
-    `path` is what it was. A folder that is at `path` by then is replaced, unless `keep()` is true: then it stays, and the
-    new one is removed.
+    Until then it is `NAME.partial-HEX` beside it; after an error, or if the process is killed before the end, `path` is what it
+    was. A folder that is at `path` by then is replaced; without `replace`, UserError is raised.
     """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial-{tag + '-' if tag else ''}{uuid.uuid4().hex}")
+    partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
     partial.mkdir()
     try:
         yield partial
         fsync_tree(partial)
-        replace_folder(partial, path, keep)
+        replace_folder(partial, path, replace)
     finally:
         remove_folder(partial)
 
 
 @by_storage
-def replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:
-    """Renames `new` to `path`, in place of a folder that is there, unless `keep()` is true of that."""
+def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
+    """Renames `new` to `path`, with `replace` in place of a folder that is there. Raises UserError."""
     while True:
         try:
             os.rename(new, path)  # epath would refuse an empty folder and hide the errno
@@ -209,8 +200,8 @@ def replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) 
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        if keep():
-            return
+        if not replace:
+            raise UserError(f"{path} already exists: name a new folder.")
         old = new.with_name(f"{new.name}-old-{uuid.uuid4().hex[:8]}")
         with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
             os.rename(path, old)
@@ -219,14 +210,8 @@ def replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) 
 
 @by_storage
 def remove_folder(folder: epath.PathLike) -> None:
-    """Removes a folder, if there is one, as far as possible. A process that was about to create a file in it when it was moved
-    does so in its new place: hence several attempts.
-    """
-    for _ in range(100):
-        shutil.rmtree(folder, ignore_errors=True)
-        if not os.path.exists(folder):
-            return
-        time.sleep(0.005)
+    """Removes a folder, if there is one, as far as possible."""
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def list_numbers(folder: epath.PathLike) -> list[int]:

@@ -122,13 +122,18 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
 
 def check_available(config: Config) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
-    from t2t_flax.decoding.translator import check_decoder
-    from t2t_flax.tasks import task_of
     from t2t_flax.training.hooks import check_hooks
 
     check_hooks(config)
-    valid = config.data.valid_sets if config.eval.decode_every_steps else ()
-    for name in (*valid, *config.data.test_sets):
+    check_scores(config, [*(config.data.valid_sets if config.eval.decode_every_steps else ()), *config.data.test_sets])
+
+
+def check_scores(config: Config, sets: Sequence[str]) -> None:
+    """Raises UserError for a package or model that decoding and scoring these sets need."""
+    from t2t_flax.decoding.translator import check_decoder
+    from t2t_flax.tasks import task_of
+
+    for name in sets:
         task_of(config).of_set(name).check_requirements()
         check_decoder(config)
 
@@ -180,8 +185,7 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     """Lines on the data, the model, the batches and the devices of a run."""
     import jax
 
-    from t2t_flax.training.parameters import parameters_of
-    from t2t_flax.training.train_state import count_params
+    from t2t_flax.training.train_state import count_params, parameters_of
 
     config, corpus, batches = setup.config, setup.corpus, setup.batches
     data, sizes = config.data, corpus.tokenizers.vocab_sizes

@@ -1,7 +1,6 @@
-"""Locks on folders and trials, so that only one process writes at a time. The lock file names its holder.
+"""Locks, so that only one process writes at a time. The lock file names its holder.
 
-It is a kernel lock (`flock`), which ends with the processes that hold it, however they end. File systems whose locks do not
-reach other hosts need a lease, see `filesystem.object_storage`.
+It is a kernel lock (`flock`), which ends with the process that holds it, however it ends.
 """
 
 import contextlib
@@ -9,38 +8,30 @@ import dataclasses
 import datetime
 import errno
 import fcntl
+import glob
 import itertools
 import json
 import logging
 import os
 import shutil
 import socket
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import by_storage, object_storage, read_if_exists
+from t2t_flax.filesystem import by_storage, read_if_exists
 from t2t_flax.json_file import parse_json
+from t2t_flax.registry import LOCKS, absent_extension
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
 """The file in a folder that is locked."""
-LOST_HOST = 120.0
-"""Seconds that a shared file system may need to free the lock of a dead host."""
-_DAY = 24 * 3600
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
-_LOCAL_LOCKS = frozenset(("nolock", "local_lock=all", "local_lock=flock", "localflock", "nobrl"))
-"""Mount options of NFS, Lustre and SMB with which locks do not reach other hosts."""
-
-
-class _NoLocks(OSError):
-    """The file system has no locks."""
+"""Of the OSError on a file system without locks."""
 
 
 class Lock(Protocol):
@@ -81,18 +72,11 @@ def parse_holder(text: str | None, kind: type[Holder] = Holder) -> Any:
 
 
 def in_use(folder: epath.PathLike, holder: Holder | None) -> UserError:
+    """The error of a folder that another process has locked."""
     return UserError(
         f"--workdir={folder} is in use by another process: {holder or 'unknown'}. Only one process at a time may write there: "
         "wait until it has ended, or stop it."
     )
-
-
-def machine_tag() -> str:
-    """Identifies this boot of this machine; containers that share a kernel, and so its locks, share it."""
-    try:
-        return Path("/proc/sys/kernel/random/boot_id").read_text().strip().replace("-", "")[:12]
-    except OSError:
-        return socket.gethostname()
 
 
 class FileLock:
@@ -109,27 +93,34 @@ class FileLock:
 
 
 def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
-    """Locks a local file, which is created if missing; None if another process holds the lock. Raises an OSError where the
-    file system has no locks.
+    """Locks a local file, which is created if missing; None if another process holds the lock. Raises an OSError, see `NO_LOCKS`,
+    where the file system has no locks.
     """
     try:
-        descriptor, writable = os.open(path, os.O_RDWR | os.O_CREAT, 0o666), True
+        lock = FileLock(os.open(path, os.O_RDWR | os.O_CREAT, 0o666))
     except PermissionError:  # another user's file: locking it needs no right to write
-        descriptor, writable = os.open(path, os.O_RDONLY), False
+        lock = FileLock(os.open(path, os.O_RDONLY))
     try:
-        if not _try_exclusive(descriptor):
-            os.close(descriptor)
+        if not _try_exclusive(lock.descriptor):
+            lock.release()
             return None
-        if not writable:
-            return FileLock(descriptor)
-        os.truncate(descriptor, 0)
-        os.pwrite(descriptor, (json.dumps(dataclasses.asdict(this_process(command))) + "\n").encode(), 0)
-    except OSError as error:
-        os.close(descriptor)
-        if error.errno in NO_LOCKS:
-            raise _NoLocks(*error.args) from error
+        if not _is_at(path, lock.descriptor):  # its previous holder has removed it
+            lock.release()
+            return lock_file(path, command)
+    except OSError:
+        lock.release()
         raise
-    return FileLock(descriptor)
+    with contextlib.suppress(OSError):  # the lock counts without a name too
+        os.truncate(lock.descriptor, 0)
+        os.pwrite(lock.descriptor, (json.dumps(dataclasses.asdict(this_process(command))) + "\n").encode(), 0)
+    return lock
+
+
+def _is_at(path: str | os.PathLike, descriptor: int) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
 
 
 def _try_exclusive(descriptor: int) -> bool:
@@ -164,120 +155,58 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
 
 
 @by_storage
-def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> Lock:
+def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, if another process
-    holds the lock. If that process is on another host, which may be dead, waits until its lock should have expired.
+    holds the lock, and where the file system has no locks.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    if not _locks_stay_on_this_host(folder):
-        with contextlib.suppress(_NoLocks):
-            return _wait_for_folder(folder, command, say)
-    return object_storage(folder).lock_folder(folder, command, say)
-
-
-def _wait_for_folder(folder: Path, command: str, say: Callable[[str], None]) -> FileLock:
-    path, start, reported = folder / NAME, time.monotonic(), False
-    while not (lock := lock_file(path, command)):
-        holder = parse_holder(read_if_exists(path))
-        elsewhere = holder is not None and holder.host != socket.gethostname()
-        # Children of a killed holder may keep the lock for a moment.
-        patience = LOST_HOST if elsewhere else 0.0 if holder and psutil.pid_exists(holder.process) else 10.0
-        if time.monotonic() - start >= patience:
-            raise in_use(folder, holder)
-        if elsewhere and not reported:
-            say(f"--workdir={folder} is locked by {holder}; waiting up to {LOST_HOST:.0f} s in case that host is dead")
-            reported = True
-        time.sleep(0.2)
+    for module in LOCKS.load_all():
+        if other := module.lock_folder(folder, command):
+            return other
+    try:
+        lock = lock_file(folder / NAME, command)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
+        remedy = absent_extension("paths", "scheme://") or " Use another file system."
+        raise UserError(f"{folder} is on a file system without locks ({error.strerror}).{remedy}") from None
+    if not lock:
+        raise in_use(folder, parse_holder(read_if_exists(folder / NAME)))
     return lock
-
-
-def _locks_stay_on_this_host(folder: epath.PathLike) -> bool:
-    """Whether other hosts may share the file system but not its kernel locks: buckets mounted by FUSE, and network file
-    systems mounted with an option that keeps locks local (nfs(5), mount.cifs(8), mount.lustre(8)).
-    """
-    path = folder.resolve()
-    inside = [mount for mount in psutil.disk_partitions(all=True) if path.is_relative_to(mount.mountpoint)]
-    if not inside:
-        return False
-    mount = max(reversed(inside), key=lambda mount: len(mount.mountpoint))  # of several at one point the last one
-    if mount.fstype.startswith("fuse"):
-        return mount.fstype not in ("fuseblk", "fuse.fuse-overlayfs")  # local disks
-    return not _LOCAL_LOCKS.isdisjoint(mount.opts.split(","))
-
-
-_inside = threading.local()
 
 
 @by_storage
 @contextlib.contextmanager
-def exclusive_writer(folder: epath.PathLike, command: str) -> Iterator[None]:
-    """Waits until no other thread or process is in such a block for the same `folder`, then removes the partial folders that
-    killed ones left beside it (`filesystem.atomic_directory` with `machine_tag` as the tag). Blocks nest within a thread. On a
-    file system without locks nobody waits and nothing is removed.
+def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[None]:
+    """Waits until no other thread or process is in such a block for the same file or folder; without `wait`, raises UserError,
+    naming the holder. Then removes what killed ones left beside it (`filesystem.atomic_directory`). On a file system without
+    locks nobody waits and nothing is removed.
     """
-    folder, inside = Path(folder), _inside.__dict__.setdefault("folders", set())
-    if folder in inside:
-        yield
-        return
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    with single_writer(folder, command, wait=True) as lock:
-        if lock:
-            _remove_abandoned(folder)
-        inside.add(folder)
-        try:
-            yield
-        finally:
-            inside.discard(folder)
-
-
-@contextlib.contextmanager
-def single_writer(file: Path, command: str, *, wait: bool = False) -> Iterator[FileLock | None]:
-    """Raises UserError, naming the holder, if another thread or process is in such a block for the same local `file`; with
-    `wait`, waits for its end. On a file system without locks all are let in, and get None.
-    """
-    path, lock = file.with_name(f"{file.name}.lock"), None
-    with contextlib.suppress(_NoLocks):
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    name, lock = path.with_name(f"{path.name}.lock"), None
+    try:
         for attempt in itertools.count():
-            if lock := _lock_removable(path, command):
+            if lock := lock_file(name, command):
                 break
             if not wait:
-                by = holder_of(path) or "another process"
-                raise UserError(f"{file} is being written by {by}: wait until it has ended.")
+                raise UserError(
+                    f"{path} is being written by {holder_of(name) or 'another process'}: wait until it has ended."
+                )
             if attempt == 10:
-                log.warning("waiting for another process that writes %s (%s)", file, holder_of(path))
+                log.warning("waiting for another process that writes %s (%s)", path, holder_of(name))
             time.sleep(0.2)
+    except OSError as error:
+        if error.errno not in NO_LOCKS:
+            raise
     try:
-        yield lock
+        for left in path.parent.glob(f"{glob.escape(path.name)}.partial-*") if lock else ():
+            shutil.rmtree(left, ignore_errors=True)
+        yield
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
         with contextlib.suppress(FileNotFoundError, PermissionError):
-            path.unlink()
+            name.unlink()
         if lock:
             lock.release()
-
-
-def _lock_removable(path: Path, command: str) -> FileLock | None:
-    """`lock_file` for a file that its holder removes at the end (`single_writer`)."""
-    while lock := lock_file(path, command):
-        with contextlib.suppress(FileNotFoundError):
-            if os.path.samestat(os.fstat(lock.descriptor), path.stat()):
-                return lock
-        lock.release()  # the lock of a file that its previous holder has removed
-    return None
-
-
-def _remove_abandoned(folder: Path) -> None:
-    """Deletes what killed writers of `folder` left behind. The caller holds the lock, so no writer of this machine is
-    active; of other machines, which the lock may not reach, only what has not been modified for a day is deleted.
-    """
-    prefix = f"{folder.name}.partial-"
-    for path in folder.parent.iterdir():
-        if not path.name.startswith(prefix):
-            continue
-        try:
-            written = max(item.stat().st_mtime for item in (path, *path.iterdir()))
-        except OSError:
-            continue
-        if path.name.startswith(f"{prefix}{machine_tag()}-") or time.time() - written > _DAY:
-            shutil.rmtree(path, ignore_errors=True)

@@ -3,7 +3,6 @@
 import contextlib
 import ctypes
 import importlib.metadata
-import importlib.util
 import logging
 import os
 import pkgutil
@@ -36,19 +35,20 @@ def prepare_process(config: Config) -> list[str]:
     from absl import logging as absl_logging
 
     absl_logging.set_verbosity(absl_logging.ERROR)
-    notes = []
-    if likely_platform() == "cpu":
+    cpu, notes = runs_on_cpu(), []
+    if cpu:
         notes.append(keep_freed_memory())
     import jax
 
-    leave_out_absent_accelerators()
+    if cpu:  # JAX would try each backend that is installed, and print the errors of those that find no device
+        jax.config.update("jax_platforms", "cpu")
     for name, default in _PROGRAM_CACHE.items():
         if not os.environ.get(name.upper()):
             jax.config.update(name, default)
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
         if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
-        if likely_platform() == "cpu":
+        if cpu:
             notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")
     return notes
 
@@ -96,74 +96,32 @@ def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-# Platform, device files, and the JAX backends of which one must be installed. Beside the driver's own files: WSL's, and
-# those of NVIDIA's boards (Tegra). /dev/vfio/vfio and the folder /dev/accel are on machines without a TPU too.
-_ACCELERATORS = (
-    (
-        "gpu",
-        ("dev/nvidia[0-9c]*", "dev/dxg", "dev/nvhost*", "dev/nvmap"),
-        ("jax_cuda12_plugin", "jax_cuda13_plugin", "jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13"),
-    ),
-    ("tpu", ("dev/accel[0-9]*", "dev/vfio/[0-9]*", "dev/vfio/noiommu*", "dev/vfio/devices/*"), ("libtpu",)),
-    (
-        "gpu",
-        ("dev/kfd", "dev/dxg"),
-        ("jax_rocm60_plugin", "jax_rocm7_plugin", "jax_plugins.xla_rocm60", "jax_plugins.xla_rocm7"),
-    ),
-)
-_ROOT = Path("/")
-_TPU_VARIABLES = ("TPU_", "CLOUD_TPU_", "COLAB_TPU_", "MEGASCALE_", "JAX_FORCE_TPU_INIT", "PJRT_")
-_WITHOUT_TPU = {
-    "TPU_LIBRARY_PATH", "TPU_SKIP_MDS_QUERY", "TPU_LOG_DIR", "TPU_MIN_LOG_LEVEL", "TPU_STDERR_LOG_LEVEL"
-}  # fmt: skip
-"""Variables of logs, and those that importing JAX and libtpu sets on any machine."""
+_DEVICES = (
+    "nvidia[0-9c]*", "dxg", "nvhost*", "nvmap", "kfd",  # NVIDIA, also on WSL and Tegra; AMD
+    "accel[0-9]*", "vfio/[0-9]*", "vfio/noiommu*", "vfio/devices/*",  # TPU
+)  # fmt: skip
+"""Device files in /dev without which no driver of an accelerator works. The file vfio/vfio and the folder accel are on other
+machines too.
+"""
+_KNOWN_BACKENDS = ("xla_cuda", "xla_rocm")
+_DEV = Path("/dev")
 
 
-def likely_platform() -> str:
-    """Where JAX will run, without starting it: "cpu", "gpu" or "tpu". An accelerator counts if its device file exists
-    and a JAX backend for it is installed.
+def runs_on_cpu() -> bool:
+    """Whether JAX will run on the CPU alone, without starting it: it is told so, or there is no sign of an accelerator, which is
+    a device file, a variable that tells libtpu of its TPUs, or a backend of JAX for devices of other makers.
     """
     requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
     if requested:
-        return "gpu" if requested in ("cuda", "rocm") else requested
-    for platform, devices, packages in _ACCELERATORS:
-        if _any_file(devices) and any(map(_installed, packages)):
-            return platform
-    return "cpu"
-
-
-def leave_out_absent_accelerators() -> None:
-    """Has JAX use the CPU alone where there is no sign of an accelerator: it would try each backend that is installed, and
-    print the errors of those that find no device. A sign is a device file, without which no driver works, a variable of TPU
-    machines, pods and containers, or a backend of another maker. Where JAX_PLATFORMS is set, JAX chooses as always.
-    """
-    import jax
-
-    chosen = jax.config.jax_platforms or os.environ.get("JAX_PLATFORMS")  # type: ignore[attr-defined]
-    variables = {name for name in os.environ if name.startswith(_TPU_VARIABLES)} - _WITHOUT_TPU
-    devices = any(_any_file(files) for _, files, _ in _ACCELERATORS)
-    if not (chosen or variables or devices or _has_other_backends()):
-        jax.config.update("jax_platforms", "cpu")
-
-
-def _any_file(patterns: tuple[str, ...]) -> bool:
-    return any(True for pattern in patterns for _ in _ROOT.glob(pattern))
+        return requested == "cpu"
+    devices = any(True for pattern in _DEVICES for _ in _DEV.glob(pattern))
+    return not (devices or "TPU_WORKER_HOSTNAMES" in os.environ or _has_other_backends())
 
 
 def _has_other_backends() -> bool:
-    """Whether JAX will find plugins of other devices than NVIDIA's and AMD's."""
-    try:
+    names = {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
+    with contextlib.suppress(ImportError):
         import jax_plugins
 
-        names = {module.name for module in pkgutil.iter_modules(jax_plugins.__path__)}
-    except ImportError:
-        names = set()
-    names |= {plugin.name for plugin in importlib.metadata.entry_points(group="jax_plugins")}
-    return any(not name.startswith(("xla_cuda", "xla_rocm")) for name in names)
-
-
-def _installed(package: str) -> bool:
-    try:
-        return importlib.util.find_spec(package) is not None
-    except ModuleNotFoundError:  # of its parent package
-        return False
+        names |= {module.name for module in pkgutil.iter_modules(jax_plugins.__path__)}
+    return any(not name.startswith(_KNOWN_BACKENDS) for name in names)

@@ -7,7 +7,7 @@ import dataclasses
 import fnmatch
 import importlib
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,22 +47,25 @@ class ModelForm:
     file: str
 
 
-class Table(dict[str, str]):
-    """Rows of one kind, such as decoders: name -> `module`, or `module:object`. The choices of a config key are the names in
-    its table.
+Row = TypeVar("Row")
+
+
+class Table(dict[str, Row]):
+    """Rows of one kind by name, such as decoders: `module`, `module:object`, or a record that has a `module`. The choices of a
+    config key are the names in its table.
     """
 
-    def add(self, name: str, module: str) -> None:
-        """Adds a row. Raises ValueError for a name that another module has."""
-        if self.setdefault(name, module) != module:
-            raise ValueError(f"two rows are called {name!r}: {self[name]} and {module}")
+    def add(self, name: str, row: Row) -> None:
+        """Adds a row. Raises ValueError for a name that another row has."""
+        if self.setdefault(name, row) != row:
+            raise ValueError(f"two rows are called {name!r}: {self[name]} and {row}")
 
     def load(self, name: str) -> Any:
         """The module of a row, or its object. Raises ValueError for an unknown name."""
         load_extensions()
         if name not in self:
             raise ValueError(f"{name!r} is none of {', '.join(self)}")
-        module, _, attribute = self[name].partition(":")
+        module, _, attribute = getattr(self[name], "module", str(self[name])).partition(":")
         return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 
     def load_all(self) -> Iterator[Any]:
@@ -87,7 +90,7 @@ class Features(dict[str, tuple[str, ...]]):
                 yield importlib.import_module(module)
 
 
-COMMANDS = {
+COMMANDS = Table({
     "train": Command("t2t_flax.cli.train", "train a config, or resume the run in a workdir; ends with an evaluation record"),
     "evaluate": Command("t2t_flax.cli.evaluate", "decode and score a split with a trained run; writes a record"),
     "translate": Command("t2t_flax.cli.translate", "translate lines of text with a trained run"),
@@ -95,29 +98,31 @@ COMMANDS = {
     "explain": Command(
         "t2t_flax.cli.explain", "parameter counts and schedule of a config; diff against a preset; list all keys"
     ),
-}  # fmt: skip
+})  # fmt: skip
 DECODERS = Table({"jax": "t2t_flax.decoding.translator:JaxDecoder"})
 """Choices of decode.engine: classes as `decoding.translator.Decoder`."""
-SOURCES = {
-    "toy": SourceForm(
-        "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
-    ),
-    "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
-    "text": SourceForm(
-        "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test "
-        "text)",
-        "t2t_flax.data.sources.text",
-    ),
-}
+SOURCES = Table(
+    {
+        "toy": SourceForm(
+            "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
+        ),
+        "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
+        "text": SourceForm(
+            "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test "
+            "text)",
+            "t2t_flax.data.sources.text",
+        ),
+    }
+)
 """Forms of data.train, data.valid and data.test."""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
 """Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
 TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers:SymbolTokenizer"})
 """Classes of tokenizers by the kind that their file names (`data.tokenizers.ListTokenizer`). Others are SentencePiece models."""
-MODEL_FORMS: dict[str, ModelForm] = {}
+MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
-TASKS = Table({"translation": "t2t_flax.tasks.translation"})
-"""Choices of data.task; a module has the class `TASK`, a `tasks.Task`."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
+"""Choices of data.task: subclasses of `tasks.Task`."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
@@ -125,7 +130,7 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
 PARAMETERS = Features()
-"""Modules with `parameters(config) -> training.parameters.Parameters`; the first one counts."""
+"""Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""
 TOKENIZERS_OF = Features()
 """Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
@@ -153,21 +158,20 @@ OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
 """Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
 learning rate, which all share.
 """
-WATCHERS = Table()
+WATCHERS: Table[str] = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
-REPAIRS = Table()
+REPAIRS: Table[str] = Table()
 """At most one row: what to do where the newest checkpoint is damaged; a module has `restore(checkpoints, restore)`, which
 returns `restore(step)` of one of the steps.
 """
-EXPLAINED = Table()
+EXPLAINED: Table[str] = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
-ANALYSES = Table()
-"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None,
-start=...).
+ANALYSES: Table[str] = Table()
+"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None).
 """
-SUMMARIES = Table()
+SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
 LINE_FLAGS: dict[str, tuple[str, str]] = {}
 """Flags of commands that read source lines: flag -> (`module:function`, its help). The function of (model, line, value) returns
@@ -175,39 +179,14 @@ the line that the model reads.
 """
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
-OBJECT_STORAGE = Table()
+LOCKS: Table[str] = Table()
+"""Modules with `lock_folder(folder, command)`: a `locks.Lock` where kernel locks do not reach all hosts, else None."""
+OBJECT_STORAGE: Table[str] = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
-GROUPS: dict[str, type] = {}
-"""The dataclasses of groups of config keys that extensions declare, by name."""
-
-
-def add_command(name: str, module: str, summary: str, *, hidden: bool = False) -> None:
-    """Adds a command of an extension. Raises ValueError for a name that is taken."""
-    if COMMANDS.setdefault(name, Command(module, summary, hidden)).module != module:
-        raise ValueError(f"two commands are called {name!r}: {COMMANDS[name].module} and {module}")
-
-
-def add_group(name: str, keys: type) -> None:
-    """Adds a group of config keys, `config.NAME.KEY`: a frozen dataclass whose fields are made by `t2t_flax.config.keys.key`. A
-    method `check(self, config)`, if it has one, raises UserError for an impossible combination. Raises ValueError for a name
-    that is taken.
-    """
-    if GROUPS.setdefault(name, keys) is not keys:
-        raise ValueError(
-            f"two extensions declare the config group {name!r}: {GROUPS[name].__module__} and {keys.__module__}"
-        )
-
-
-def add_source(name: str, form: SourceForm) -> None:
-    """Adds a form of data.train. Raises ValueError for a name that is taken."""
-    if SOURCES.setdefault(name, form) != form:
-        raise ValueError(f"two sources are called {name!r}: {SOURCES[name].module} and {form.module}")
-
-
-def add_model_form(name: str, form: ModelForm) -> None:
-    """Adds a form of --workdir. Raises ValueError for a name that is taken."""
-    if MODEL_FORMS.setdefault(name, form) != form:
-        raise ValueError(f"two forms of models are called {name!r}: {MODEL_FORMS[name].module} and {form.module}")
+GROUPS: Table[type] = Table()
+"""Groups of config keys that extensions declare, `config.NAME.KEY`: frozen dataclasses whose fields are made by
+`config.keys.key`. A method `check(self, config)`, if there is one, raises UserError for an impossible combination.
+"""
 
 
 def load_extensions() -> None:

@@ -103,8 +103,7 @@ def test_failed_atomic_directory_keeps_the_old_one(tmp_path):
 
 def test_atomic_directory_keeps_one_created_meanwhile(tmp_path):
     folder = tmp_path / "store"
-    with atomic_directory(folder, tag="host", keep=lambda: files_in(folder) == {"a": "theirs"}) as partial:
-        assert partial.name.startswith("store.partial-host-")
+    with pytest.raises(UserError, match="already exists"), atomic_directory(folder, replace=False) as partial:
         (partial / "a").write_text("ours")
         fill(folder, "theirs")
     assert files_in(folder) == {"a": "theirs"} and [p.name for p in tmp_path.iterdir()] == ["store"]

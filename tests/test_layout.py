@@ -9,10 +9,9 @@ ALLOWED_IMPORTS = {
     "errors": set(),
     "registry": {"extensions"},  # loads them
     "version": set(),
-    "tables": set(),
     "filesystem": {"errors", "registry"},
-    "json_file": {"errors"},
-    "locks": {"errors", "filesystem", "json_file"},
+    "json_file": set(),
+    "locks": {"errors", "filesystem", "json_file", "registry"},
     "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
     "model_forms": {"config", "errors", "registry"},
@@ -61,7 +60,6 @@ NO_JAX = (
     "locks",
     "model_forms",
     "registry",
-    "tables",
     "tasks",
     "version",
 )

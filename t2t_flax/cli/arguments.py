@@ -7,7 +7,7 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
@@ -186,19 +186,25 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
     )
 
 
+def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
+    """The flags of `add_checkpoint` by the names that `evaluation.restore.load` has for them."""
+    return dict(step=args.step, average=args.average, best=args.best)
+
+
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
     from t2t_flax.evaluation.restore import load
 
     prepare_to_load(args.workdir, overrides)
-    choice = dict(step=args.step, average=args.average, best=args.best)
-    return load(args.workdir, **choice, overrides=overrides)
+    return load(args.workdir, **checkpoint(args), overrides=overrides)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
-    """Applies a run's process settings. Raises UserError if this is one of several processes, the folder holds no run, or its
-    decode.engine cannot be had.
+    """Applies a run's process settings. Raises UserError if this is one of several processes or hosts, the folder holds no run,
+    or its decode.engine cannot be had.
     """
+    import jax
+
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.restore import stored_config
@@ -208,14 +214,7 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     config = stored_config(workdir, overrides)
     check_decoder(config)
     prepare_process(config)
-    _require_single_host()
-
-
-def _require_single_host() -> None:
-    """Raises UserError on a TPU slice of several hosts, which JAX joins by itself."""
-    import jax
-
-    if jax.process_count() > 1:
+    if jax.process_count() > 1:  # a TPU slice of several hosts, which JAX joins by itself
         raise UserError(
             f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
             "launch/README.md says which variables start several, where a command can use them."

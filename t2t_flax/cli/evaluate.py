@@ -33,6 +33,6 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
     if args.output:
         arguments.check_output("--output", args.output, folder=True)
-    choice = dict(step=args.step, average=args.average, best=args.best)
+    choice = arguments.checkpoint(args)
     api.evaluate(args.workdir, args.split or "test", **choice, overrides=overrides, output=args.output)
     return OK

@@ -209,8 +209,8 @@ def prepare_split(
         return store
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare"):
-        if store := find_store(folder, digest):  # written by another process during the wait
-            return store
+        if find_store(local, digest):  # written by another process during the wait
+            return TokenStore.open(local, epath.Path(folder))
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
             total: collections.Counter[str] = collections.Counter()
             kept = []
@@ -230,9 +230,8 @@ def prepare_split(
             if policies.filters:
                 writer.meta["filters"] = {f.reason: f.shown for f in policies.filters}
             writer.meta.update({"pairs_of_sources": kept} if len(kept) > 1 else {})
-        store = TokenStore.open(local, epath.Path(folder))
         upload(folder, local)
-    return store
+        return TokenStore.open(local, epath.Path(folder))
 
 
 def recipe_of(

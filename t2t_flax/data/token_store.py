@@ -1,15 +1,10 @@
-"""Writes token stores atomically, even if several processes write the same store at the same time.
-
-A store is written into a folder of a unique name, synced to disk, and renamed. Writers of one store take turns by a
-file lock; on file systems without locks the first to finish wins, and the others use its store.
-"""
+"""Token stores: the tokenized pairs of a split in a folder, which is written whole or not at all and then memory-mapped."""
 
 import contextlib
 import json
 import mmap
 import os
 import zlib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,16 +12,14 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, atomic_write, by_storage, read_if_exists
+from t2t_flax.filesystem import atomic_directory, by_storage, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.locks import exclusive_writer, machine_tag
 
 FORMAT_VERSION = 2
 """Of the files; a store of another version is written again."""
 SIDES = ("source", "target")
-PARTS = ("ids", "lengths", "offsets")
 LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
-FILES = tuple(f"{side}.{part}" for side in SIDES for part in PARTS)
+FILES = tuple(f"{side}.{part}" for side in SIDES for part in ("ids", "lengths", "offsets"))
 VERIFIED = ".verified"
 """File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
 _BLOCK = 1 << 20
@@ -164,14 +157,6 @@ def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store, if `folder` is in one."""
 
 
-def is_intact(folder: Path, digest: str) -> bool:
-    """Whether `folder` is an intact store of this digest."""
-    try:
-        return TokenStore.open(folder).digest == digest != ""
-    except (UserError, FileNotFoundError):  # replaced by another process while it was read
-        return False
-
-
 def matches(meta: dict | None, digest: str) -> bool:
     """Whether the metadata are of a store with this digest in today's format."""
     return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
@@ -181,83 +166,51 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
     """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
     Raises UserError if it is not a store.
     """
-    before = _folder_state(folder)
-    try:
-        text = read_if_exists(folder / "meta.json")
-        if text is None and (not before or folder.is_dir() and not any(folder.iterdir())):
+    text = read_if_exists(folder / "meta.json")
+    if text is None:
+        names = list_names(folder)
+        if is_remote(folder) or not names:
             return None
+        if "meta.json" in names:  # another process has replaced the store meanwhile
+            return read_meta(folder)
+    try:
         meta = parse_json(text or "")
         meta["format_version"], meta["pairs"]  # noqa: B018  (a KeyError shows that this is another file)
         return meta
-    except (OSError, ValueError, KeyError, TypeError):
-        if _folder_state(folder) != before:  # another process has replaced the store meanwhile
-            return read_meta(folder)
+    except (ValueError, KeyError, TypeError):
         raise UserError(
             f"{folder} is not a token store, or a damaged one (no readable meta.json); "
             f"delete the folder and run prepare again, or name another"
         ) from None
 
 
-def _folder_state(folder: Path | epath.Path) -> tuple[int, int] | None:
-    """Inode and change time of a local folder, which tell a folder from the one that replaced it: inodes alone are reused."""
-    try:
-        stat = os.stat(folder)
-    except FileNotFoundError:
-        return None
-    return stat.st_ino, stat.st_ctime_ns
-
-
 def _verify(folder: Path, meta: dict[str, Any]) -> None:
-    """Compares every file with its checksum in `meta`, offsets with lengths, and ids with the vocabulary size.
-
-    Reads in constant memory, and nothing if the files are unchanged since they were last verified. Raises UserError
-    that names the first damaged file.
+    """Compares every file with its checksum in `meta`, in constant memory; reads nothing if the files are unchanged since they
+    were last verified. Raises UserError that names the first damaged file.
     """
     state = {name: [meta["crc32"][name], *_identity(folder / name)] for name in FILES}
-    try:
+    with contextlib.suppress(OSError, ValueError):
         if parse_json((folder / VERIFIED).read_text()) == state:
             return
-    except (OSError, ValueError):
-        pass
-    for side in SIDES:
-        _verify_side(folder, side, meta)
-    try:
-        atomic_write(folder / VERIFIED, json.dumps(state), parents=False)
-    except OSError:
-        pass  # this account may only read the store, or another process has moved it away meanwhile
+    for name in FILES:
+        if _checksum(folder / name) != meta["crc32"][name]:
+            raise _damaged(folder, f"the checksum of {name} is not that in meta.json")
+    with contextlib.suppress(OSError):  # this account may only read the store
+        (folder / VERIFIED).write_text(json.dumps(state))
+
+
+def _checksum(path: Path) -> int:
+    checksum = 0
+    with open(path, "rb") as file:
+        while block := file.read(_BLOCK):
+            checksum = zlib.crc32(block, checksum)
+    return checksum
 
 
 def _identity(path: Path) -> list[int]:
     """Size, times and inode. The change time exposes a file restored with its old modification time."""
     stat = path.stat()
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
-
-
-def _verify_side(folder: Path, side: str, meta: dict[str, Any]) -> None:
-    side_meta = meta[side]
-    checksums = dict.fromkeys(PARTS, 0)
-
-    def read(part: str, dtype: np.dtype, count: int) -> Iterator[np.ndarray]:
-        with open(folder / f"{side}.{part}", "rb") as file:
-            while block := file.read(count * dtype.itemsize):
-                checksums[part] = zlib.crc32(block, checksums[part])
-                yield np.frombuffer(block, dtype)
-
-    largest, end, longest, consistent = -1, 0, 0, True
-    for ids in read("ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), _BLOCK):
-        largest = max(largest, int(ids.max()))
-        consistent &= int(ids.min()) >= 0
-    for lengths, offsets in zip(read("lengths", LENGTH, _BLOCK), read("offsets", OFFSET, _BLOCK), strict=True):
-        ends = end + np.cumsum(lengths, dtype=np.int64)
-        consistent &= bool((lengths >= 0).all() and (offsets == ends - lengths).all())
-        end, longest = int(ends[-1]), max(longest, int(lengths.max()))
-    for part, checksum in checksums.items():
-        if checksum != meta["crc32"][f"{side}.{part}"]:
-            raise _damaged(folder, f"the checksum of {side}.{part} is not that in meta.json")
-    if largest >= side_meta["vocab_size"]:
-        raise _damaged(folder, f"{side}.ids has id {largest}, the vocabulary {side_meta['vocab_size']} ids")
-    if not consistent or (end, longest) != (side_meta["tokens"], side_meta["longest"]):
-        raise _damaged(folder, f"{side}.offsets and {side}.lengths contradict each other")
 
 
 def _damaged(folder: os.PathLike | str, problem: str) -> UserError:
@@ -268,8 +221,8 @@ def _damaged(folder: os.PathLike | str, problem: str) -> UserError:
 class StoreWriter:
     """Context that writes a store into a sibling of `folder` and renames it when the block ends without an error.
 
-    An older store at `folder` stays readable until then. After an error the new one is removed. Where an intact
-    store of the same digest has appeared meanwhile, that one stays. Raises ValueError for ids outside of the vocabulary.
+    An older store at `folder` stays readable until then. After an error the new one is removed. The caller sees to it that no
+    other process writes there (`locks.exclusive_writer`). Raises ValueError for ids outside of the vocabulary.
     """
 
     def __init__(self, folder: os.PathLike | str, *, vocab_sizes: tuple[int, int]):
@@ -283,20 +236,16 @@ class StoreWriter:
         """Entries for meta.json, to be added by the caller before the block ends."""
 
     def __enter__(self) -> "StoreWriter":
+        read_meta(self.folder)  # raises instead of replacing a foreign folder
         with contextlib.ExitStack() as stack:
-            stack.enter_context(exclusive_writer(self.folder, "prepare"))
-            read_meta(self.folder)  # raises instead of replacing a foreign folder
-            self._partial = stack.enter_context(atomic_directory(self.folder, tag=machine_tag(), keep=self._keep))
-            stack.push(self._finish)
-            self._open_files = contextlib.ExitStack()
-            self._files = {name: self._open_files.enter_context(open(self._partial / name, "wb")) for name in FILES}
+            self._partial = stack.enter_context(atomic_directory(self.folder))
+            stack.push(self._write_meta)
+            self._files = {name: stack.enter_context(open(self._partial / name, "wb")) for name in FILES}
             self._stack = stack.pop_all()
         return self
 
-    def _keep(self) -> bool:
-        """Whether an intact store of this digest has appeared, which another process may have opened."""
-        read_meta(self.folder)
-        return is_intact(self.folder, self.meta.get("digest", ""))
+    def __exit__(self, *error) -> None:
+        self._stack.__exit__(*error)
 
     def write(self, source: tuple[np.ndarray, np.ndarray], target: tuple[np.ndarray, np.ndarray]) -> None:
         """Appends pairs; each side is (ids [total], lengths [pairs]), the sentences one after another, EOS included."""
@@ -317,11 +266,7 @@ class StoreWriter:
         self._files[name].write(data)
         self._checksums[name] = zlib.crc32(data, self._checksums[name])
 
-    def __exit__(self, kind, error, trace) -> None:
-        self._stack.__exit__(kind, error, trace)
-
-    def _finish(self, kind, error, trace) -> None:
-        self._open_files.close()  # flushes buffers, and may fail on a full disk
+    def _write_meta(self, kind, error, trace) -> None:
         if kind is not None:
             return
         sides = {

@@ -1,14 +1,21 @@
 """Greedy search and sampling with temperature, top-k and top-p, over the same step function as beam search."""
 
 import dataclasses
-import functools
 
 import flax.struct
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.config.data_keys import EOS, PAD
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, top_k
+from t2t_flax.decoding.search_loop import (
+    IMPOSSIBLE,
+    SearchResult,
+    Sentences,
+    forced_tokens,
+    log_sum_exp,
+    program,
+    top_k,
+)
 
 
 @flax.struct.dataclass
@@ -106,7 +113,7 @@ def random_keys(seed: int, ids_B: jax.typing.ArrayLike, num_samples: int) -> jax
     return _keys(key, jnp.asarray(ids_B, jnp.uint32), num_samples)
 
 
-@functools.partial(jax.jit, static_argnums=2)
+@program(2)
 def _keys(key, ids_B, num_samples: int):
     sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B)
     return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(sentence_keys_B)

@@ -13,6 +13,7 @@ import numpy as np
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
+from t2t_flax.decoding.search_loop import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
@@ -63,23 +64,17 @@ def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_e
 
 
 def score_pairs(
-    model: Transformer,
-    params: Any,
-    tokenizers: TokenizerPair,
-    mesh: jax.sharding.Mesh,
-    pairs: Sequence[PairIds],
-    *,
-    batch_size: int,
-    progress: Callable[[int, int], None] | None = None,
+    run: Any, pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
 ) -> list[PairScore]:
-    """One PairScore per pair, in order, independent of the rest of the batch. batch_size: pairs per data shard.
+    """One PairScore per pair of a trained run (`TrainedModel`), in order, independent of the rest of the batch.
     progress(pairs done, total) is called after each batch.
 
     Longer pairs than 256 tokens are scored in smaller batches, so that the memory of attention stays constant until
     each shard has one row.
     """
-    shards, longest = mesh_lib.batch_shards(mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
-    put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
+    shards, longest = mesh_lib.batch_shards(run.mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
+    put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))
+    batch_size = run.config.decode.batch_size
     order = sorted(range(len(pairs)), key=longest.__getitem__)
     scores: dict[int, PairScore] = {}
     for length, group in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
@@ -88,19 +83,13 @@ def score_pairs(
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
             arrays = rows_of([pairs[i] for i in chunk], rows, length)
-            try:
-                with mesh_lib.use(mesh):
-                    log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
-            except jax.errors.JaxRuntimeError as error:
-                if "RESOURCE_EXHAUSTED" not in str(error):
-                    raise
-                raise UserError(
-                    f"scoring {rows} pairs of up to {length} tokens does not fit into memory: lower "
-                    "config.decode.batch_size or config.decode.max_source_length."
-                ) from None
+            with mesh_lib.use(run.mesh):
+                log_probs_BxT = np.asarray(_token_log_probs(run.model, run.params, jax.tree.map(put, arrays)))
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
-                scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+                scores[i] = PairScore(
+                    tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)]))
+                )
             if progress:
                 progress(len(scores), len(pairs))
     return [scores[i] for i in range(len(pairs))]
@@ -121,7 +110,7 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
     return arrays
 
 
-@jax.jit(static_argnums=0)
+@program(0)
 def _token_log_probs(model: Transformer, params, batch):
     """Log-probability of each target token, float32 [B, T]."""
     hidden_BxTxD: Any = model.apply({"params": params}, batch, method="hidden")

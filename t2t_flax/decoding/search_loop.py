@@ -20,53 +20,30 @@ from t2t_flax.config.data_keys import PAD
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.decoding_cache import DecodingCache
 
-GROUPS = (64, 80, 96, 48, 112, 128)
-"""Sizes of groups, multiples of a vector register: the first that divides the axis, so that its last part is not copied."""
 
+class Program:
+    """A jitted function of a module. `Program.run` makes all calls: replace it to compile programs in another way.
 
-def top_k(x: jax.Array, k: int, group: int = 0) -> tuple[jax.Array, jax.Array]:
-    """The k largest values of the last axis, descending, and their int32 indices; ties go to the lower index.
-
-    Equal to `jax.lax.top_k`, but searches only the k groups of `group` neighbours with the largest maxima: any element
-    outside them is exceeded by the maximum of each of these groups. Groups are visited in index order, which preserves
-    the order of ties. group: by default chosen from GROUPS.
+    static_argnums, options: as of `jax.jit`.
     """
-    group = group or _group_of(x)
-    groups, rest = _in_groups(x, group)
-    count = groups.shape[-2]
-    if count <= 2 * k:
-        return jax.lax.top_k(x, k)
-    best = jnp.sort(jax.lax.top_k(jnp.max(groups, axis=-1), k)[1], axis=-1)
-    values = jnp.take_along_axis(groups, best[..., None], axis=-2).reshape(*x.shape[:-1], k * group)
-    index = (best[..., None] * group + jnp.arange(group)).reshape(values.shape)
-    tail = jnp.broadcast_to(jnp.arange(count * group, x.shape[-1]), rest.shape)
-    values, index = jnp.concatenate([values, rest], -1), jnp.concatenate([index, tail], -1)
-    values, chosen = jax.lax.top_k(values, k)
-    return values, jnp.take_along_axis(index, chosen, axis=-1).astype(jnp.int32)
+
+    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: program.jitted(*args))
+
+    def __init__(self, function: Callable, static_argnums: tuple[int, ...] = (), **options: Any):
+        functools.update_wrapper(self, function)
+        self.static_argnums, self.jitted = static_argnums, jax.jit(function, static_argnums=static_argnums, **options)
+        self.lower, self._name = self.jitted.lower, function.__qualname__
+
+    def __call__(self, *args: Any) -> Any:
+        return Program.run(self, args)
+
+    def __reduce__(self) -> str:
+        return self._name  # pickled as a function: by name
 
 
-def log_sum_exp(x: jax.Array, group: int = 0) -> jax.Array:
-    """log(sum(exp(x))) over the last axis, which is kept with size 1, in x's type; finite for finite x. group: see `top_k`."""
-    group = group or _group_of(x)
-    groups, rest = _in_groups(x, group)
-    if x.shape[-1] < group:
-        return jax.nn.logsumexp(x, axis=-1, keepdims=True)
-    largest = jnp.max(jnp.max(groups, axis=-1), axis=-1, keepdims=True)
-    if rest.shape[-1]:
-        largest = jnp.maximum(largest, jnp.max(rest, axis=-1, keepdims=True))
-    sums = jnp.sum(jnp.exp(groups - largest[..., None]), axis=-1)
-    total = jnp.sum(sums, axis=-1, keepdims=True) + jnp.sum(jnp.exp(rest - largest), axis=-1, keepdims=True)
-    return jnp.log(total) + largest
-
-
-def _group_of(x: jax.Array) -> int:
-    return next((group for group in GROUPS if x.shape[-1] % group == 0), GROUPS[0])
-
-
-def _in_groups(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
-    """[..., V] as whole groups [..., V // group, group], and what is left over [..., V % group]."""
-    whole = x.shape[-1] // group * group
-    return x[..., :whole].reshape(*x.shape[:-1], whole // group, group), x[..., whole:]
+def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Program]:
+    """Decorator that makes a `Program` of a function."""
+    return lambda function: Program(function, static_argnums, **options)
 
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
@@ -157,7 +134,7 @@ def run_search(
     """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK: see `Sentences`.
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
-    generated. lengths: tokens for which the given cache has room, and those to which it grows. Equal shapes, functions and
+    generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
     searches compile once. rehearse: decodes nothing, but compiles the programs for outputs of so many tokens.
     """
     caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
@@ -167,16 +144,13 @@ def run_search(
     state = _start(search, sentences, length)
     if isinstance(caps_B.sharding, jax.sharding.NamedSharding):
         state = jax.device_put(state, caps_B.sharding)
-    shared = {name: tree for name, tree in cache.items() if name != "self"}
-    self_cache = jax.tree.map(jnp.copy, cache["self"])  # stages donate their inputs
+    shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
     position = length if rehearse else 0
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
         stop = min(position + steps, length)
         bounds = jnp.int32(position), jnp.int32(stop)
-        state, self_cache, all_done = run_stage(
-            step_fn, search, length, params, shared, sentences, *bounds, state, self_cache
-        )
+        state, self_cache, all_done = run_stage(step_fn, search, params, shared, sentences, *bounds, state, self_cache)
         if all_done or 0 < rehearse <= length:
             return _result(search, sentences, state)
         position = stop
@@ -191,7 +165,7 @@ def next_length(length: int, lengths: Sequence[int]) -> int:
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
-@functools.partial(jax.jit, static_argnums=1)
+@program(1)
 def grow(tree: Any, length: int) -> Any:
     """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
 
@@ -209,20 +183,19 @@ def _is_cache(x: Any) -> bool:
     return isinstance(x, DecodingCache)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
+@program(0, 2)
 def _start(search: Search, sentences: Sentences, length: int) -> Any:
     return search.start(sentences, length)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@program(0)
 def _result(search: Search, sentences: Sentences, state: Any) -> SearchResult:
     return search.result(sentences, state)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=(8, 9))
-def run_stage(step_fn, search, length, params, shared, sentences, position, stop, state, self_cache):
-    """Decodes from `position` until all sentences are done or have `stop` tokens, at most those that the cache of `length`
-    tokens has room for.
+@program(0, 1, donate_argnums=(7, 8))
+def run_stage(step_fn, search, params, shared, sentences, position, stop, state, self_cache):
+    """Decodes from `position` until all sentences are done or have `stop` tokens, at most those for which the cache has room.
 
     Returns (state, cache, whether all sentences are done). Arguments as in `run_search`; state and
     self_cache are donated.
@@ -271,3 +244,52 @@ def _keep_done(old: Any, new: Any) -> Any:
         return jnp.where(old.done_B.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 
     return jax.tree.map(keep, old, new)
+
+
+GROUPS = (64, 80, 96, 48, 112, 128)
+"""Sizes of groups, multiples of a vector register: the first that divides the axis, so that its last part is not copied."""
+
+
+def top_k(x: jax.Array, k: int, group: int = 0) -> tuple[jax.Array, jax.Array]:
+    """The k largest values of the last axis, descending, and their int32 indices; ties go to the lower index.
+
+    Equal to `jax.lax.top_k`, but searches only the k groups of `group` neighbours with the largest maxima: any element
+    outside them is exceeded by the maximum of each of these groups. Groups are visited in index order, which preserves
+    the order of ties. group: by default chosen from GROUPS.
+    """
+    group = group or _group_of(x)
+    groups, rest = _in_groups(x, group)
+    count = groups.shape[-2]
+    if count <= 2 * k:
+        return jax.lax.top_k(x, k)
+    best = jnp.sort(jax.lax.top_k(jnp.max(groups, axis=-1), k)[1], axis=-1)
+    values = jnp.take_along_axis(groups, best[..., None], axis=-2).reshape(*x.shape[:-1], k * group)
+    index = (best[..., None] * group + jnp.arange(group)).reshape(values.shape)
+    tail = jnp.broadcast_to(jnp.arange(count * group, x.shape[-1]), rest.shape)
+    values, index = jnp.concatenate([values, rest], -1), jnp.concatenate([index, tail], -1)
+    values, chosen = jax.lax.top_k(values, k)
+    return values, jnp.take_along_axis(index, chosen, axis=-1).astype(jnp.int32)
+
+
+def log_sum_exp(x: jax.Array, group: int = 0) -> jax.Array:
+    """log(sum(exp(x))) over the last axis, which is kept with size 1, in x's type; finite for finite x. group: see `top_k`."""
+    group = group or _group_of(x)
+    groups, rest = _in_groups(x, group)
+    if x.shape[-1] < group:
+        return jax.nn.logsumexp(x, axis=-1, keepdims=True)
+    largest = jnp.max(jnp.max(groups, axis=-1), axis=-1, keepdims=True)
+    if rest.shape[-1]:
+        largest = jnp.maximum(largest, jnp.max(rest, axis=-1, keepdims=True))
+    sums = jnp.sum(jnp.exp(groups - largest[..., None]), axis=-1)
+    total = jnp.sum(sums, axis=-1, keepdims=True) + jnp.sum(jnp.exp(rest - largest), axis=-1, keepdims=True)
+    return jnp.log(total) + largest
+
+
+def _group_of(x: jax.Array) -> int:
+    return next((group for group in GROUPS if x.shape[-1] % group == 0), GROUPS[0])
+
+
+def _in_groups(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
+    """[..., V] as whole groups [..., V // group, group], and what is left over [..., V % group]."""
+    whole = x.shape[-1] // group * group
+    return x[..., :whole].reshape(*x.shape[:-1], whole // group, group), x[..., whole:]

@@ -25,7 +25,7 @@ from t2t_flax.decoding.batches import (
 )
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.sampling import Sampling, random_keys
-from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, next_length, run_search
+from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, next_length, program, run_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS
@@ -206,7 +206,7 @@ def _cast(dtype: jnp.dtype, params: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 else x, params)
 
 
-@jax.jit(static_argnums=(0, 3, 4))
+@program(0, 3, 4)
 def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> dict[str, Any]:
     """Encodes the sources and creates an empty cache for `length` target tokens; see `Transformer.start_cache`."""
     cache = model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")

@@ -76,7 +76,7 @@ class RunSupervisor:
         self._lock = threading.Lock()
         self._proposal: int | None = None
         self._agreed: int | None = None
-        self._published, self._requested_at = False, 0.0
+        self._requested_at = 0.0
         self._interruptible = ""  # what is being done that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
         self._handlers: dict[int, Any] = {}
@@ -144,11 +144,10 @@ class RunSupervisor:
             raise StopRequested
 
     def publish(self) -> None:
-        """Sends this process's proposal to the others, once. Blocks as long as the coordinator does not answer."""
-        if self.signal and not self._published:
+        """Sends this process's proposal, if it has one, to the others. Blocks as long as the coordinator does not answer."""
+        if self.signal:
             self.group.put("news/stop", self.signal)
             self.group.put(f"stop/at/{self.group.index}", str(self._proposal))
-            self._published = True
 
     @contextlib.contextmanager
     def exit_on_signal(

@@ -32,9 +32,8 @@ from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
-from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.setup import TrainingSetup, ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
-from t2t_flax.training.validation_loss import ValidationLoss, with_means
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1
@@ -76,19 +75,20 @@ def evaluate(
     samples = loaded.config.eval.bootstrap_samples
     scores = compute_scores(loaded.config, task.metrics, predictions, samples=samples)
     digest = source.fingerprint()
-    name = record_name(loaded, split, digest)
+    name, identity = record_name(loaded, split, digest)
     texts = {f"{name}.hyp.txt": _lines(hypotheses)}
     texts |= {f"{name}.ref{n if n > 1 else ''}.txt": _lines(lines) for n, lines in enumerate(references, 1)}
     files, digests = list(texts), [hashlib.sha256(text.encode()).hexdigest() for text in texts.values()]
     record = {
         "record_version": RECORD_VERSION,
+        "identity": identity,
         "split": split,
         "data": {
             "corpus": loaded.config.data.corpus,
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **_of_hooks(loaded, split),
+            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split).items()},
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {
@@ -132,11 +132,6 @@ def evaluate(
     return record, list(zip(sources, references[0], hypotheses, strict=True))
 
 
-def _of_hooks(loaded: TrainedModel, split: str) -> dict[str, Any]:
-    hooks = data_hooks(loaded.config)
-    return {key: value for hook in hooks for key, value in hook.record(split).items()}
-
-
 def compute_scores(
     config: Config, metrics: Iterable[Metric], predictions: Predictions, *, samples: int = 0
 ) -> dict[str, Any]:
@@ -154,52 +149,38 @@ def compute_scores(
     return scores
 
 
-def identity(record: dict[str, Any]) -> dict[str, Any]:
-    """What a record is of: test set, checkpoints, and settings that differ from the defaults."""
-    checkpoint, config = record["checkpoint"], record["config"]
-    settings: dict[str, Any] = {}
-    for name in keys_that_change(TRANSLATIONS, SCORES):
-        group, key = name.split(".")
-        default = fields()[name].default
-        value = config.get(group, {}).get(key, default)
-        settings |= {} if value == default else {name: value}
-    return {
-        "split": record["split"],
-        "data": record["data"]["digest"],
-        "steps": list(checkpoint["averaged"]),
-        "best": "best" in checkpoint,
-        "settings": settings,
-    }
-
-
-def record_name(loaded: TrainedModel, split: str, digest: str) -> str:
-    """The name of the record of a loaded run on a test set whose content has this digest.
+def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str]:
+    """The name of the record of a loaded run on a test set whose content has this digest, and the evaluation's identity: a
+    digest of the test set, the checkpoints and the settings that affect scores.
 
     `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
-    run's own config. For others, or if the record of another evaluation already has the name, a digest of the
-    identity is appended.
+    run's own config. For others, or if the record of another evaluation already has the name, the identity's first digits are
+    appended.
     """
-    checkpoint = {"averaged": loaded.steps} | ({} if loaded.checkpoint.metric is None else {"best": True})
-    of_set = {"split": split, "data": {"digest": digest}, "checkpoint": checkpoint}
-    current, own = (identity(of_set | {"config": config_lib.as_json(c)}) for c in (loaded.config, loaded.stored))
-    count = len(loaded.steps)
-    base = f"{split}-{loaded.steps[0]}" + (f"-mean{count}" if count > 1 else "-best" if current["best"] else "")
-    own_text = _spec(loaded.config, split) == _spec(loaded.stored, split)
-    if own_text and current == own and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
-        return base
-    return f"{base}-{hashlib.sha256(json.dumps(current, sort_keys=True).encode()).hexdigest()[:8]}"
+    steps, best = loaded.steps, loaded.checkpoint.metric is not None
+
+    def identity(config: Config) -> str:
+        settings = {name: config.value(name) for name in keys_that_change(TRANSLATIONS, SCORES)}
+        changed = {name: value for name, value in settings.items() if value != fields()[name].default}
+        parts = {"split": split, "data": digest, "steps": steps, "best": best, "settings": changed}
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+
+    def spec(config: Config) -> str | None:
+        return (config.data.valid_sets | config.data.test_sets).get(split)
+
+    current = identity(loaded.config)
+    base = f"{split}-{steps[0]}" + (f"-mean{len(steps)}" if len(steps) > 1 else "-best" if best else "")
+    own = current == identity(loaded.stored) and spec(loaded.config) == spec(loaded.stored)
+    if own and _identity_in(loaded.workdir / "eval" / f"{base}.json") in (None, current):
+        return base, current
+    return f"{base}-{current[:8]}", current
 
 
-def _spec(config: Config, split: str) -> str | None:
-    sets = config.data.valid_sets | config.data.test_sets
-    return sets.get(split)
-
-
-def _identity_in(path: epath.Path) -> dict[str, Any] | None:
+def _identity_in(path: epath.Path) -> str | None:
     """None for a file that does not exist or is not a record."""
     try:
-        return identity(parse_json(path.read_bytes()))
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return parse_json(path.read_bytes())["identity"]
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -218,6 +199,14 @@ def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
     return entry | ({"why": why} if why else {})
 
 
+_NOTED_COUNTS = {
+    "unknown_target_tokens": "reference tokens are out of vocabulary (<unk>)",
+    "changed_targets": "references are text that the tokenizer cannot write (config.data.normalization)",
+    "source_cut": "sources were truncated to config.decode.max_source_length",
+    "hit_max_length": "outputs reached their maximum length without EOS",
+}
+
+
 def summary(record: dict[str, Any], task: Task) -> str:
     """The scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
@@ -225,17 +214,10 @@ def summary(record: dict[str, Any], task: Task) -> str:
     checkpoint = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
     if best := record["checkpoint"].get("best"):
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
-    corpus = f"{data['corpus']}, " if data.get("corpus") else ""
+    corpus = f"{data['corpus']}, " if data["corpus"] else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
     lines += task.summary(scores)
-    if counts["unknown_target_tokens"]:
-        lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
-    if changed := counts.get("changed_targets"):
-        lines.append(f"  {changed} references are text that the tokenizer cannot write (config.data.normalization)")
-    if counts["source_cut"]:
-        lines.append(f"  {counts['source_cut']} sources were truncated to config.decode.max_source_length")
-    if counts["hit_max_length"]:
-        lines.append(f"  {counts['hit_max_length']} outputs reached their maximum length without EOS")
+    lines += [f"  {counts[name]} {text}" for name, text in _NOTED_COUNTS.items() if counts[name]]
     return "\n".join(lines)
 
 

@@ -34,7 +34,7 @@ from t2t_flax.filesystem import (
     real_path,
     refuse_existing,
 )
-from t2t_flax.locks import exclusive_writer, machine_tag
+from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import REPAIRS
 from t2t_flax.training import checkpoint_files as files
 from t2t_flax.training.checkpoint_files import (
@@ -46,8 +46,7 @@ from t2t_flax.training.checkpoint_files import (
     shape_differences,
     with_digest,
 )
-from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.train_state import TrainState, parameters_of
 from t2t_flax.training.workdir import TRAINED
 from t2t_flax.version import __version__
 
@@ -328,8 +327,7 @@ def write_params_run(
     with contextlib.ExitStack() as stack:
         stack.enter_context(exclusive_writer(folder, command))
         refuse_existing(folder, flag)
-        keep = lambda: refuse_existing(folder, flag)  # noqa: E731
-        partial = stack.enter_context(atomic_directory(folder, tag=machine_tag(), keep=keep))
+        partial = stack.enter_context(atomic_directory(folder, replace=False))
         tokenizers.save(partial / "tokenizer")
         atomic_write(partial / "config.json", config_lib.to_json(config))
         checkpoints = Checkpoints(partial / "checkpoints")

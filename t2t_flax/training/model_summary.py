@@ -11,8 +11,14 @@ from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.registry import EXPLAINED
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.parameters import parameters_of
-from t2t_flax.training.train_state import TrainState, count_params, init_state, make_model, parameter_groups
+from t2t_flax.training.train_state import (
+    TrainState,
+    count_params,
+    init_state,
+    make_model,
+    parameter_groups,
+    parameters_of,
+)
 
 _FILL = 0.97
 

@@ -97,21 +97,18 @@ log = logging.getLogger("t2t_flax")
 class MetricsWriter:
     """Appends to WORKDIR/metrics.jsonl.
 
-    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. A file with
-    damaged lines is copied to metrics.jsonl.damaged. It grows where `open_growing_files` says.
+    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. It grows where
+    `open_growing_files` says.
     """
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
         workdir = epath.Path(workdir)
-        lines, whole = _read(workdir / "metrics.jsonl")
-        if not whole:
-            atomic_write(workdir / "metrics.jsonl.damaged", (workdir / "metrics.jsonl").read_bytes())
         # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
         # evaluation of which the checkpoint does not know.
         rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
         kept = [
             line
-            for line in lines
+            for line in read_metrics(workdir)
             if line["step"] < resume_step
             or line["step"] == resume_step
             and not any(key.startswith(rewritten) for key in line)
@@ -139,16 +136,11 @@ class MetricsWriter:
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
     """The lines of WORKDIR/metrics.jsonl. A last line that a kill has cut is left out; so are damaged lines, with a warning."""
-    return _read(epath.Path(workdir) / "metrics.jsonl")[0]
-
-
-def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
-    """The lines of a file, and whether none is damaged."""
+    path, valid, damaged = epath.Path(workdir) / "metrics.jsonl", [], []
     try:
         lines = path.read_bytes().decode(errors="replace").split("\n")
     except FileNotFoundError:
-        return [], True
-    valid, damaged = [], []
+        return []
     for number, line in enumerate(lines[:-1], 1):
         try:
             values = json.loads(line) if line else None
@@ -160,7 +152,7 @@ def _read(path: epath.Path) -> tuple[list[dict[str, Any]], bool]:
             damaged.append(number)
     if damaged:
         log.warning("%s: %d lines are damaged and left out, the first is line %d", path, len(damaged), damaged[0])
-    return valid, not damaged
+    return valid
 
 
 class GrowingFiles:

@@ -17,11 +17,9 @@ from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_files import checksums, is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
-from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.progress import MetricsWriter, Progress, measure
-from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps
-from t2t_flax.training.train_state import TrainProgress, TrainState, init_state
-from t2t_flax.training.validation_loss import validation_loss
+from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps, validation_loss
+from t2t_flax.training.train_state import TrainProgress, TrainState, init_state, parameters_of
 from t2t_flax.training.workdir import begin
 
 

@@ -6,21 +6,25 @@ is to restore.
 
 import dataclasses
 import functools
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import flax
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import ATTENTION_KERNELS
-from t2t_flax.training.parameters import parameters_of
+from t2t_flax.registry import ATTENTION_KERNELS, PARAMETERS
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
     import optax
+
+    from t2t_flax.training.setup import TrainingSetup
 
 
 @flax.struct.dataclass
@@ -66,6 +70,71 @@ class TrainProgress:
         """What an evaluation changes."""
         changed = ("best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds")
         return {name: getattr(self, name) for name in changed}
+
+
+class Parameters:
+    """Which parameters of a run are trained, and how those of its model follow from them. In the core they are those of the
+    model, and all are trained; an extension replaces that for runs that set its keys.
+
+    The optimizer, the gradient and its norm, weight decay and the moving average see the trained parameters alone, as a tree
+    without the branches of the others.
+    """
+
+    def extend(self, params: dict[str, Any]) -> dict[str, Any]:
+        """The run's parameters from those of its model, as ShapeDtypeStructs with shardings."""
+        return params
+
+    def init(self, params: dict[str, Any], structs: dict[str, Any], key: jax.Array) -> dict[str, Any]:
+        """The run's parameters from the model's initial ones. structs: of the run."""
+        return params
+
+    def start(
+        self, setup: "TrainingSetup", params: dict[str, Any], group: ProcessGroup | None, say: Callable[[str], None]
+    ) -> dict[str, Any]:
+        """The parameters with which a new run begins, from its initial ones. Raises UserError."""
+        return params
+
+    def split(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """(trained, frozen): the leaves of a tree of the run's parameters, or of one shaped like it, in two trees of dicts."""
+        return dict(params), {}
+
+    def merge(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The model's parameters; for use within a traced function."""
+        return params
+
+    def merge_on_devices(self, params: Mapping[str, Any]) -> Mapping[str, Any]:
+        """As `merge`, of arrays; the result has their shardings."""
+        return params
+
+    def of_model(self, params: Mapping[str, Any]) -> dict[str, Any]:
+        """The run's parameters that are the model's own, unmerged."""
+        return dict(params)
+
+    def merged_config(self, config: Config) -> Config:
+        """The config of a run that holds the result of `merge`."""
+        return config
+
+    def with_gradient(self, params: Mapping[str, Any]) -> Collection[str] | None:
+        """Paths of the model's parameters whose gradient is computed, "encoder_0/feed_forward/..."; None = all."""
+        return None
+
+    def describe(self) -> list[str]:
+        """Lines for `explain`: where the parameters come from."""
+        return []
+
+
+def parameters_of(config: Config) -> Parameters:
+    """The parameters of a run with this config."""
+    for module in PARAMETERS.of(config):
+        return module.parameters(config)
+    return Parameters()
+
+
+def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Any]:
+    """The tree that `Parameters.split` divided."""
+    if not frozen:
+        return dict(trained)
+    return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
 
 
 def compute_dtype(precision: str) -> jnp.dtype:
@@ -180,7 +249,7 @@ def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *
 
 
 def run_params(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
-    """As `abstract_params`, of the run, see `training.parameters`."""
+    """As `abstract_params`, of the run, see `Parameters`."""
     return parameters_of(config).extend(abstract_params(config.mesh, model, mesh, optimizer=optimizer))
 
 

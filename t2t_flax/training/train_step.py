@@ -16,8 +16,7 @@ from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook, measure_all
 from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule
-from t2t_flax.training.parameters import join, parameters_of
-from t2t_flax.training.train_state import TrainState, run_params
+from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
 

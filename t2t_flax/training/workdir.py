@@ -26,7 +26,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.schema import Optimizer
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import NonFiniteUpdate, UserError
-from t2t_flax.filesystem import atomic_write, list_names, list_numbers, read_if_exists, real_path
+from t2t_flax.filesystem import atomic_write, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import holder_of, lock_folder
@@ -153,19 +153,14 @@ def begin(workdir: epath.Path, config: Config) -> None:
     """Stores that the run now goes on with `config`, on these devices: it is restored and compiled, nothing refuses it any
     more. It is no longer complete or diverged, wherever it stops next.
     """
-    (workdir / "complete.json").unlink(missing_ok=True)
-    unmark(workdir)
-    _record_devices(workdir)
-    atomic_write(workdir / "config.json", config_lib.to_json(config))
-
-
-def _record_devices(workdir: epath.Path) -> None:
-    """Stores JAX's kind of device and the number of chips of all hosts, on CPU of devices."""
     import jax
 
+    (workdir / "complete.json").unlink(missing_ok=True)
+    (workdir / MARKER).unlink(missing_ok=True)
     devices = jax.devices()
     chips = sum(getattr(device, "core_on_chip", 0) == 0 for device in devices)  # a TPU v3 chip has two cores
     atomic_write(workdir / DEVICES, json.dumps({"kind": devices[0].device_kind, "count": chips}) + "\n")
+    atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
 def checkpoint_steps(workdir: epath.Path) -> list[int]:
@@ -178,59 +173,44 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
     folder = workdir / "checkpoints"
     if os.path.islink(folder) and not os.path.exists(folder):
         raise UserError(f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?")
-    if stored is None:
-        return
-    signs = [path for path in (workdir / TRAINED, workdir / "complete.json") if path.exists()]
-    aside = [workdir / "damaged", epath.Path(f"{real_path(folder)}.damaged")]
-    signs += [path for path in aside if list_names(path)]
-    if signs:
+    if stored and (workdir / TRAINED).exists():
         raise UserError(
-            f"{workdir} was trained before (it has {', '.join(path.name for path in signs)}), but {folder} holds no "
-            "checkpoint. Nothing was changed. Restore the checkpoints (from a backup, a disk that is not mounted, damaged/), or "
-            f"use another --workdir. To train here from scratch, remove {', '.join(map(str, signs))} first."
+            f"{workdir} was trained before (it has {TRAINED}), but {folder} holds no checkpoint. Nothing was changed. Restore "
+            "the checkpoints (from a backup, or a disk that is not mounted), or use another --workdir. To train here from "
+            f"scratch, remove {workdir / TRAINED} first."
         )
 
 
 def _remove_tokenizer(folder: epath.Path) -> None:
-    """Raises UserError, and removes nothing, if the folder holds other files too."""
-    names = list_names(folder)
-    foreign = [name for name in names if name.partition(".partial-")[0] not in _TOKENIZER]
-    if foreign:
-        raise UserError(
-            f"{folder} would be replaced, but holds {', '.join(foreign[:5])}, which is not part of a tokenizer. Nothing was "
-            "changed. Move it elsewhere, or give a new --workdir."
-        )
-    if names:
-        folder.rmtree()
+    """Other files in the folder stay."""
+    for name in list_names(folder):
+        if name.partition(".partial-")[0] in _TOKENIZER:
+            (folder / name).unlink()
+    with contextlib.suppress(OSError):
+        os.rmdir(folder)
 
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
     """The message for a workdir whose run is complete; None if the run is not."""
-    text = read_if_exists(workdir / "complete.json")
-    if text is None or (stored := read_config(workdir)) is None:
+    text, stored = read_if_exists(workdir / "complete.json"), read_config(workdir)
+    if text is None or stored is None:
         return None
     try:
         marker = parse_json(text)
-        reason, step, summary = (marker[key] for key in ("reason", "step", "summary"))
-        records = marker["records"]
-    except (ValueError, LookupError, TypeError) as error:
+        reason, step, summary, records = (marker[key] for key in ("reason", "step", "summary", "records"))
+        paths = "".join(f"\nrecord: {workdir / 'eval' / name}" for name in records.values())
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("%s cannot be read (%s): repeating the final evaluation", workdir / "complete.json", error)
         return None
     if config_lib.immutable_differences(stored, config):
         return None  # adopt_config reports the differences
-    if reason == "steps" and config.train.steps > step:
+    key, now = ("train.steps", config.train.steps) if reason == "steps" else ("eval.patience", config.eval.patience)
+    if (now > step) if reason == "steps" else ((now or math.inf) > stored.eval.patience):
         return None
-    patient = config.eval.patience or math.inf
-    if reason == "patience" and patient > stored.eval.patience:
-        return None
-    paths = "".join(f"\nrecord: {workdir / 'eval' / name}" for name in records.values())
-    scores = f"; {summary}{paths}" if records else ""
     why = "" if reason == "steps" else f" (stopped early: {reason})"
-    return f"{workdir} is complete: {step} updates{why}{scores}\n" + (
-        f"To continue, raise --config.train.steps (now {config.train.steps})."
-        if reason == "steps"
-        else f"To continue, raise --config.eval.patience (now {config.eval.patience}; 0 = no limit)."
-    )
+    scores = f"; {summary}{paths}" if records else ""
+    more = "" if reason == "steps" else "; 0 = no limit"
+    return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, raise --config.{key} (now {now}{more})."
 
 
 MARKER = "diverged.json"
@@ -238,42 +218,27 @@ MARKER = "diverged.json"
 
 
 def advice(config: Config, workdir: epath.Path) -> str:
-    """Suggested flags, and the checkpoint from which the run resumes."""
-    o, steps = config.optimizer, list_numbers(workdir / "checkpoints")
+    """Suggested flags, and from where the run resumes."""
+    o, steps = config.optimizer, checkpoint_steps(workdir)
     name = "lr_scale" if o.schedule == "noam" else "peak_lr"
-    current = getattr(o, name)
-    rate = min(current / 2, getattr(Optimizer, name))
-    norm = min(1.0, o.max_grad_norm / 10) if o.max_grad_norm else 1.0
+    current, norm = getattr(o, name), o.max_grad_norm
     lines = [
         "The update was not applied and the run stopped. The same command would repeat it: rerun it with a lower learning "
         "rate, gradient clipping, or both:",
-        f"  --config.optimizer.{name}={rate:g}  (now {current:g})",
-        f"  --config.optimizer.max_grad_norm={norm:g}  (now {o.max_grad_norm:g})",
+        f"  --config.optimizer.{name}={min(current / 2, getattr(Optimizer, name)):g}  (now {current:g})",
+        f"  --config.optimizer.max_grad_norm={min(1.0, norm / 10) or 1.0:g}  (now {norm:g})",
         "or, if single batches cause it, with --config.train.non_finite=skip.",
     ]
-    if not steps:
-        return "\n".join([*lines, "There is no checkpoint yet: the run starts from scratch."])
-    if len(steps) > 1:
-        folder, away = workdir / "checkpoints" / str(steps[-1]), workdir / f"diverged-{steps[-1]}"
-        remedy = f"move it away, and the run resumes from checkpoint {steps[-2]}"
-    else:
-        folder, away = workdir, workdir.with_name(f"{workdir.name}-diverged")
-        remedy = "it is the only one: move the run away, and the same command starts from scratch"
-    return "\n".join(
-        [
-            *lines,
-            f"The run resumes from checkpoint {steps[-1]}; the change is recorded in metrics.jsonl and in later records. If "
-            f"it diverges again, the checkpoint itself is bad: {remedy}:",
-            f"  mv {folder} {away}",
+    if steps:
+        bad = workdir / "checkpoints" / str(steps[-1]) if len(steps) > 1 else workdir
+        lines += [
+            f"The run resumes from checkpoint {steps[-1]}; the change is recorded in metrics.jsonl and in later records. If it "
+            "diverges again, that checkpoint is bad: move it away, or the run if it is the only one, and start again:",
+            f"  mv {bad} {workdir.with_name(f'{workdir.name}-diverged-{steps[-1]}')}",
         ]
-    )
+    return "\n".join(lines)
 
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
     """Writes the marker."""
     atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
-
-
-def unmark(workdir: epath.Path) -> None:
-    """Removes the marker. Call it before a run trains."""
-    (workdir / MARKER).unlink(missing_ok=True)

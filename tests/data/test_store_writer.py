@@ -11,7 +11,6 @@ from helpers.corpora import open_pairs
 from helpers.writer_processes import (
     PROCESSES,
     prepare_and_report,
-    remove_locks,
     start,
     take_turn,
     write,
@@ -25,6 +24,7 @@ from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.locks import exclusive_writer
 
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 
@@ -58,53 +58,6 @@ def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     assert partial.exists(), "a writer of another folder must not delete it"
     write(tmp_path / "s", digest="again")
     assert names(tmp_path) == ["other", "s"] and TokenStore.open(tmp_path / "s").digest == "again"
-
-
-def test_partial_folders_of_other_machines_are_kept(tmp_path):
-    """File locks may not work across machines."""
-    theirs = tmp_path / "s.partial-0123456789ab-1"
-    theirs.mkdir()
-    (theirs / "source.ids").write_bytes(b"12")
-    write(tmp_path / "s", digest="a")
-    assert theirs.exists()
-    yesterday = time.time() - 2 * 24 * 3600
-    for path in (theirs / "source.ids", theirs):
-        os.utime(path, (yesterday, yesterday))
-    write(tmp_path / "s", digest="b")
-    assert names(tmp_path) == ["s"]
-
-
-def test_first_writer_wins_without_file_locks(tmp_path, monkeypatch):
-    remove_locks(monkeypatch.setattr)
-    written, go_on = PROCESSES.Event(), PROCESSES.Event()
-    slow = start(write_and_wait, tmp_path / "s", written, go_on, False)
-    assert written.wait(60)
-    write(tmp_path / "s", 7, digest="first", locks=True)
-    store = TokenStore.open(tmp_path / "s")
-    identity = (tmp_path / "s").stat().st_ino
-    go_on.set()
-    slow.join(60)
-    assert slow.exitcode == 0 and (tmp_path / "s").stat().st_ino == identity, "the same digest: it is left as it is"
-    assert TokenStore.open(tmp_path / "s").source(0).tolist() == store.source(0).tolist() == [7, 7]
-    assert names(tmp_path) == ["s"]
-
-
-def test_store_created_before_the_rename_is_kept(tmp_path, monkeypatch):
-    remove_locks(monkeypatch.setattr)
-    real = writer.read_meta
-    looks = []
-
-    def other_writer_wins(folder):
-        there = real(folder)
-        looks.append(folder)
-        if len(looks) == 1:
-            monkeypatch.setattr(writer, "read_meta", real)
-            write(tmp_path / "s", 3, digest="same")
-        return there
-
-    monkeypatch.setattr(writer, "read_meta", other_writer_wins)
-    write(tmp_path / "s", 4, digest="same")
-    assert TokenStore.open(tmp_path / "s").source(0).tolist() == [3, 3] and names(tmp_path) == ["s"]
 
 
 def test_many_processes_replace_a_store_at_once(tmp_path):
@@ -162,7 +115,11 @@ def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
 
 
 def test_failed_writer_releases_its_lock(tmp_path):
-    with pytest.raises(KeyError), StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)):
+    with (
+        pytest.raises(KeyError),
+        exclusive_writer(tmp_path / "s", "prepare"),
+        StoreWriter(tmp_path / "s", vocab_sizes=(9, 9)),
+    ):
         raise KeyError
     (tmp_path / "s").mkdir()
     (tmp_path / "s" / "thesis.txt").write_text("years of work")

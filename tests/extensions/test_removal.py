@@ -148,9 +148,10 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, run: Callable[
     for flag in KNOWN[extension].get("flags", ()):
         assert named in run("translate", workdir, f"{flag}=x", code=2)
     for source in KNOWN[extension].get("sources", ()):
-        assert named in run(
-            "prepare", *TINY_FLAGS, f"--config.data.train={source}:x", f"--workdir={tmp_path / 'new'}", code=2
-        )
+        for spec in (f"{source}:x", f"x.{source}.gz"):
+            assert named in run(
+                "prepare", *TINY_FLAGS, f"--config.data.train={spec}", f"--workdir={tmp_path / 'new'}", code=2
+            )
     for task in KNOWN[extension].get("data.task", ()):
         assert named in run(
             "prepare", *TINY_FLAGS, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2

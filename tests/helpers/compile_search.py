@@ -47,7 +47,6 @@ def compile_search(
         stage = search_loop.run_stage.lower(
             decode_step,
             search,
-            length,
             params,
             shared,
             sentences,

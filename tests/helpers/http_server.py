@@ -26,16 +26,14 @@ def serving(
     max_queue=64,
     ready=True,
     health_limit=60.0,
-    warm_up="usual",
     max_connections=512,
     **keys,
 ):
     """A running server of `{name: run}`; with `ready`, once its models are warmed up. keys: of `create_app`."""
     metrics, failed, all_ready = Metrics(), threading.Event(), threading.Semaphore(0)
     make_batcher = functools.partial(Batcher, max_batch, wait, max_queue)
-    more = dict(health_limit=health_limit, warm_up=warm_up)
     models = [
-        ServedModel(name, loaded.config, lambda loaded=loaded: loaded, make_batcher, 1, metrics, **more)
+        ServedModel(name, loaded.config, lambda loaded=loaded: loaded, make_batcher, 1, metrics, health_limit)
         for name, loaded in runs.items()
     ]
     limits = limits or Limits(timeout=50)

@@ -40,7 +40,7 @@ def write(folder, value=7, digest="", locks=True, times=1):
     if not locks:
         remove_locks()
     for _ in range(times):
-        with StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
+        with exclusive_writer(folder, "prepare"), StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
             writer.write(side(value), side(value))
             writer.meta["digest"] = digest
 
@@ -48,7 +48,7 @@ def write(folder, value=7, digest="", locks=True, times=1):
 def write_and_wait(folder, written, go_on, locks=True):
     if not locks:
         remove_locks()
-    with StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
+    with exclusive_writer(folder, "prepare"), StoreWriter(folder, vocab_sizes=(9, 9)) as writer:
         writer.write(side(5), side(5))
         writer.meta["digest"] = "first"
         written.set()

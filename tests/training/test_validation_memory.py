@@ -12,8 +12,8 @@ from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 from t2t_flax.training import setup
+from t2t_flax.training.setup import ValidationLoss, validation_loss
 from t2t_flax.training.train_state import init_state
-from t2t_flax.training.validation_loss import ValidationLoss, validation_loss
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def memory_estimates(monkeypatch, make) -> list[int]:
         checks.append(setup.program_memory(compiled)["peak"] + setup.resident_bytes(besides))
 
     with monkeypatch.context() as patch:
-        patch.setattr("t2t_flax.training.validation_loss.check_fits_in_memory", check)
+        patch.setattr("t2t_flax.training.setup.check_fits_in_memory", check)
         make()
     return checks
 

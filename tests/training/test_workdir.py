@@ -67,17 +67,16 @@ def test_log_file_does_not_make_a_folder_foreign(tmp_path):
     assert read_config(tmp_path) == small_config()
 
 
-def test_tokenizer_folder_with_foreign_files_is_kept(tmp_path):
+def test_the_tokenizer_of_an_attempt_is_removed_and_foreign_files_stay(tmp_path):
     adopt_config(epath.Path(tmp_path), small_config())
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "tokenizer.model").write_text("ours")
-    adopt_config(epath.Path(tmp_path), small_config())
-    assert not (tmp_path / "tokenizer").exists()
-    (tmp_path / "tokenizer").mkdir()
-    (tmp_path / "tokenizer" / "my_work.txt").write_text("work")
-    with pytest.raises(UserError, match="my_work.txt, which is not part of a tokenizer"):
+    folder = tmp_path / "tokenizer"
+    for others in ([], ["my_work.txt"]):
+        folder.mkdir()
+        for name in ("tokenizer.model", "starts.json", *others):
+            (folder / name).write_text("text")
         adopt_config(epath.Path(tmp_path), small_config())
-    assert (tmp_path / "tokenizer" / "my_work.txt").read_text() == "work"
+        assert folder.exists() == bool(others)
+    assert [path.name for path in folder.iterdir()] == ["my_work.txt"]
 
 
 def run_folder(folder, *, trained=True):
@@ -90,21 +89,12 @@ def run_folder(folder, *, trained=True):
     return folder
 
 
-SIGNS = {
-    "trained.json": lambda folder: None,
-    "complete.json": lambda folder: ((folder / "trained.json").unlink(), (folder / "complete.json").write_text("{}")),
-    "damaged": lambda folder: ((folder / "trained.json").unlink(), (folder / "damaged" / "10-0").mkdir(parents=True)),
-}
-
-
-@pytest.mark.parametrize("sign", SIGNS)
-def test_run_with_missing_checkpoints_does_not_start_over(tmp_path, sign):
+def test_run_with_missing_checkpoints_does_not_start_over(tmp_path):
     run_folder(tmp_path)
     shutil.rmtree(tmp_path / "checkpoints")
-    SIGNS[sign](tmp_path)
     before = content(tmp_path)
     for config in (small_config(checkpoint=dict(every_steps=10)), small_config(model=dict(d_model=32))):
-        with pytest.raises(UserError, match=f"was trained before \\(it has {sign}\\), but .*checkpoints holds no"):
+        with pytest.raises(UserError, match=r"was trained before \(it has trained.json\), but .*checkpoints holds no"):
             adopt_config(epath.Path(tmp_path), config)
     assert content(tmp_path) == before
 

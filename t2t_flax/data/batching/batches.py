@@ -174,14 +174,8 @@ def validation_batches(
 
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
-    lengths, slots = store.lengths, shape.rows * shape.length
-    leftover, start = members[:0], 0
-    while start < len(members) or len(leftover):
-        candidates = np.concatenate([leftover, members[start : start + slots]])
-        tokens = np.maximum(*(np.cumsum(x[candidates]) for x in lengths))
-        candidates = candidates[: np.searchsorted(tokens, slots, side="right")]
-        start += len(candidates) - len(leftover)
-        row, *starts = first_fit(lengths[0][candidates], lengths[1][candidates], shape.length)
-        fits = row < shape.rows
-        leftover = candidates[~fits]  # pairs without a row open the next batch
-        yield Batch(store, shape, candidates[fits], row[fits], [x[fits] for x in starts])
+    source, target = (lengths[members] for lengths in store.lengths)
+    row, *starts = first_fit(source, target, shape.length)
+    for first in range(0, int(row.max()) + 1, shape.rows):
+        here = (first <= row) & (row < first + shape.rows)
+        yield Batch(store, shape, members[here], row[here] - first, [start[here] for start in starts])

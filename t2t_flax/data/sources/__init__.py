@@ -39,9 +39,9 @@ class Source(abc.ABC):
     def fingerprint(self) -> str:
         """sha256 (hex) of the content, wherever it is stored."""
 
-    @abc.abstractmethod
     def where(self, i: int) -> str:
         """The location of pair i (from 0), for error messages: 'train.en line 17'."""
+        return f"{self.spec} pair {i + 1}"
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """The pairs in order, each text on one line, in constant memory; each call starts over. Raises UserError if there
@@ -113,13 +113,6 @@ class JoinedSource(Source):
     def fingerprint(self):
         return sha256_of(*(part.fingerprint() for part in self._parts))
 
-    def where(self, i):
-        for part in self._parts:
-            if part.count is None or i < part.count:
-                return part.where(i)
-            i -= part.count
-        return f"pair {i} after the last of {self.spec}"
-
 
 @dataclasses.dataclass(frozen=True)
 class Context:
@@ -154,7 +147,8 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     module = _module_of(spec)
     if module is None:
         forms = ", ".join(form.shown for form in SOURCES.values())
-        absent = absent_extension("sources", _prefix(spec))
+        suffix = _uncompressed(spec).rpartition(".")[2]
+        absent = absent_extension("sources", _prefix(spec)) or absent_extension("sources", suffix)
         raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
@@ -168,13 +162,17 @@ def files_of(spec: str) -> list[str]:
 def _module_of(spec: str) -> Any:
     """The module of the form that a spec has; None if it has none."""
     load_extensions()
-    name = spec.strip()
-    name = next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
+    name = _uncompressed(spec)
     for form in SOURCES.values():
         if form.prefix and _prefix(spec) == form.prefix or "," not in name and name.endswith(form.suffixes or ("\0",)):
             return importlib.import_module(form.module)
     several = len(names := spec.split(",")) > 1 and all(map(str.strip, names))
     return importlib.import_module(SOURCES["text"].module) if several else None
+
+
+def _uncompressed(spec: str) -> str:
+    name = spec.strip()
+    return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
 
 
 def _prefix(spec: str) -> str:

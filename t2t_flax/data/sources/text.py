@@ -2,6 +2,8 @@
 
 import codecs
 import contextlib
+import functools
+import glob
 import gzip
 import hashlib
 import io
@@ -16,7 +18,7 @@ from etils import epath
 
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, require
-from t2t_flax.filesystem import is_transient
+from t2t_flax.filesystem import is_remote, is_transient
 
 _BLOCK = 1 << 20
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
@@ -74,6 +76,8 @@ def existing_file(name: str, context: Context) -> epath.Path:
     if not path.exists():
         relative = not (context.root or path.is_absolute())
         hint = f" (relative to {os.getcwd()}; config.data.root is empty)" if relative else ""
+        for path_with_name in glob.glob(f"*={glob.escape(name.partition('/')[0])}", root_dir=context.root or "."):
+            hint += f". What stands before = is the name of a source: write ./{path_with_name} for a path"
         raise UserError(f"{context.label}: there is no file {path}{hint}")
     if path.is_dir():
         raise UserError(f"{context.label}: {path} is a folder; name a file in it")
@@ -121,7 +125,15 @@ def check_rereadable(path: epath.Path, label: str) -> None:
 
 
 def file_sha256(path: epath.Path) -> str:
-    """sha256 (hex) of the bytes of a file."""
+    """sha256 (hex) of the bytes of a file; those of an unchanged file on disk are read once in a process."""
+    if is_remote(path):
+        return _sha256.__wrapped__(path)
+    about = os.stat(path)
+    return _sha256(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
+
+
+@functools.lru_cache(maxsize=64)
+def _sha256(path: epath.Path, *state: int) -> str:
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(_BLOCK):

@@ -1,5 +1,7 @@
 """The mean of checkpoints, of one run or several, as a workdir of its own."""
 
-from t2t_flax.registry import add_command
+from t2t_flax.registry import COMMANDS, Command
 
-add_command("average", "t2t_flax.extensions.averaging.command", "write the mean of checkpoints as a workdir of its own")
+COMMANDS.add(
+    "average", Command("t2t_flax.extensions.averaging.command", "write the mean of checkpoints as a workdir of its own")
+)

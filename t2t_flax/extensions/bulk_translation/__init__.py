@@ -1,10 +1,12 @@
 """Bulk translation: files of many lines, resumed after a stop and shared by several processes; scores of given pairs."""
 
-from t2t_flax.registry import add_command
+from t2t_flax.registry import COMMANDS, Command
 
-add_command(
+COMMANDS.add(
     "translate_file",
-    "t2t_flax.extensions.bulk_translation.translate_file",
-    "translate a large file: resumed after a stop, shared by several processes",
+    Command(
+        "t2t_flax.extensions.bulk_translation.translate_file",
+        "translate a large file: resumed after a stop, shared by several processes",
+    ),
 )
-add_command("score", "t2t_flax.extensions.bulk_translation.score", "log-probability of given pairs")
+COMMANDS.add("score", Command("t2t_flax.extensions.bulk_translation.score", "log-probability of given pairs"))

@@ -71,10 +71,10 @@ class ResumableOutput:
         return self._path.with_name(f"{self._path.name}.partial{'-' if part else ''}{part}")
 
     def __enter__(self) -> "ResumableOutput":
-        from t2t_flax.locks import single_writer
+        from t2t_flax.locks import exclusive_writer
 
         with contextlib.ExitStack() as stack:
-            stack.enter_context(single_writer(self.partial, self._command))
+            stack.enter_context(exclusive_writer(self.partial, self._command, wait=False))
             if not self.partial.exists():  # before an empty one is created, which the record would not fit
                 self._record.unlink(missing_ok=True)
             self._file = stack.enter_context(open(self.partial, "ab"))

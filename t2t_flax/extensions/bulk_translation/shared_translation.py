@@ -9,10 +9,8 @@ import contextlib
 import dataclasses
 import itertools
 import json
-import math
 import os
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from etils import epath
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import Line, answer_windows, arrives_slowly, is_stream, window_size, windows
 from t2t_flax.cli.translate import read_input, translating
-from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, check_shared
+from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
@@ -31,12 +29,6 @@ from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14
 """Consecutive lines that a process takes before the next one's turn."""
-_PUBLISHED_EVERY = 1.0
-"""Seconds between the news of how far a process is, and between looks at those of the others."""
-_SAID_EVERY = 60.0
-LIMIT = 900.0
-"""Seconds without a batch after which the others give a process up that lives."""
-_ALL = "all"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,8 +81,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     lines = read_input(args, overrides)
     advice = f"the same command with --resume goes on with {args.output}.partial-*"
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
-        choice = dict(step=args.step, average=args.average, best=args.best)
-        loaded = load(args.workdir, **choice, overrides=overrides, group=group, local=True)
+        loaded = load(args.workdir, **arguments.checkpoint(args), overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
         flags = arguments.line_flags(args)
         answer = translating(loaded, scores=args.scores, flags=flags, say=supervisor.say)
@@ -98,20 +89,15 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
         settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags})
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
-        shares = Shares(group, supervisor.say)
-
-        def after_batch() -> None:
-            supervisor.note_progress()
-            shares.go_on()
-
         with output:
             try:
                 own = share.of(counter.count(lines))
                 output.skip(own)
                 ready = share.windows(own, window_size(loaded))
+                progress = dict(check=supervisor.note_progress, say=supervisor.say)
                 with supervisor.expect_progress():
-                    answer_windows("translated", answer, ready, output.append, check=after_batch, say=supervisor.say)
-                shares.wait_for_all()
+                    answer_windows("translated", answer, ready, output.append, **progress)
+                group.barrier("all shares are translated")  # a process that hangs or is gone ends the others
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]
@@ -122,49 +108,6 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
             group.barrier("the outputs are joined")
             output.remove()
     return OK
-
-
-class Shares:
-    """How far each process is with its share. One that lives and translates nothing for `LIMIT` seconds is given up."""
-
-    def __init__(self, group: ProcessGroup, say: Callable[[str], None]):
-        self._group, self._say = group, say
-        self._batches, self._published = 0, -math.inf
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Tells the others of another batch."""
-        self._batches += 1
-        if time.monotonic() - self._published >= _PUBLISHED_EVERY:
-            self._published = time.monotonic()
-            with contextlib.suppress(ProcessGroupError):  # the next batch tells it too
-                self._put(str(self._batches))
-
-    def wait_for_all(self) -> None:
-        """Returns when all have translated their share, and says for whom it waits. Raises ProcessGroupError, naming those
-        that have not gone on for `LIMIT` seconds.
-        """
-        self._put(_ALL)
-        before, moved = {}, time.monotonic()
-        said = moved
-        while True:
-            reached = self._group.entries("translated")
-            missing = [i for i in range(self._group.count) if reached.get(str(i)) != _ALL]
-            if not missing:
-                return
-            now = time.monotonic()
-            if reached != before:
-                before, moved = reached, now
-            names = ", ".join(map(self._group.name_of, missing))
-            if now - moved > LIMIT:
-                raise ProcessGroupError(f"{names} translated nothing for {now - moved:.0f} s")
-            if now - said >= _SAID_EVERY:
-                self._say(f"this share is translated; waiting for {names}")
-                said = now
-            time.sleep(min(_PUBLISHED_EVERY, LIMIT))
-
-    def _put(self, reached: str) -> None:
-        self._group.put(f"translated/{self._group.index}", reached)
 
 
 class _Counter:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, SourceForm, add_command, add_group, add_source
+from t2t_flax.registry import COMMANDS, DATA_HOOKS, GROUPS, SOURCES, Command, SourceForm
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,11 @@ class Filters:
 
 
 _HERE = "t2t_flax.extensions.corpora"
-add_source(
+SOURCES.add(
     "tsv",
     SourceForm("'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)", f"{_HERE}.tsv", suffixes=(".tsv",)),
 )
-add_source(
+SOURCES.add(
     "jsonl",
     SourceForm(
         "'FILE.jsonl', 'FILE.jsonl.gz' ... or 'jsonl:FILE' (an object a line, with language keys)",
@@ -52,7 +52,7 @@ add_source(
         suffixes=(".jsonl",),
     ),
 )
-add_source(
+SOURCES.add(
     "parquet",
     SourceForm(
         "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language)",
@@ -61,7 +61,7 @@ add_source(
         suffixes=(".parquet",),
     ),
 )
-add_source(
+SOURCES.add(
     "hf",
     SourceForm(
         "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language)",
@@ -69,9 +69,9 @@ add_source(
         prefix="hf",
     ),
 )
-add_source(
+SOURCES.add(
     "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
 )
-add_group("filters", Filters)
-add_command("list_dropped", f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped")
+GROUPS.add("filters", Filters)
+COMMANDS.add("list_dropped", Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"))
 DATA_HOOKS.add(f"{_HERE}.filters", "filters.duplicates", "filters.length_ratio", "filters.language")

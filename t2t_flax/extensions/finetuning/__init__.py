@@ -10,7 +10,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import run_folder
-from t2t_flax.registry import PARAMETERS, TOKENIZERS_OF, add_group
+from t2t_flax.registry import GROUPS, PARAMETERS, TOKENIZERS_OF
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ def tokenizer_folder(config: Config) -> epath.Path | None:
     return run_folder(keys.init_from) / "tokenizer" if keys.init_vocabulary == "same" else None
 
 
-add_group("finetuning", FineTuning)
+GROUPS.add("finetuning", FineTuning)
 PARAMETERS.add(
     "t2t_flax.extensions.finetuning.parameters", "finetuning.init_from", "finetuning.freeze", "finetuning.lora_rank"
 )

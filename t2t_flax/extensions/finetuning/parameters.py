@@ -1,4 +1,4 @@
-"""The parameters of a run that is fine-tuned, see `training.parameters.Parameters`."""
+"""The parameters of a run that is fine-tuned, see `training.train_state.Parameters`."""
 
 import dataclasses
 import functools
@@ -12,7 +12,7 @@ from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.finetuning import FineTuning, lora, of
 from t2t_flax.extensions.finetuning.frozen import split_frozen
-from t2t_flax.training.parameters import Parameters
+from t2t_flax.training.train_state import Parameters
 
 if TYPE_CHECKING:
     from t2t_flax.training.setup import TrainingSetup

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ANALYSES, HOOKS, add_command, add_group
+from t2t_flax.registry import ANALYSES, COMMANDS, GROUPS, HOOKS, Command
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,13 @@ class Inspection:
             )
 
 
-add_command(
+COMMANDS.add(
     "attend",
-    "t2t_flax.extensions.inspection.attend",
-    "attention weights of every layer and head for a pair, as arrays and a picture",
+    Command(
+        "t2t_flax.extensions.inspection.attend",
+        "attention weights of every layer and head for a pair, as arrays and a picture",
+    ),
 )
-add_group("inspection", Inspection)
+GROUPS.add("inspection", Inspection)
 HOOKS.add("t2t_flax.extensions.inspection.profile", "inspection.profile_steps")
 ANALYSES.add("attend", "t2t_flax.extensions.inspection.maps:attend")

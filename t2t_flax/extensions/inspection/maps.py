@@ -7,6 +7,7 @@ import jax
 import numpy as np
 
 from t2t_flax.decoding.scoring import rows_of
+from t2t_flax.decoding.search_loop import program
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.models.attention import SelfAttention, mixer_class
@@ -68,6 +69,6 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
     )
 
 
-@jax.jit(static_argnums=0)
+@program(0)
 def _forward(model: Transformer, params: Any, batch):
     return model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
-from t2t_flax.registry import DECODERS, TOKENIZER_FILES, ModelForm, add_command, add_group, add_model_form
+from t2t_flax.registry import COMMANDS, DECODERS, GROUPS, MODEL_FORMS, TOKENIZER_FILES, Command, ModelForm
 
 
 @dataclass(frozen=True)
@@ -24,18 +24,22 @@ class CTranslate2:
         return config.group("ctranslate2")
 
 
-add_command(
+COMMANDS.add(
     "export",
-    "t2t_flax.extensions.interop.export_command",
-    "write a trained model for CTranslate2 or Hugging Face, or as safetensors",
+    Command(
+        "t2t_flax.extensions.interop.export_command",
+        "write a trained model for CTranslate2 or Hugging Face, or as safetensors",
+    ),
 )
-add_command(
+COMMANDS.add(
     "import",
-    "t2t_flax.extensions.interop.import_command",
-    "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
+    Command(
+        "t2t_flax.extensions.interop.import_command",
+        "read a trained model of Hugging Face's Marian, of CTranslate2 or of `export` as a run",
+    ),
 )
-add_group("ctranslate2", CTranslate2)
-add_model_form(
+GROUPS.add("ctranslate2", CTranslate2)
+MODEL_FORMS.add(
     "safetensors",
     ModelForm(
         "exported model, or pretrained:toy",

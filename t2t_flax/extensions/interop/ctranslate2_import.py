@@ -29,8 +29,8 @@ from t2t_flax.extensions.interop.imported import (
     renumbered,
     sentencepiece_pair,
 )
+from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, Positions, recognize_positions, reordered, sines_first
-from t2t_flax.json_file import read_json
 
 NAME = "CTranslate2"
 WEIGHTS = ("model.bin", "weights.npz")

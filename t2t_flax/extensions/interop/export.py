@@ -66,7 +66,7 @@ def export(
     codes = codes_of([*trained, *zero_shot])
     check_representable(safetensors_file.flatten(params), dtype)
     refuse_existing(folder, "--output")
-    with atomic_directory(folder, keep=lambda: refuse_existing(folder, "--output")) as path:
+    with atomic_directory(folder, replace=False) as path:
         path = Path(path)
         if kind == "ctranslate2":
             vocabularies = tuple(t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target))

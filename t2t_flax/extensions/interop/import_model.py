@@ -9,9 +9,9 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_import, marian_import
 from t2t_flax.extensions.interop.imported import ImportedModel
+from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, open_model
 from t2t_flax.extensions.interop.safetensors_file import read_safetensors
-from t2t_flax.json_file import read_json
 
 EXPECTED = (
     "model.safetensors of `export --format=safetensors`, a Hugging Face Marian model (config.json with model_type marian, and "

@@ -23,6 +23,7 @@ from t2t_flax.extensions.interop.imported import (
     renumbered,
     sentencepiece_pair,
 )
+from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.layer_names import (
     MARIAN,
     MARIAN_KEYS,
@@ -33,7 +34,6 @@ from t2t_flax.extensions.interop.layer_names import (
 )
 from t2t_flax.extensions.interop.marian_export import EPSILON
 from t2t_flax.extensions.interop.safetensors_file import read_tensors
-from t2t_flax.json_file import read_json
 
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Model
 from t2t_flax.config.keys import MODEL, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import FEED_FORWARDS, MIXERS, NORMS, POSITIONS, SCORES, add_group
+from t2t_flax.registry import FEED_FORWARDS, GROUPS, MIXERS, NORMS, POSITIONS, SCORES
 
 _model_key = functools.partial(key, changes=MODEL)
 
@@ -90,9 +90,9 @@ MIXERS.add("lstm", f"{_FOLDER}.mixers:LSTM")
 MIXERS.add("gru", f"{_FOLDER}.mixers:GRU")
 MIXERS.add("conv", f"{_FOLDER}.mixers:Convolution")
 MIXERS.add("dilated_conv", f"{_FOLDER}.mixers:DilatedConvolution")
-SCORES.add("additive", f"{_FOLDER}.scores:AdditiveScore")
+SCORES.add("additive", f"{_FOLDER}.layers:AdditiveScore")
 POSITIONS.add("rotary", f"{_FOLDER}.positions:ROTARY")
 POSITIONS.add("alibi", f"{_FOLDER}.positions:ALIBI")
-FEED_FORWARDS.add("gated", f"{_FOLDER}.feed_forward:GatedFeedForward")
-NORMS.add("rmsnorm", f"{_FOLDER}.norms:rms_norm")
-add_group("layer_types", LayerTypes)
+FEED_FORWARDS.add("gated", f"{_FOLDER}.layers:GatedFeedForward")
+NORMS.add("rmsnorm", f"{_FOLDER}.layers:rms_norm")
+GROUPS.add("layer_types", LayerTypes)

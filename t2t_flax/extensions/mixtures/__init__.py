@@ -9,7 +9,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import named_entries
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, add_group
+from t2t_flax.registry import DATA_HOOKS, GROUPS
 
 _RESERVED = re.compile("<unk>|<pad>|</?s>|<0x[0-9A-Fa-f]{2}>|<2.*>|>>.*<<")
 """Special pieces, bytes, and symbols of target languages."""
@@ -116,7 +116,7 @@ def _weight(shown: str, text: str) -> float:
     return weight
 
 
-add_group("mixtures", Mixtures)
+GROUPS.add("mixtures", Mixtures)
 DATA_HOOKS.add(
     "t2t_flax.extensions.mixtures.hook", *(f"mixtures.{key}" for key in ("shares", "temperature", "tags", "limits"))
 )

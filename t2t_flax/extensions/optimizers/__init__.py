@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.config.keys import TRAINING, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import OPTIMIZERS, SCHEDULES, add_group
+from t2t_flax.registry import GROUPS, OPTIMIZERS, SCHEDULES
 
 DECAYS = ("cosine", "linear", "wsd")
 
@@ -93,4 +93,4 @@ for _name in ("adafactor", "lion", "muon"):
     OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}")
 for _name in ("cosine", "linear", "wsd"):
     SCHEDULES.add(_name, f"{_FOLDER}.schedules:{_name}")
-add_group("optimizers", Optimizers)
+GROUPS.add("optimizers", Optimizers)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import EXPLAINED, HOOKS, add_command, add_group
+from t2t_flax.registry import COMMANDS, EXPLAINED, GROUPS, HOOKS, Command
 
 
 @dataclass(frozen=True)
@@ -15,11 +15,13 @@ class Planning:
     )
 
 
-add_command(
+COMMANDS.add(
     "plan",
-    "t2t_flax.extensions.planning.command",
-    "compile for an accelerator that is not at hand: memory, collectives, predicted time",
+    Command(
+        "t2t_flax.extensions.planning.command",
+        "compile for an accelerator that is not at hand: memory, collectives, predicted time",
+    ),
 )
-add_group("planning", Planning)
+GROUPS.add("planning", Planning)
 HOOKS.add("t2t_flax.extensions.planning.flops", "planning.mfu")
 EXPLAINED.add("flops", "t2t_flax.extensions.planning.flops")

@@ -113,7 +113,7 @@ def require_compilers(machines: list[Topology]) -> None:
 
 
 def has_tpu_compiler() -> bool:
-    """Whether libtpu is installed, also where this process leaves it out, see `leave_out_absent_accelerators`."""
+    """Whether libtpu is installed, also where this process leaves it out, see `runs_on_cpu`."""
     return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
 
 

@@ -19,9 +19,8 @@ from t2t_flax.config import Config, Model
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.setup import DeviceBatch, TrainingSetup
-from t2t_flax.training.train_state import TrainProgress, TrainState
+from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of
 
 
 class Tokens(NamedTuple):

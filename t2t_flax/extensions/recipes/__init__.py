@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, PRESET_MODULES, add_group
+from t2t_flax.registry import DATA_HOOKS, GROUPS, PRESET_MODULES
 
 
 @dataclass(frozen=True)
@@ -34,5 +34,5 @@ class Recipes:
 
 
 PRESET_MODULES.append("t2t_flax.extensions.recipes.presets")
-add_group("recipes", Recipes)
+GROUPS.add("recipes", Recipes)
 DATA_HOOKS.add("t2t_flax.extensions.recipes.padded_batches", "recipes.batch_groups")

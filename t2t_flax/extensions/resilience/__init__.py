@@ -5,7 +5,7 @@ are set aside.
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import HOOKS, REPAIRS, WATCHERS, add_group
+from t2t_flax.registry import GROUPS, HOOKS, REPAIRS, WATCHERS
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Resilience:
     )
 
 
-add_group("resilience", Resilience)
+GROUPS.add("resilience", Resilience)
 REPAIRS.add("resilience", "t2t_flax.extensions.resilience.repair")
 WATCHERS.add("resilience", "t2t_flax.extensions.resilience.watcher")
 HOOKS.add("t2t_flax.extensions.resilience.watcher", "resilience.straggler_share")

@@ -1,7 +1,8 @@
 """Serving: translation over HTTP, with a page."""
 
-from t2t_flax.registry import add_command
+from t2t_flax.registry import COMMANDS, Command
 
-add_command(
-    "serve", "t2t_flax.extensions.serving.command", "translate over HTTP: LibreTranslate's API, a page, metrics"
+COMMANDS.add(
+    "serve",
+    Command("t2t_flax.extensions.serving.command", "translate over HTTP: LibreTranslate's API, a page, metrics"),
 )

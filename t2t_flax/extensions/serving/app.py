@@ -15,10 +15,10 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from t2t_flax.extensions.serving import libretranslate, model_api
-from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.extensions.serving.service import Limits, Service
+from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.version import __version__
 
 log = logging.getLogger("t2t_flax")

@@ -15,6 +15,8 @@ from typing import Any, Generic, TypeVar
 
 log = logging.getLogger("t2t_flax")
 
+BATCH_WAIT = 0.005
+"""Seconds for which a line waits for others to share its batch."""
 Item = TypeVar("Item")
 Process = Callable[[Hashable, list[Item]], Sequence[Any]]
 """(key, items) -> a result for each item, in order."""

@@ -40,10 +40,6 @@ def run(argv: list[str]) -> int:
         "--port", type=arguments.count(0, 65535), default=8000, help="default: 8000; 0 = any free one, printed"
     )
     parser.add_argument(
-        "--batch-wait-ms", type=arguments.count(0, 10_000), default=5, metavar="MS",
-        help="how long a line waits for others to share its batch (default: 5)",
-    )  # fmt: skip
-    parser.add_argument(
         "--max-batch", type=arguments.count(1, 2**13), metavar="N",
         help="lines translated at once (default: the run's decode.batch_size)",
     )  # fmt: skip
@@ -52,16 +48,8 @@ def run(argv: list[str]) -> int:
         help="requests that may wait for a model; more are refused with 429 (default: 256)",
     )  # fmt: skip
     parser.add_argument(
-        "--max-body-bytes", type=arguments.count(1), default=2**18, metavar="N",
-        help="of a request; larger ones are refused with 413 (default: 262144)",
-    )  # fmt: skip
-    parser.add_argument(
         "--max-text-length", type=arguments.count(1), default=20_000, metavar="N",
         help="characters of a request (default: 20000)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--max-lines", type=arguments.count(1), default=1000, metavar="N",
-        help="lines of a request, empty ones included (default: 1000)",
     )  # fmt: skip
     parser.add_argument(
         "--timeout", type=arguments.count(1, 86_400), default=60, metavar="S",
@@ -73,16 +61,6 @@ def run(argv: list[str]) -> int:
         help="seconds without a right result of the model after which /health fails: more than its longest batch of short lines "
         "takes (default: 60)",
     )  # fmt: skip
-    parser.add_argument(
-        "--max-connections", type=arguments.count(1), default=512, metavar="N",
-        help="connections; the one that has waited longest for its client makes room for another (default: 512)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--warm-up",
-        choices=("usual", "all"),
-        default="usual",
-        help="programs to compile before the first request: those of lines of up to 128 tokens, or every one (default: usual)",
-    )
     parser.add_argument(
         "--allowed-host", action="append", metavar="NAME",
         help="name by which requests may call the server, *.NAME for those below it; may be given several times (default: "
@@ -100,10 +78,10 @@ def run(argv: list[str]) -> int:
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.evaluation.restore import load, stored_config
     from t2t_flax.extensions.serving.app import create_app
-    from t2t_flax.extensions.serving.batching import Batcher
+    from t2t_flax.extensions.serving.batching import BATCH_WAIT, Batcher
     from t2t_flax.extensions.serving.metrics import Metrics
     from t2t_flax.extensions.serving.model import ServedModel
-    from t2t_flax.extensions.serving.server import allow_connections, hosts_of, listen, serve, url
+    from t2t_flax.extensions.serving.server import hosts_of, listen, serve, url
     from t2t_flax.extensions.serving.service import Limits
 
     configs = [stored_config(workdir, overrides) for workdir in args.workdir]
@@ -121,14 +99,13 @@ def run(argv: list[str]) -> int:
             return load(workdir, step=args.step, average=args.average, best=args.best, overrides=overrides)
 
         max_batch = args.max_batch or config.decode.batch_size
-        make_batcher = functools.partial(Batcher, max_batch, args.batch_wait_ms / 1000, args.max_queue)
-        more = dict(warm_up=args.warm_up, health_limit=args.health_limit)
-        models.append(ServedModel(name, config, restore, make_batcher, max_batch, metrics, **more))
-    limits = Limits(args.max_body_bytes, args.max_text_length, args.max_lines, args.timeout)
+        make_batcher = functools.partial(Batcher, max_batch, BATCH_WAIT, args.max_queue)
+        models.append(ServedModel(name, config, restore, make_batcher, max_batch, metrics, args.health_limit))
+    limits = Limits(max_text_length=args.max_text_length, timeout=args.timeout)
     print(f"listening on {url(listening)}", flush=True)
     print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
     app = create_app(models, limits, metrics, hosts=args.allowed_host or hosts_of(listening), origins=args.cors_origin)
-    serve(app, models, listening, limits.timeout, allow_connections(args.max_connections))
+    serve(app, models, listening, limits.timeout)
 
 
 def model_names(workdirs: Sequence[str]) -> list[str]:

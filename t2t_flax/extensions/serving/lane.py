@@ -1,8 +1,6 @@
 """A lane of a model: a queue and the thread that computes its batches, of which it keeps telling whether they succeed."""
 
-import ctypes
 import logging
-import math
 import os
 import sys
 import threading
@@ -11,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from t2t_flax.errors import first_line
+from t2t_flax.extensions.serving import compiling
 from t2t_flax.extensions.serving.batching import Batcher, Process, answer
 
 log = logging.getLogger("t2t_flax")
@@ -18,8 +17,6 @@ _PROBES = 3
 """Lines of its own that an idle lane translates within its limit."""
 _NICE = 5
 """By how much a lane that gives way has less of a processor than the others where all want it."""
-_IDLE = 3.0
-"""Seconds without a batch after which freed memory goes back to the system."""
 
 
 class Lane:
@@ -37,7 +34,7 @@ class Lane:
         self._failed = ""
 
     def good(self) -> None:
-        """Notes that a result came from the device and was right."""
+        """Notes that a result came from the device and was right, or that one waits for a program that is compiled."""
         self._good, self._failed = time.monotonic(), ""
 
     def fault(self) -> str:
@@ -51,18 +48,13 @@ class Lane:
 
     def run(self, process: Process[Any], probe: Callable[[], object]) -> None:
         """Computes batches until the batcher is closed."""
-        every, worked = self._limit / _PROBES, math.inf
+        every, compiling.waiting.note = self._limit / _PROBES, self.good
         self._thread = threading.current_thread()
         if self._gives_way and sys.platform == "linux":  # elsewhere priorities are of whole processes
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         self.good()
-        while (batch := self.batcher.take(min(max(self._good, self._tried) + every, worked + _IDLE))) is not None:
-            if batch.parts:
-                answer(batch, process)
-                worked = time.monotonic()
-            elif time.monotonic() >= worked + _IDLE:
-                _return_freed_memory()
-                worked = math.inf
+        while (batch := self.batcher.take(max(self._good, self._tried) + every)) is not None:
+            answer(batch, process)
             if time.monotonic() >= max(self._good, self._tried) + every:
                 self._probe(probe)
 
@@ -74,11 +66,3 @@ class Lane:
             self._failed = f"it fails: {first_line(error)}"
             log.exception("%s: a line of the server's own cannot be translated", self.name)
         self._tried = time.monotonic()
-
-
-def _return_freed_memory() -> None:
-    """Gives the pages of freed blocks back to the system, where the C library is glibc."""
-    try:
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    except (OSError, AttributeError):
-        pass

@@ -8,22 +8,17 @@ from fastapi.responses import JSONResponse, Response
 
 from t2t_flax.data.hooks import Direction
 from t2t_flax.extensions.serving import schemas
-from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.languages import language_name
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.extensions.serving.service import Service
-from t2t_flax.extensions.serving.text import join_lines, split_lines
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": schemas.Error} for code in (400, 408, 413, 415, 422, 429, 500, 503, 504)
-}
+from t2t_flax.extensions.serving.text import RequestError, join_lines, split_lines
 
 
 def router(service: Service) -> APIRouter:
     """The routes for the runs of data.task = translation."""
     routes = APIRouter(tags=["LibreTranslate"])
 
-    @routes.get("/languages", response_model=list[schemas.Language])
+    @routes.get("/languages")
     async def languages() -> Any:
         """The languages, and those into which each can be translated."""
         pairs = _directions(_translation_models(service))
@@ -37,12 +32,7 @@ def router(service: Service) -> APIRouter:
             for code in codes
         ]
 
-    @routes.post(
-        "/translate",
-        response_model=schemas.LibreTranslateAnswer,
-        responses=_ERRORS,
-        openapi_extra=schemas.request_schema(schemas.LibreTranslateRequest, form=True),
-    )
+    @routes.post("/translate", openapi_extra=schemas.request_schema(schemas.LibreTranslateRequest, form=True))
     async def translate(request: Request) -> Response:
         """Translates each line of a text, or of several texts. `source: "auto"` chooses by the target language."""
         body = await service.read(request, schemas.LibreTranslateRequest, form=True)

@@ -1,7 +1,6 @@
 """A run that answers requests: restored, warmed up and used by threads of its own."""
 
 import bisect
-import contextlib
 import dataclasses
 import functools
 import math
@@ -20,9 +19,9 @@ from t2t_flax.decoding.translator import Translation, in_compute_type
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job, Process
-from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
+from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, own_text, warm_ups
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
@@ -90,8 +89,7 @@ class ServedModel:
     """One run. `load` restores it, in a thread that then owns it together with those of its other lanes.
 
     Requests may be submitted once `ready` is true, from any thread. If loading fails, or a thread ends by an exception, `error`
-    is set and on_failure() called. warm_up: "usual", or "all" to compile every program before `ready`. health_limit: seconds
-    without a good result after which `fault` says so.
+    is set and on_failure() called. health_limit: seconds without a good result after which `fault` says so.
     """
 
     _restored: TrainedModel
@@ -104,20 +102,16 @@ class ServedModel:
         make_batcher: Callable[[], Batcher[Any]],
         max_batch: int,
         metrics: Metrics,
-        *,
-        warm_up: str = "usual",
         health_limit: float = 60.0,
     ):
         self.name, self.config, self.ready = name, config, False
         self.error: BaseException | None = None
-        self._load, self._max_batch, self._metrics, self._warm_up = load, max_batch, metrics, warm_up
+        self._load, self._max_batch, self._metrics = load, max_batch, metrics
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._runs = threading.local()
         limits = [health_limit, *[_PATIENCE * health_limit] * len(USUAL_LENGTHS)]
         self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit, i > 0) for i, limit in enumerate(limits)]
-        # Programs that span several devices may wait for each other where two threads start them at once.
-        self._turn: contextlib.AbstractContextManager = contextlib.nullcontext()
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
     def start(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
@@ -140,7 +134,7 @@ class ServedModel:
         faults = [self.error and first_line(self.error), *(lane.fault() for lane in self._lanes if self.ready)]
         return next((f"{self.name}: {fault}" for fault in faults if fault), "")
 
-    @property
+    @functools.cached_property
     def directions(self) -> list[Direction]:
         """Those of the model, and of the test sets of its config, which need not have training text."""
         trained, others = model_directions(self.config, self._restored.tokenizers.source)
@@ -272,11 +266,9 @@ class ServedModel:
         if loaded.decoder.name == "jax":
             loaded = loaded.with_params(in_compute_type(loaded.model, loaded.params))
         self.config, self._restored = loaded.config, loaded
-        if loaded.mesh.size > 1:
-            self._turn = threading.Lock()
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         runs = [self._loaded(n_best) for n_best in sorted({1, several})]
-        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS if self._warm_up == "usual" else None):
+        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS):
             if self._stopping.is_set():
                 return
             warm_up()
@@ -303,14 +295,12 @@ class ServedModel:
 
     def _probe(self) -> None:
         """Translates a line of the server's own. Raises NotFinite."""
-        with self._turn:
-            (translation,) = self._loaded(1).translate([own_text(self._restored)])
+        (translation,) = self._loaded(1).translate([own_text(self._restored)])
         _check_finite(translation)
 
     def _processed_in(self, lane: Lane) -> Process[Any]:
         def process(key: Hashable, items: list[Any]) -> list[Any]:
-            with self._turn:
-                results = self._process(key, items)
+            results = self._process(key, items)
             lane.good()
             return results
 

@@ -10,32 +10,22 @@ from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from t2t_flax.extensions.serving import schemas
-from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.service import Service
-from t2t_flax.extensions.serving.text import split_lines
+from t2t_flax.extensions.serving.text import RequestError, split_lines
 from t2t_flax.registry import ANALYSES
-
-_ERRORS: dict[int | str, dict[str, Any]] = {
-    code: {"model": schemas.Error} for code in (400, 404, 408, 413, 415, 422, 429, 500, 503, 504)
-}
 
 
 def router(service: Service) -> APIRouter:
     """The routes below /api."""
     routes = APIRouter(prefix="/api", tags=["models"])
 
-    @routes.get("/models", response_model=list[schemas.Model])
+    @routes.get("/models")
     async def models() -> Any:
         """The models; the first is the default."""
         service.require_ready()
         return [model.describe() for model in service.models]
 
-    @routes.post(
-        "/translate",
-        response_model=schemas.TranslateAnswer,
-        responses=_ERRORS,
-        openapi_extra=schemas.request_schema(schemas.TranslateRequest),
-    )
+    @routes.post("/translate", openapi_extra=schemas.request_schema(schemas.TranslateRequest))
     async def translate(request: Request) -> Response:
         """Hypotheses of each line. A text that is a string is cut into lines; in a list each entry is a line."""
         body = await service.read(request, schemas.TranslateRequest)
@@ -65,19 +55,9 @@ def router(service: Service) -> APIRouter:
         return Response(text, media_type="application/json")
 
     if "attend" in ANALYSES:
-        routes.post(
-            "/attention",
-            response_model=schemas.AttentionAnswer,
-            responses=_ERRORS,
-            openapi_extra=schemas.request_schema(schemas.AttentionRequest),
-        )(attention)
+        routes.post("/attention", openapi_extra=schemas.request_schema(schemas.AttentionRequest))(attention)
 
-    @routes.post(
-        "/score",
-        response_model=schemas.ScoreAnswer,
-        responses=_ERRORS,
-        openapi_extra=schemas.request_schema(schemas.ScoreRequest),
-    )
+    @routes.post("/score", openapi_extra=schemas.request_schema(schemas.ScoreRequest))
     async def score(request: Request) -> Response:
         """Log-probability of a translation given its source, and of each of its pieces."""
         body = await service.read(request, schemas.ScoreRequest)
@@ -95,7 +75,7 @@ def router(service: Service) -> APIRouter:
 
 
 def _attention_json(name: str, maps: Any) -> str:
-    """An `AttentionAnswer`. Each layer is encoded on its own, because the encoder lets no other thread run meanwhile."""
+    """The answer. Each layer is encoded on its own, because the encoder lets no other thread run meanwhile."""
     pieces = {"source_pieces": maps.source_tokens, "target_pieces": maps.target_tokens}
     parts = [json.dumps({"model": name, **pieces}, ensure_ascii=False).removesuffix("}")]
     for kind in ("cross", "encoder", "decoder"):

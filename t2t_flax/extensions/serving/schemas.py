@@ -1,4 +1,4 @@
-"""Bodies of requests and answers: read with limits, checked, and described for /openapi.json."""
+"""Bodies of requests: read with limits, checked, and described for /openapi.json."""
 
 import urllib.parse
 from typing import Annotated, Any, ClassVar, TypeVar
@@ -7,7 +7,7 @@ from fastapi import Request
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError
 from pydantic_core import from_json
 
-from t2t_flax.extensions.serving.errors import RequestError
+from t2t_flax.extensions.serving.text import RequestError
 
 
 class _FailFast(FailFast):
@@ -37,40 +37,12 @@ class LibreTranslateRequest(_Strict):
     alternatives: Annotated[int, Field(ge=0, description="a whole number from 0")] = 0
 
 
-class LibreTranslateAnswer(BaseModel):
-    """translatedText has the form of q; alternatives is there if some were requested."""
-
-    translatedText: Texts  # noqa: N815
-    alternatives: list[str] | list[list[str]] | None = None
-    detectedLanguage: dict[str, Any] | None = None  # noqa: N815
-
-
 class TranslateRequest(_Strict):
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     text: Annotated[Texts, Field(description="a string or a list of strings")]
     prefix: Annotated[Texts | None, Field(description="a string or a list of strings, one for each line")] = None
     n_best: Annotated[int, Field(ge=1, description="a whole number from 1")] = 1
     target_language: TargetLanguage = None
-
-
-class Hypothesis(BaseModel):
-    """score: log-probability divided by the length penalty."""
-
-    text: str
-    score: float
-    pieces: list[str]
-
-
-class LineTranslation(BaseModel):
-    source: str
-    hypotheses: list[Hypothesis]
-
-
-class TranslateAnswer(BaseModel):
-    """A translation for each line of the text, best hypothesis first."""
-
-    model: str
-    translations: list[LineTranslation]
 
 
 class AttentionRequest(_Strict):
@@ -80,68 +52,11 @@ class AttentionRequest(_Strict):
     target_language: TargetLanguage = None
 
 
-class AttentionAnswer(BaseModel):
-    """Weights in thousandths, [layer][head][row][column]: rows of cross are target pieces, columns source pieces. Row t of
-    decoder predicts target piece t; its columns are the start, then the target without its last piece.
-    """
-
-    model: str
-    source_pieces: list[str]
-    target_pieces: list[str]
-    cross: list[list[list[list[int]]]]
-    encoder: list[list[list[list[int]]]]
-    decoder: list[list[list[list[int]]]]
-
-
 class ScoreRequest(_Strict):
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     source: Annotated[str, Field(description="a string")]
     target: Annotated[str, Field(description="a string")]
     target_language: TargetLanguage = None
-
-
-class PieceScore(BaseModel):
-    piece: str
-    log_prob: float
-
-
-class ScoreAnswer(BaseModel):
-    """Natural logarithms; the last piece is the end of the sentence."""
-
-    model: str
-    log_prob: float
-    pieces: list[PieceScore]
-
-
-class Language(BaseModel):
-    code: str
-    name: str
-    targets: list[str]
-
-
-class Model(BaseModel):
-    """steps: the checkpoints whose mean the parameters are. engine: what decodes. source, target: "mul" for several languages.
-    target_languages: those between which a request chooses. max_n_best: the most hypotheses of a line.
-    """
-
-    name: str
-    workdir: str
-    steps: list[int]
-    engine: str
-    task: str
-    source: str
-    target: str
-    target_languages: list[str]
-    layers: dict[str, int]
-    heads: int
-    beam_size: int
-    max_n_best: int
-    max_source_tokens: int
-    parameters: int
-
-
-class Error(BaseModel):
-    error: str
 
 
 Shape = TypeVar("Shape", bound=_Strict)

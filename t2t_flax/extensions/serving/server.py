@@ -5,7 +5,6 @@ import errno
 import faulthandler
 import ipaddress
 import os
-import resource
 import socket
 import sys
 import time
@@ -13,16 +12,20 @@ from collections.abc import Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
+import h11
 import uvicorn
 from fastapi import FastAPI
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from t2t_flax.errors import FAILURE, OK, UserError
-from t2t_flax.extensions.serving.connections import Connection
+from t2t_flax.extensions.serving.compiling import Compiler
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.process_setup import on_stop_signal
 
-_OTHER_FILES = 128
-"""Files that the process may have open besides its connections."""
+HEAD_SECONDS = 10.0
+"""From the beginning of a connection, or the end of an answer, to the end of the head of the next request."""
+_MAX_CONNECTIONS = 512
+"""The one that has waited longest for its client makes room for another."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -55,16 +58,42 @@ def hosts_of(listening: socket.socket) -> list[str]:
     return ["localhost", "127.0.0.1", "[::1]", str(address)] if address.is_loopback else ["*"]
 
 
-def allow_connections(most: int) -> int:
-    """Raises the number of files that this process may open to what so many connections need, as far as it may; returns for how
-    many there is room.
+class Connection(H11Protocol):
+    """uvicorn's, with time limits for the head of a request and for reading an answer, and room for a new one at any time: those
+    that owe the server something do not keep it from others.
+
+    since: the loop's time at which it was made or its last answer was complete.
     """
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    wanted = most + _OTHER_FILES
-    if soft != resource.RLIM_INFINITY and soft < wanted:
-        soft = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-    return most if soft == resource.RLIM_INFINITY else max(1, min(most, soft - _OTHER_FILES))
+
+    since = 0.0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self.since = self.loop.time()
+        if self.limit_concurrency is not None and len(self.connections) >= self.limit_concurrency:
+            waiting = [connection for connection in self.connections if connection.waits]
+            # First those that never sent a request, then clients that come back.
+            min(waiting, key=lambda connection: (connection.cycle is not None, connection.since)).abort()
+
+    def on_response_complete(self) -> None:
+        self.since = self.loop.time()
+        super().on_response_complete()
+
+    @property
+    def waits(self) -> bool:
+        """Whether the client has still to send a request, or to read its answer."""
+        return self.cycle is None or self.cycle.response_complete or self.conn.their_state is h11.SEND_BODY
+
+    def is_overdue(self, timeout: float) -> bool:
+        """Whether the client has sent no head within its time, or not read an answer within `timeout` seconds."""
+        limit = timeout if self.transport.get_write_buffer_size() else HEAD_SECONDS
+        idle = self.cycle is None or self.cycle.response_complete
+        return idle and self.loop.time() - self.since > limit
+
+    def abort(self) -> None:
+        """Closes the connection at once."""
+        self.connections.discard(self)
+        self.transport.abort()
 
 
 class Server(uvicorn.Server):
@@ -128,7 +157,7 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def make_server(app: FastAPI, timeout: float, max_connections: int = 512) -> Server:
+def make_server(app: FastAPI, timeout: float, max_connections: int = _MAX_CONNECTIONS) -> Server:
     """uvicorn without its logs; models are started and stopped by the caller. timeout: see `Server`, and of a client that does
     not read its answer.
     """
@@ -136,13 +165,11 @@ def make_server(app: FastAPI, timeout: float, max_connections: int = 512) -> Ser
     return Server(uvicorn.Config(app, http=Connection, limit_concurrency=max_connections, **options), timeout)
 
 
-def serve(
-    app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float, max_connections: int
-) -> NoReturn:
+def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float) -> NoReturn:
     """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
     seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
-    server = make_server(app, timeout, max_connections)
+    server, compiler = make_server(app, timeout), Compiler()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
     last = timeout - min(0.25, timeout / 8)
     server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
@@ -151,6 +178,8 @@ def serve(
         described = model.describe()
         steps = " and ".join(map(str, described["steps"]))
         print(f"{model.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
+        if all(model.ready for model in models):
+            compiler.begin()
 
     try:
         for model in models:
@@ -160,6 +189,7 @@ def serve(
             server.run([listening])
     finally:
         server.end()
+        compiler.stop()
         ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
     if all(ended):
         faulthandler.cancel_dump_traceback_later()

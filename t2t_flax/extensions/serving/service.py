@@ -12,10 +12,9 @@ from starlette.requests import ClientDisconnect
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
-from t2t_flax.extensions.serving.errors import RequestError
 from t2t_flax.extensions.serving.model import Hypotheses, NotFinite, ServedModel
 from t2t_flax.extensions.serving.schemas import Shape, parse_body, read_body
-from t2t_flax.extensions.serving.text import check_text
+from t2t_flax.extensions.serving.text import RequestError, check_text
 
 CLIENT_GONE = 499
 """Status in the metrics of a request whose client closed the connection."""

@@ -1,11 +1,17 @@
-"""Text of requests: checked, cut into lines for the model, and put together again."""
+"""Text of requests: checked, cut into lines for the model, and put together again; the error that a wrong request raises."""
 
 import re
-from collections.abc import Sequence
-
-from t2t_flax.extensions.serving.errors import RequestError
+from collections.abc import Mapping, Sequence
 
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+class RequestError(Exception):
+    """Becomes the answer {"error": message} with this status."""
+
+    def __init__(self, status: int, message: str, headers: Mapping[str, str] | None = None):
+        super().__init__(message)
+        self.status, self.message, self.headers = status, message, dict(headers or {})
 
 
 def check_text(
@@ -21,13 +27,9 @@ def check_text(
     if total > max_lines:
         raise RequestError(400, f"{field} has {total} lines: at most {max_lines} are allowed.")
     for text in texts:
-        for number, line in enumerate(split_lines(text), 1):
-            if control := _CONTROL.search(line):
-                code = f"U+{ord(control[0]):04X}"
-                where = f"line {number}, character {control.start() + 1}"
-                raise RequestError(
-                    400, f"{field}, {where}: the control character {code}; only newlines and tabs are allowed."
-                )
+        if control := _CONTROL.search(text.replace("\r\n", "\n")):
+            code = f"U+{ord(control[0]):04X}"
+            raise RequestError(400, f"{field} has the control character {code}: only newlines and tabs are allowed.")
         if not several_lines and "\n" in text:
             raise RequestError(400, f"{field} must be one line: send each line as an entry of its own.")
 

@@ -6,10 +6,11 @@ import json
 import logging
 import os
 import re
+import socket
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from pathlib import Path
 
 import psutil
 from etils import epath
@@ -17,7 +18,7 @@ from etils import epath
 from t2t_flax.errors import FAILURE, first_line
 from t2t_flax.filesystem import atomic_write, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.locks import NAME, Holder, in_use, machine_tag, parse_holder
+from t2t_flax.locks import NAME, Holder, in_use, parse_holder
 from t2t_flax.locks import this_process as _this_process
 
 log = logging.getLogger("t2t_flax")
@@ -65,9 +66,10 @@ def _process_space() -> str:
     machines are called `localhost`, and containers may share a name.
     """
     try:
-        return f"{machine_tag()}-{os.stat('/proc/self/ns/pid').st_ino}"
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return machine_tag()
+        return socket.gethostname()
 
 
 def _holder_in(text: str | None) -> LeaseHolder | None:
@@ -139,7 +141,7 @@ class Lease:
         os._exit(FAILURE)
 
 
-def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None] = log.warning) -> Lease:
+def lock_folder(folder: epath.PathLike, command: str) -> Lease:
     """The lease on a folder. Raises UserError if another process holds it, after at most `EXPIRY` seconds in which its holder,
     which may be dead, shows no sign of life.
     """
@@ -161,7 +163,7 @@ def lock_folder(folder: epath.PathLike, command: str, say: Callable[[str], None]
                 raise in_use(folder, holder)
             if not seen:
                 by = holder or "another process"
-                say(f"--workdir={folder} is locked by {by}; waiting up to {EXPIRY:.0f} s for a sign of life")
+                log.warning("--workdir=%s is locked by %s; waiting up to %.0f s for a sign of life", folder, by, EXPIRY)
             seen, since = (number, text), time.monotonic()
         time.sleep(min(1.0, BEAT / 4))
 

@@ -4,7 +4,7 @@ import contextlib
 import os
 import tempfile
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import BinaryIO
 
 from etils import epath
@@ -94,14 +94,14 @@ def read_if_exists(path: epath.PathLike) -> str | None:
         return None
 
 
-def atomic_write(path: epath.PathLike, data: str | bytes, *, parents: bool = True) -> None:
+def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
     """Writes an object, which appears whole."""
     store, name = _store_of(path)
     store.pipe_file(name, data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
-def atomic_file(path: epath.PathLike, *, parents: bool = True) -> Iterator[BinaryIO]:
+def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
     """A local file to write, which is uploaded when the block ends without an error."""
     with tempfile.NamedTemporaryFile() as file:
         yield typing.cast(BinaryIO, file)
@@ -125,11 +125,12 @@ def list_names(folder: epath.PathLike) -> list[str]:
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def replace_folder(new: epath.Path, path: epath.Path, keep: Callable[[], bool]) -> None:
+def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
     """As in `filesystem`, but not atomic."""
-    if not (path.exists() and keep()):
-        path.rmtree(missing_ok=True)
-        move_folder(new, path)
+    if path.exists() and not replace:
+        raise UserError(f"{path} already exists: name a new folder.")
+    path.rmtree(missing_ok=True)
+    move_folder(new, path)
 
 
 def remove_folder(folder: epath.PathLike) -> None:
@@ -146,7 +147,7 @@ def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
     store.rm(names)
 
 
-def exclusive_writer(folder: epath.PathLike, command: str) -> contextlib.AbstractContextManager[None]:
+def exclusive_writer(path: epath.PathLike, command: str) -> contextlib.AbstractContextManager[None]:
     """Nobody waits: objects appear whole."""
     return contextlib.nullcontext()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.data.token_store import FILES, TokenStore, is_intact, matches, read_meta
+from t2t_flax.data.token_store import FILES, TokenStore, matches, read_meta
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file
 from t2t_flax.locks import exclusive_writer
@@ -41,6 +41,14 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     return TokenStore.open(local, folder)
 
 
+def is_intact(folder: Path, digest: str) -> bool:
+    """Whether `folder` is an intact store of this digest."""
+    try:
+        return TokenStore.open(folder).digest == digest != ""
+    except UserError:
+        return False
+
+
 def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store."""
     folder = epath.Path(folder)
@@ -59,7 +67,7 @@ def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
     shutil.rmtree(local, ignore_errors=True)
     partial = local
     try:
-        with atomic_directory(local, keep=lambda: is_intact(local, meta["digest"])) as partial:
+        with atomic_directory(local) as partial:
             for name in FILES:
                 copy_file(folder / name, partial / name)
             (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

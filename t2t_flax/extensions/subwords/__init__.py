@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, TOKENIZER_FILES, TOKENIZERS, add_group
+from t2t_flax.registry import DATA_HOOKS, GROUPS, TOKENIZER_FILES, TOKENIZERS
 
 TOKENIZER_OF_KIND = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
 """Kind of subword regularisation, a key -> the value of data.tokenizer that it needs."""
@@ -42,7 +42,7 @@ class Subwords:
                 )
 
 
-add_group("subwords", Subwords)
+GROUPS.add("subwords", Subwords)
 DATA_HOOKS.add("t2t_flax.extensions.subwords.hook", "subwords.bpe_dropout", "subwords.unigram_alpha")
 TOKENIZERS.add("subword_nmt", "t2t_flax.extensions.subwords.subword_nmt:SubwordNmtTokenizer")
 TOKENIZER_FILES.add("subword-nmt codes and vocabulary", "t2t_flax.extensions.subwords.subword_nmt:SubwordNmtTokenizer")

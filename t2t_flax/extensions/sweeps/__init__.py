@@ -1,13 +1,17 @@
 """Sweeps: many runs of one config, as grids or searches, on one machine or several, with a report."""
 
-from t2t_flax.registry import add_command
+from t2t_flax.registry import COMMANDS, Command
 
-add_command(
+COMMANDS.add(
     "sweep",
-    "t2t_flax.extensions.sweeps.command",
-    "train many variants of a config, and compare their results in a table",
+    Command(
+        "t2t_flax.extensions.sweeps.command", "train many variants of a config, and compare their results in a table"
+    ),
 )
-add_command(
-    "train_together", "t2t_flax.extensions.sweeps.stacked_runs", "train runs that differ in scalars", hidden=True
+COMMANDS.add(
+    "train_together",
+    Command("t2t_flax.extensions.sweeps.stacked_runs", "train runs that differ in scalars", hidden=True),
 )
-add_command("compare", "t2t_flax.extensions.sweeps.compare_command", "test the differences between evaluated systems")
+COMMANDS.add(
+    "compare", Command("t2t_flax.extensions.sweeps.compare_command", "test the differences between evaluated systems")
+)

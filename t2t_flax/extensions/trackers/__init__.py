@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import HOOKS, add_group
+from t2t_flax.registry import GROUPS, HOOKS
 
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
 """Each has its row in `clients.CLIENTS`."""
@@ -47,5 +47,5 @@ class Trackers:
         return tuple(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
 
 
-add_group("trackers", Trackers)
+GROUPS.add("trackers", Trackers)
 HOOKS.add("t2t_flax.extensions.trackers.hook", "trackers.names")

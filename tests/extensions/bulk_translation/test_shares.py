@@ -4,7 +4,6 @@ import argparse
 import contextlib
 import os
 import re
-import threading
 import time
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 from t2t_flax.extensions.bulk_translation import shared_translation
-from t2t_flax.extensions.bulk_translation.shared_translation import Share, Shares, join
+from t2t_flax.extensions.bulk_translation.shared_translation import Share, join
 
 
 def lines_of(n):
@@ -90,7 +89,6 @@ def translate(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
-    monkeypatch.setattr(shared_translation, "_PUBLISHED_EVERY", 0.02)
 
     def run(
         count,
@@ -244,36 +242,6 @@ def test_progress_is_expected_of_the_translation_but_not_of_the_wait_for_others(
     waiting = []
     assert translate(2, before_batch=before_batch) == [0, 0]
     assert watched and all(watched) and not waiting[0].progress_expected
-
-
-def test_process_that_makes_no_progress_is_named(translate, tmp_path, monkeypatch):
-    """It neither ends nor translates, and its heartbeats go on."""
-    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
-    for name, seconds in (("_SAID_EVERY", 0.2), ("_PUBLISHED_EVERY", 0.1), ("LIMIT", 1.0)):
-        monkeypatch.setattr(shared_translation, name, seconds)
-    over, said = threading.Event(), {}
-
-    def before_batch(supervisor):
-        said[supervisor.group.index] = supervisor.said
-        if supervisor.group.index == 1 and not over.wait(60):
-            raise AssertionError("nobody gave it up")
-
-    try:
-        real = Shares.wait_for_all
-
-        def wait_for_all(self):
-            try:
-                real(self)
-            finally:
-                over.set()
-
-        monkeypatch.setattr(Shares, "wait_for_all", wait_for_all)
-        answers = translate(2, before_batch=before_batch)
-    finally:
-        over.set()
-    pattern = r"process 1 on .* translated nothing for \d+ s"
-    assert isinstance(answers[0], ProcessGroupError) and re.match(pattern, str(answers[0])), answers
-    assert any(re.match("this share is translated; waiting for process 1 on ", line) for line in said[0])
 
 
 def test_absent_process_is_named():

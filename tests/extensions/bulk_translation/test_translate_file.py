@@ -10,7 +10,7 @@ from helpers import capitals_run
 from helpers.capitals_run import stop_at_window
 
 from t2t_flax.__main__ import main
-from t2t_flax.locks import single_writer
+from t2t_flax.locks import exclusive_writer
 
 
 @pytest.fixture
@@ -96,7 +96,7 @@ def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):
     stop_at_window(run, 1)
     (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
     t2t("--input=in", "--output=out", code=75)
-    with single_writer(tmp_path / "out.partial", "the first"):
+    with exclusive_writer(tmp_path / "out.partial", "the first"):
         _, err = t2t("--input=in", "--output=out", "--resume", code=2)
         assert f"out.partial is being written by the first, process {os.getpid()} on" in err
     assert json.loads((tmp_path / "out.partial.json").read_text())["lines"] == 4

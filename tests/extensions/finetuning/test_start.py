@@ -13,10 +13,9 @@ from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import parse_init_checkpoint
-from t2t_flax.extensions.finetuning.start import start_params
-from t2t_flax.extensions.finetuning.vocabulary import rows_by_piece, tables_by_piece
+from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, tables_by_piece
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint_files import write_evaluation
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.setup import TrainingSetup
@@ -29,8 +28,9 @@ def first(tmp_path_factory, cache):
     workdir = tmp_path_factory.mktemp("first")
     config = tiny_run(workdir, steps=4, checkpoint=dict(every_steps=1, keep_last=9), eval=dict(every_steps=1))
     loop.train(start(config, workdir, cache), score=None)
+    checkpoints = Checkpoints(workdir / "checkpoints", keep_last=9)
     for step in range(1, 5):
-        write_evaluation(workdir / "checkpoints" / str(step), {}, -abs(step - 2))
+        checkpoints.add_evaluation(step, {}, -abs(step - 2))
     return workdir
 
 

@@ -17,8 +17,7 @@ from t2t_flax.registry import OPTIMIZERS, load_extensions
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import join, parameters_of
-from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_state import init_state, join, make_model, parameters_of
 from t2t_flax.training.train_step import loss_sums
 
 load_extensions()

@@ -17,8 +17,8 @@ from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.languages.table import summary
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
+from t2t_flax.training.setup import validation_loss, with_means
 from t2t_flax.training.train_state import init_state
-from t2t_flax.training.validation_loss import validation_loss, with_means
 
 DATA = DIRECTIONS | dict(
     valid="en-de=toy:valid:12; de-en=toy:valid:9", test="en-de=toy:test:6; de-en=toy:test:5; same=toy:test:4"

@@ -3,7 +3,7 @@
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_flax.extensions.layer_types.scores import AdditiveScore
+from t2t_flax.extensions.layer_types.layers import AdditiveScore
 
 
 def test_additive_score_of_a_concatenation_equals_split_matrices():

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from t2t_flax.config import Model
-from t2t_flax.extensions.layer_types.norms import rms_norm
+from t2t_flax.extensions.layer_types.layers import rms_norm
 from t2t_flax.models.attention import MixerInputs, SelfAttention
 
 torch = pytest.importorskip("torch")

@@ -14,10 +14,10 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.optimizers.optimizers import muon_axes
+from t2t_flax.models.dense import MATRIX_AXES
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.parameters import MATRIX_AXES
 from t2t_flax.training.setup import put_batch
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import make_train_step

@@ -20,12 +20,12 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from benchmarks import http_abuse, http_load  # noqa: E402
 from benchmarks.serving import resident_megabytes  # noqa: E402
 from t2t_flax.data.sources import toy  # noqa: E402
-from t2t_flax.extensions.serving import connections  # noqa: E402
-from t2t_flax.extensions.serving.errors import RequestError  # noqa: E402
+from t2t_flax.extensions.serving import server as server_lib  # noqa: E402
 from t2t_flax.extensions.serving.model_api import _attention_json  # noqa: E402
 from t2t_flax.extensions.serving.schemas import LibreTranslateRequest, TranslateRequest, parse_body  # noqa: E402
 from t2t_flax.extensions.serving.server import hosts_of, listen  # noqa: E402
 from t2t_flax.extensions.serving.service import Limits  # noqa: E402
+from t2t_flax.extensions.serving.text import RequestError  # noqa: E402
 
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
 MANY = 40_000
@@ -92,7 +92,7 @@ def test_idle_connections_make_room(run):
 
 
 def test_head_has_a_time_limit(run, monkeypatch):
-    monkeypatch.setattr(connections, "HEAD_SECONDS", 0.3)
+    monkeypatch.setattr(server_lib, "HEAD_SECONDS", 0.3)
     with serving({"tiny": run}, ready=False) as server, socket.create_connection(address(server), timeout=60) as slow:
         slow.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: ")
         with contextlib.suppress(ConnectionResetError):

@@ -23,10 +23,10 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from t2t_flax.data.tokenizers import TokenizerPair  # noqa: E402
 from t2t_flax.errors import UserError  # noqa: E402
 from t2t_flax.extensions.serving.batching import Job  # noqa: E402
-from t2t_flax.extensions.serving.errors import RequestError  # noqa: E402
 from t2t_flax.extensions.serving.model import ServedModel  # noqa: E402
 from t2t_flax.extensions.serving.schemas import TranslateRequest  # noqa: E402
 from t2t_flax.extensions.serving.service import Limits, Service  # noqa: E402
+from t2t_flax.extensions.serving.text import RequestError  # noqa: E402
 
 JSON_HEADERS = [(b"content-type", b"application/json")]
 BODY = {"q": "It is late.", "source": "en", "target": "de"}

@@ -6,8 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t_flax.extensions.serving.errors import RequestError
-from t2t_flax.extensions.serving.text import check_text, join_lines, split_lines
+from t2t_flax.extensions.serving.text import RequestError, check_text, join_lines, split_lines
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
 pytest.importorskip("pydantic", reason="needs the extra serve")

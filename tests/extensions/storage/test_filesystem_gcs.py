@@ -69,7 +69,10 @@ def test_directory_appears_when_it_is_complete(gcs):
     with pytest.raises(OSError, match="full"), files.atomic_directory(f"{RUN}/mean") as partial:
         files.atomic_write(partial / "x/2", "newer")
         raise OSError("full")
-    with files.atomic_directory(f"{RUN}/mean", keep=lambda: True) as partial:
+    with (
+        pytest.raises(UserError, match="already exists"),
+        files.atomic_directory(f"{RUN}/mean", replace=False) as partial,
+    ):
         files.atomic_write(partial / "x/3", "newest")
     assert gcs.names() == ["run/mean/x/1"]
 

@@ -40,7 +40,7 @@ def start_at_once(folder) -> tuple[list, list[str]]:
     def start():
         barrier.wait()
         try:
-            held.append(locks.lock_folder(folder, "train", lambda text: None))
+            held.append(locks.lock_folder(folder, "train"))
         except UserError as error:
             refused.append(str(error))
 

@@ -20,9 +20,8 @@ from t2t_flax.filesystem import list_numbers
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import set_up_training
+from t2t_flax.training.setup import set_up_training, validation_loss
 from t2t_flax.training.train_state import TrainProgress, init_state
-from t2t_flax.training.validation_loss import validation_loss
 from t2t_flax.training.workdir import adopt_config
 
 VARIANTS = [

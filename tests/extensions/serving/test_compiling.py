@@ -1,0 +1,53 @@
+"""Programs that are compiled in a child process."""
+
+import dataclasses
+
+import jax.numpy as jnp
+import pytest
+
+from t2t_flax.decoding.search_loop import Program, grow
+from t2t_flax.extensions.serving import compiling
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def compiler():
+    before, compiler = Program.run, compiling.Compiler()
+    compiler.begin()
+    yield compiler
+    compiler.stop()
+    assert Program.run is before
+
+
+@pytest.mark.parametrize("strategy", ["beam", "sample"])
+def test_results_are_those_of_this_process(run, compiler, strategy, caplog):
+    decode = dataclasses.replace(run.config.decode, strategy=strategy)
+    model = dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode))
+
+    def results():
+        return (
+            model.translate(["It is late.", "a"]),
+            model.translate(["a"], prefixes=["Der"]),
+            model.score([("a", "b")]),
+        )
+
+    got = results()
+    assert not caplog.records  # nothing was compiled here
+    compiler.stop()
+    assert got == results()
+
+
+def test_child_that_ends_is_started_again_and_one_that_fails_is_done_without(compiler, monkeypatch, caplog):
+    tree = {"a": jnp.ones((1, 1, 2))}
+
+    def shapes(*lengths):
+        return [grow(tree, length)["a"].shape[2] for length in lengths]
+
+    assert shapes(3) == [3]
+    compiler._child.kill()
+    assert shapes(3, 4) == [3, 4] and not caplog.records
+    compiler._child.kill()
+    monkeypatch.setattr(compiling.sys, "executable", "/nothing")
+    assert shapes(5) == [5]
+    assert "grow is compiled in the server itself" in caplog.text
