@@ -128,7 +128,7 @@ class ServedModel:
         faults = [self.error and first_line(self.error), *(lane.fault() for lane in self._lanes if self.ready)]
         return next((f"{self.name}: {fault}" for fault in faults if fault), "")
 
-    @property
+    @functools.cached_property
     def directions(self) -> list[Direction]:
         """Those of the model, and of the test sets of its config, which need not have training text."""
         trained, others = model_directions(self.config, self._restored.tokenizers.source)

@@ -1,4 +1,4 @@
-"""Searches whose trials depend on earlier results: Optuna proposes them, and successive halving stops poor ones.
+"""Searches whose trials depend on earlier results: Optuna proposes them, and stops poor ones.
 
 The folder is the only record: the Optuna study is rebuilt from the proposals and results in it, so any worker continues
 the search after any kill.
@@ -36,7 +36,6 @@ class SearchQueue(TrialQueue):
         self._lower_is_better = lower_is_better(search.metric)
         self._distributions = {key: self._distribution(values) for key, values in search.space.items()}
         self._metrics_sizes: dict[str, int] = {}
-        self._judged: set[tuple[str, int]] = set()
 
     def names(self) -> list[str]:
         return list(read_proposals(self._folder.path))
@@ -102,7 +101,7 @@ class SearchQueue(TrialQueue):
             value=value,
             params={key: values.parse(overrides[key]) for key, values in self._search.space.items()},
             distributions=self._distributions,
-            intermediate_values=dict(self._evaluations(name)) if state == states.PRUNED else None,
+            intermediate_values=dict(self._evaluations(name)),
         )
 
     def _is_never_finite(self, name: str) -> bool:
@@ -119,8 +118,8 @@ class SearchQueue(TrialQueue):
         return kinds.FloatDistribution(values.low, values.high, log=values.log)
 
     def should_prune(self, name: str) -> bool:
-        """Successive halving: at a quarter and at half of the updates a trial continues only if it is in the better half of
-        the trials that have come as far, itself included; the first one always continues.
+        """Optuna's median pruning: from a quarter of the updates on, a trial stops whose best evaluation is worse than the median
+        of the complete trials at the same update. At its last update stopping would save nothing.
         """
         metrics = self._folder.workdir(name) / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
@@ -128,24 +127,11 @@ class SearchQueue(TrialQueue):
             return False
         self._metrics_sizes[name] = size
         steps = self._folder.read_config(name).train.steps
-        resumed_at = self._folder.status(name).start_step
-        for rung in (steps // 4, steps // 2):
-            value = self._value_at(name, rung)
-            if value is None or rung <= resumed_at or (name, rung) in self._judged:
-                continue
-            self._judged.add((name, rung))
-            values = [v for trial in self.names() if (v := self._value_at(trial, rung)) is not None]
-            values = sorted((v for v in values if not math.isnan(v)), reverse=not self._lower_is_better)
-            if value not in values[: max(1, len(values) // 2)]:
-                return True
-        return False
-
-    def _value_at(self, name: str, rung: int) -> float | None:
-        """The metric at the first evaluation after this update. The last update of a trial does not count: nothing is saved
-        by stopping there.
-        """
-        steps = self._folder.read_config(name).train.steps
-        return next((value for step, value in self._evaluations(name) if max(1, rung) <= step < steps), None)
+        trial = self._frozen_trial(name, read_proposals(self._folder.path)[name]["overrides"])
+        if not trial.intermediate_values or trial.last_step >= steps:
+            return False
+        pruner = self._optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=steps // 4)
+        return pruner.prune(self.study(), trial)
 
     def _evaluations(self, name: str) -> list[tuple[int, float]]:
         metric = self._search.metric

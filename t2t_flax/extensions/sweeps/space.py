@@ -139,8 +139,8 @@ class Search:
 
     space: a Range per config key. count: number of rows. metric: the objective, a score of the validation set (`valid_nll`,
     `valid_bleu` ...); the task's table of metrics says which of them are minimized. method: "random" draws all rows before
-    the first trial; "tpe" (Optuna) learns from finished trials. prune: successive halving; at a quarter and at half of the
-    updates a trial stops unless its metric is in the better half of the trials that have come as far.
+    the first trial; "tpe" (Optuna) learns from finished trials. prune: median pruning; from a quarter of the updates on a
+    trial stops whose metric is worse than the median of the complete trials at the same update.
     """
 
     space: dict[str, Range]
