@@ -121,8 +121,8 @@ TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers:Sy
 """Classes of tokenizers by the kind that their file names (`data.tokenizers.ListTokenizer`). Others are SentencePiece models."""
 MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
-TASKS = Table({"translation": "t2t_flax.tasks.translation"})
-"""Choices of data.task; a module has the class `TASK`, a `tasks.Task`."""
+TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
+"""Choices of data.task: subclasses of `tasks.Task`."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
@@ -169,8 +169,7 @@ EXPLAINED: Table[str] = Table()
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None,
-start=...).
+"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None).
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""

@@ -164,7 +164,7 @@ def split_source(task: DataTask, split: str) -> Source:
         return _open(task, of, split, spec, key)
     except UserError as error:
         if ";" in spec:
-            raise UserError(f"{error}. Several {_SETS[of]} need names: --config.data.{of}='{FORM}'.") from None
+            raise UserError(f"{error}. Several sets need names: --config.data.{of}='{FORM}'.") from None
         raise
 
 
@@ -190,9 +190,6 @@ def _training_source(task: DataTask) -> Source:
     return parts[0] if len(parts) == 1 else JoinedSource(spec, parts)
 
 
-_SETS = {"valid": "validation sets", "test": "test sets"}
-
-
 def _sets(config: Config) -> dict[str, dict[str, str]]:
     """The sources of each split by the names of its sets, those of training text as one."""
     d = config.data
@@ -207,10 +204,10 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
         if split in specs:
             name = "" if split == key else f" ({split.removeprefix(VALID_PREFIX)})"
             return f"config.data.{key}{name}", specs[split]
-    if named := sets.get(split):
-        raise UserError(f"config.data.{split} names the {_SETS[split]} {', '.join(named)}: choose one of them.")
     if split in sets:
-        raise UserError(f"config.data.{split} is empty: give --config.data.{split}=SRC,TGT or another source.")
+        empty = f"is empty: give --config.data.{split}=SRC,TGT or another source"
+        several = f"names the sets {', '.join(sets[split])}: choose one of them"
+        raise UserError(f"config.data.{split} {several if sets[split] else empty}.")
     known = ", ".join(sets["test"]) if set(sets["test"]) - {"test"} else "no named test sets"
     raise UserError(f"there is no test set {split!r}: config.data.test has {known}.")
 

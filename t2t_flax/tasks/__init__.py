@@ -1,9 +1,10 @@
-"""Tasks of the encoder-decoder: how examples are read and tokenized, and how outputs are scored. Each is a module, listed in
+"""Tasks of the encoder-decoder: how examples are read and tokenized, and how outputs are scored. Each is a class, listed in
 `registry.TASKS` under its data.task.
 """
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar
 
@@ -195,7 +196,7 @@ def make_task(config: Config) -> Task:
         raise UserError(
             f"config.data.task = {name!r} is none of {', '.join(TASKS)}.{absent_extension('data.task', name)}"
         )
-    return TASKS.load(name).TASK(config)
+    return TASKS.load(name)(config)
 
 
 def lower_is_better(name: str) -> bool:
@@ -203,12 +204,10 @@ def lower_is_better(name: str) -> bool:
 
     A metric is the same in all tasks, and on each of several sets (`NAME/SET`). Raises UserError for a name that no task has.
     """
-    known = model_metrics()
-    for task in (None, *TASKS):
-        known += TASKS.load(task).TASK.metrics if task else ()
-        if metric := find_metric(known, name.partition("/")[0]):
-            return not metric.higher_is_better
-    raise UserError(f"no task has a metric {name!r}; known: {', '.join(dict.fromkeys(m.name for m in known))}.")
+    of_tasks = (metric for task in TASKS.load_all() for metric in task.metrics)
+    if metric := find_metric(itertools.chain(model_metrics(), of_tasks), name.partition("/")[0]):
+        return not metric.higher_is_better
+    raise UserError(f"no task has a metric {name!r}.")
 
 
 NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}

@@ -145,13 +145,7 @@ def _has_moses_rules(config: Config) -> bool:
 
 
 METRICS = [
-    Metric(
-        "sacrebleu",
-        "sacreBLEU",
-        statistics=_statistics("sacrebleu"),
-        log_name="bleu",
-        confidence_interval=True,
-    ),
+    Metric("sacrebleu", "sacreBLEU", statistics=_statistics("sacrebleu"), log_name="bleu", confidence_interval=True),
     Metric(
         "tokenized_bleu",
         "tokenized BLEU",
@@ -246,6 +240,3 @@ class Translation(Task):
                 f"config.eval.sacrebleu_tokenizer = {setting}{why} need sacreBLEU's tokenizer {name}, which is missing "
                 f"({' '.join(str(error).split())}): {advice}, or score characters: --config.eval.sacrebleu_tokenizer=char."
             ) from None
-
-
-TASK = Translation

@@ -172,7 +172,7 @@ def test_files_of_a_source_spec():
 def test_documented_source_works(monkeypatch, tmp_path):
     documented_modules.load("A new data source", monkeypatch, tmp_path)
     source = open_en_de("squares:3", key="config.data.train")
-    assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 number 3"
+    assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 pair 3"
     with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
         open_en_de("squares:x", key="config.data.train")
 
@@ -185,9 +185,6 @@ def test_every_source_yields_texts_of_one_line():
             yield "Dear Sir,\r\nyes\u2028", "Ja\n", "Doch\r"
 
         def fingerprint(self):
-            return ""
-
-        def where(self, i):
             return ""
 
     for source, tag in ((Letters("letters"), ""), (TaggedSource(Letters("letters"), "<2de>"), "<2de> ")):
@@ -242,7 +239,7 @@ def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     pairs = list(source.pairs())
     assert sorted(pairs) == sorted((f"sentence {i}  of 30", f"Satz {i} ß") for i in range(30))
     assert source.count == 30 and list(source.pairs()) == pairs
-    assert source.where(2) == "tfds:t2t_pairs/de-en:train example 3"
+    assert source.where(2) == "tfds:t2t_pairs/de-en:train pair 3"
     assert list(tfds_dir.rglob("*.array_record-*"))
 
     part = open_en_de("tfds:t2t_pairs/de-en:1.0.0:train[10:20]", tfds_dir)

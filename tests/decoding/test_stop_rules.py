@@ -71,7 +71,12 @@ def test_length_penalties_equal_their_formulas():
 def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
     """decode.length_penalty, decode.early_stopping and decode.alpha become the beam search's options."""
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
-    tokenizer = SimpleNamespace(digest="fixed", encode=lambda text: [5, 6], decode=lambda ids: " ".join(map(str, ids)))
+    tokenizer = SimpleNamespace(
+        digest="fixed",
+        encode=lambda text: [5, 6],
+        encode_text=lambda text: [5, 6],
+        decode=lambda ids: " ".join(map(str, ids)),
+    )
     options = []
     real = translator_module.run_search
     monkeypatch.setattr(translator_module, "run_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))

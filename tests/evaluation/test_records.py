@@ -139,14 +139,14 @@ def test_each_test_set_has_its_own_record(copy, text, capsys):
 def test_missing_test_set_files_explain_the_syntax(copy):
     for spec, split, message in (
         ("lang=en/a,x", "lang", r"config\.data\.test \(lang\) = 'en/a,x'"),
-        ("a.en,a.de; b.en,b.de", "test", "Several test sets need names"),
+        ("a.en,a.de; b.en,b.de", "test", "Several sets need names"),
         ("a=n.en,n.de; b=toy:test:2", "a", r"config\.data\.test \(a\) = 'n\.en,n\.de'"),
     ):
         config = stored_config(copy, {"data.test": spec})
         assert sets_of(config, "test")[0] == split
         with pytest.raises(UserError, match=message):
             split_source(task_of(config), split)
-    with pytest.raises(UserError, match="names the test sets a, b: choose one"):
+    with pytest.raises(UserError, match="names the sets a, b: choose one"):
         split_source(task_of(config), "test")
     with pytest.raises(UserError, match=r"config\.data\.test is empty"):
         sets_of(stored_config(copy, {"data.test": ""}), "test")

@@ -39,9 +39,9 @@ class Source(abc.ABC):
     def fingerprint(self) -> str:
         """sha256 (hex) of the content, wherever it is stored."""
 
-    @abc.abstractmethod
     def where(self, i: int) -> str:
         """The location of pair i (from 0), for error messages: 'train.en line 17'."""
+        return f"{self.spec} pair {i + 1}"
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """The pairs in order, each text on one line, in constant memory; each call starts over. Raises UserError if there
@@ -112,13 +112,6 @@ class JoinedSource(Source):
 
     def fingerprint(self):
         return sha256_of(*(part.fingerprint() for part in self._parts))
-
-    def where(self, i):
-        for part in self._parts:
-            if part.count is None or i < part.count:
-                return part.where(i)
-            i -= part.count
-        return f"pair {i} after the last of {self.spec}"
 
 
 @dataclasses.dataclass(frozen=True)

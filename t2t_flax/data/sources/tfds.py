@@ -72,9 +72,6 @@ class TfdsSource(Source):
                     digest.update(block)
         return digest.hexdigest()
 
-    def where(self, i):
-        return f"{self.spec} example {i + 1}"
-
 
 def open_spec(spec: str, context: Context) -> TfdsSource:
     """Opens the prepared dataset. Raises UserError if it is not there."""

@@ -33,9 +33,6 @@ class ToySource(Source):
         content = sha256_of(*GENERATOR, self._split, str(self.count), "0")
         return sha256_of("toy", content, "de-en" if self._swapped else "en-de")
 
-    def where(self, i):
-        return f"{self.spec} pair {i + 1}"
-
 
 def pairs(split: str, count: int | None = None) -> Iterator[tuple[str, str]]:
     """The first `count` (English, German) pairs of "train", "valid" or "test"; all without a count."""

@@ -2,5 +2,5 @@
 
 from t2t_flax.registry import PRESET_MODULES, TASKS
 
-TASKS.add("parsing", "t2t_flax.extensions.parsing.task")
+TASKS.add("parsing", "t2t_flax.extensions.parsing.task:Parsing")
 PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")

@@ -150,6 +150,3 @@ class Parsing(Task):
             f"  exact match {value['exact_match']:.1f}%   tagging accuracy {value['tagging_accuracy']:.2f}%   "
             f"well-formed outputs {value['well_formed']:.2f}%   perplexity {scores['perplexity']:.3f}",
         ]
-
-
-TASK = Parsing
