@@ -169,8 +169,7 @@ EXPLAINED: Table[str] = Table()
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None,
-start=...).
+"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None).
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""

@@ -64,23 +64,17 @@ def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_e
 
 
 def score_pairs(
-    model: Transformer,
-    params: Any,
-    tokenizers: TokenizerPair,
-    mesh: jax.sharding.Mesh,
-    pairs: Sequence[PairIds],
-    *,
-    batch_size: int,
-    progress: Callable[[int, int], None] | None = None,
+    run: Any, pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
 ) -> list[PairScore]:
-    """One PairScore per pair, in order, independent of the rest of the batch. batch_size: pairs per data shard.
+    """One PairScore per pair of a trained run (`TrainedModel`), in order, independent of the rest of the batch.
     progress(pairs done, total) is called after each batch.
 
     Longer pairs than 256 tokens are scored in smaller batches, so that the memory of attention stays constant until
     each shard has one row.
     """
-    shards, longest = mesh_lib.batch_shards(mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
-    put = functools.partial(jax.device_put, device=mesh_lib.named(mesh, mesh_lib.ROWS))
+    shards, longest = mesh_lib.batch_shards(run.mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
+    put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))
+    batch_size = run.config.decode.batch_size
     order = sorted(range(len(pairs)), key=longest.__getitem__)
     scores: dict[int, PairScore] = {}
     for length, group in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
@@ -89,11 +83,13 @@ def score_pairs(
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
             arrays = rows_of([pairs[i] for i in chunk], rows, length)
-            with mesh_lib.use(mesh):
-                log_probs_BxT = np.asarray(_token_log_probs(model, params, jax.tree.map(put, arrays)))
+            with mesh_lib.use(run.mesh):
+                log_probs_BxT = np.asarray(_token_log_probs(run.model, run.params, jax.tree.map(put, arrays)))
             for i, row in zip(chunk, log_probs_BxT, strict=False):
                 target = pairs[i].target
-                scores[i] = PairScore(tuple(tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+                scores[i] = PairScore(
+                    tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)]))
+                )
             if progress:
                 progress(len(scores), len(pairs))
     return [scores[i] for i in range(len(pairs))]

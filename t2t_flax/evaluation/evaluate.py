@@ -199,6 +199,14 @@ def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
     return entry | ({"why": why} if why else {})
 
 
+_NOTED_COUNTS = {
+    "unknown_target_tokens": "reference tokens are out of vocabulary (<unk>)",
+    "changed_targets": "references are text that the tokenizer cannot write (config.data.normalization)",
+    "source_cut": "sources were truncated to config.decode.max_source_length",
+    "hit_max_length": "outputs reached their maximum length without EOS",
+}
+
+
 def summary(record: dict[str, Any], task: Task) -> str:
     """The scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
@@ -206,17 +214,10 @@ def summary(record: dict[str, Any], task: Task) -> str:
     checkpoint = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
     if best := record["checkpoint"].get("best"):
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
-    corpus = f"{data['corpus']}, " if data.get("corpus") else ""
+    corpus = f"{data['corpus']}, " if data["corpus"] else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
     lines += task.summary(scores)
-    if counts["unknown_target_tokens"]:
-        lines.append(f"  {counts['unknown_target_tokens']} reference tokens are out of vocabulary (<unk>)")
-    if changed := counts.get("changed_targets"):
-        lines.append(f"  {changed} references are text that the tokenizer cannot write (config.data.normalization)")
-    if counts["source_cut"]:
-        lines.append(f"  {counts['source_cut']} sources were truncated to config.decode.max_source_length")
-    if counts["hit_max_length"]:
-        lines.append(f"  {counts['hit_max_length']} outputs reached their maximum length without EOS")
+    lines += [f"  {counts[name]} {text}" for name, text in _NOTED_COUNTS.items() if counts[name]]
     return "\n".join(lines)
 
 

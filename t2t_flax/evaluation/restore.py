@@ -126,41 +126,20 @@ class TrainedModel(StoredRun):
         Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
         for the task, and as `in_language`.
         """
-        encoded = self._encode(pairs)
-        for number, ids in enumerate(encoded, 1):
-            if isinstance(ids, UserError):
-                raise UserError(f"{where(number)}: {ids}")
-        return self._score(encoded)
-
-    def score_each(
-        self, pairs: Sequence[tuple[str, str]], *, progress: Callable[[int, int], None] | None = None
-    ) -> "list[PairScore | UserError]":
-        """As `score`, with an error in the place of each pair that cannot be scored. progress: see `score_pairs`."""
-        encoded = self._encode(pairs)
-        scores = iter(self._score([ids for ids in encoded if not isinstance(ids, UserError)], progress))
-        return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
-
-    def _score(self, ids: "Sequence[Any]", progress: Callable[[int, int], None] | None = None) -> "list[PairScore]":
         from t2t_flax.decoding.scoring import score_pairs
 
-        parts = self.model, self.params, self.tokenizers, self.mesh
-        return score_pairs(*parts, ids, batch_size=self.config.decode.batch_size, progress=progress)
+        encoded = []
+        for number, pair in enumerate(pairs, 1):
+            try:
+                encoded.append(self.encode_pair(*pair))
+            except UserError as error:
+                raise UserError(f"{where(number)}: {error}") from None
+        return score_pairs(self, encoded)
 
     def for_set(self, name: str) -> "TrainedModel":
         """The run with the config of a validation or test set."""
         config, stored = (config_of_set(config, name) for config in (self.config, self.stored))
         return dataclasses.replace(self, config=config, stored=stored)
-
-    def _encode(self, pairs: Sequence[tuple[str, str]]) -> "list[PairIds | UserError]":
-        """Token ids of each pair, or why it has none."""
-        encoded: list[PairIds | UserError] = []
-        for source, target in pairs:
-            self.in_language(source)  # a missing language is an error of all pairs
-            try:
-                encoded.append(self.encode_pair(source, target))
-            except UserError as error:
-                encoded.append(error)
-        return encoded
 
     def encode_pair(self, source: str, target: str) -> "PairIds":
         """Token ids of a pair. Raises UserError for an empty or too long side, for a target that is invalid for the task, and as

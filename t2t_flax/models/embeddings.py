@@ -1,4 +1,4 @@
-"""Token embeddings and output logits (3.4), and the start vector of the decoder."""
+"""Token embeddings and output logits (3.4), the start vector of the decoder, and positions (3.5)."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple

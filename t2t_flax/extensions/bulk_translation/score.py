@@ -1,6 +1,6 @@
 """`score`: the log-probability of given pairs by forced decoding."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments, lines
@@ -64,7 +64,7 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
     prepare = arguments.prepare_line(loaded, flags)
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        results = loaded.score_each([(prepare(line.text), line.beside or "") for line in window], progress=progress)
+        results = score_each(loaded, [(prepare(line.text), line.beside or "") for line in window], progress)
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))
             for line, result in zip(window, results, strict=True)
@@ -73,6 +73,23 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
         return "".join(_format(result, tokens) + "\n" for result in results), notes
 
     return answer
+
+
+def score_each(
+    run: "TrainedModel", pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
+) -> "list[PairScore | UserError]":
+    """As `TrainedModel.score`, with an error in the place of each pair that cannot be scored."""
+    from t2t_flax.decoding.scoring import score_pairs
+
+    encoded: list[Any] = []
+    for source, target in pairs:
+        run.in_language(source)  # a missing language is an error of all pairs
+        try:
+            encoded.append(run.encode_pair(source, target))
+        except UserError as error:
+            encoded.append(error)
+    scores = iter(score_pairs(run, [ids for ids in encoded if not isinstance(ids, UserError)], progress))
+    return [ids if isinstance(ids, UserError) else next(scores) for ids in encoded]
 
 
 def _format(score: "PairScore | UserError", tokens: bool) -> str:

@@ -15,6 +15,7 @@ from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import TrainedModel, load
+from t2t_flax.extensions.bulk_translation import score as score_command
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 
 PAIRS = list(toy.pairs("test", 3))
@@ -97,16 +98,16 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
             read.append(name)
             yield line
 
-    def score_each(self, pairs, **more):
+    def score_each(run, pairs, progress):
         scored.append(len(pairs))
         assert len(read) <= 2 * ((len(scored) + 1) * window + 2)
         if len(scored) > stop_after:
             os.kill(os.getpid(), signal.SIGTERM)
-        return score(self, pairs, **more)
+        return score(run, pairs, progress)
 
-    score = TrainedModel.score_each
+    score = score_command.score_each
     monkeypatch.setattr(lines_module, "iterate_lines", iterate_lines)
-    monkeypatch.setattr(TrainedModel, "score_each", score_each)
+    monkeypatch.setattr(score_command, "score_each", score_each)
     capsys.readouterr()
     assert main([*command, f"--source={source}", f"--output={tmp_path / 'out'}"]) == 75
     assert f"output of {2 * window} lines: the same command with --resume goes on" in capsys.readouterr().err
@@ -115,7 +116,9 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
     assert "--tokens = false, now it is true" in error_of(capsys, *resume, "--tokens")
     monkeypatch.setattr(lines_module, "iterate_lines", real)
     monkeypatch.setattr(
-        TrainedModel, "score_each", lambda self, pairs, **more: scored.append(len(pairs)) or score(self, pairs, **more)
+        score_command,
+        "score_each",
+        lambda run, pairs, progress: scored.append(len(pairs)) or score(run, pairs, progress),
     )
     assert main(resume) == 0 and sum(scored) == len(pairs) - 2 * window
     assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()

@@ -61,7 +61,7 @@ def test_cached_decoder_has_the_same_attention(loaded):
 
 def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):
     empty = [Translation((Hypothesis("", (), 0.0, 0.0, False),))]
-    monkeypatch.setattr(type(loaded), "translate", lambda self, lines, start: empty)
+    monkeypatch.setattr(type(loaded), "translate", lambda self, lines: empty)
     with pytest.raises(UserError, match="own translation of this source is empty: give a --target"):
         attend(loaded, "The train leaves.")
     with pytest.raises(UserError, match="the source is empty"):

@@ -281,8 +281,8 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):
         for text in (f"<2{language}> {LINES[0]}", f">>{language}<< {LINES[0]}", f">>{language}<<{LINES[0]}"):
-            (pair,) = loaded._encode(
-                [(loaded.in_language(text, "deu"), "x")]
+            pair = loaded.encode_pair(
+                loaded.in_language(text, "deu"), "x"
             )  # a text that has its tag gets no second one
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected
