@@ -72,7 +72,7 @@ def test_the_tokenizer_of_an_attempt_is_removed_and_foreign_files_stay(tmp_path)
     folder = tmp_path / "tokenizer"
     for others in ([], ["my_work.txt"]):
         folder.mkdir()
-        for name in ("tokenizer.model", "starts.json", *others):
+        for name in ("tokenizer.model", *others):
             (folder / name).write_text("text")
         adopt_config(epath.Path(tmp_path), small_config())
         assert folder.exists() == bool(others)

@@ -50,40 +50,6 @@ _OPEN: weakref.WeakValueDictionary[tuple[int, str], _Exported] = weakref.WeakVal
 """Models in memory by the identity of their parameters and the type: decoders with the same parameters share them."""
 
 
-class CTranslate2Decoder(Decoder):
-    """CTranslate2 with a model's parameters. Raises UserError if they are divided among several processes."""
-
-    name = "ctranslate2"
-
-    def __init__(self, model: "TrainedModel"):
-        if any(device.process_index != jax.process_index() for device in model.mesh.devices.flat):
-            raise UserError(
-                "config.decode.engine = ctranslate2: the parameters are divided among several processes; use one."
-            )
-        config = model.config
-        self.version, self.dtype = installed_version() or "", CTranslate2.of(config).quantization
-        jax_translate = JaxDecoder(model).translate
-        self._exported = _export(model, self.dtype)
-        self._translator = CTranslate2Translator(
-            self._exported.translator,
-            model.tokenizers,
-            config.model,
-            config.decode,
-            lambda lines, prefixes: jax_translate(lines, prefixes=prefixes),
-            source_eos=config.data.source_eos,
-        )
-
-    @staticmethod
-    def check(config: Config) -> None:
-        """Raises UserError if CTranslate2 cannot decode for a run of this config as the JAX search does."""
-        if reason := _obstacle(config):
-            raise UserError(f"config.decode.engine = ctranslate2: {reason}.")
-
-    def translate(self, lines, **options) -> list[Translation]:
-        """See `Decoder`."""
-        return self._translator.translate(lines, **options)
-
-
 def _obstacle(config: Config) -> str | None:
     if different := search_difference(config.decode) or length_difference(config.decode, config.model):
         return different
@@ -275,3 +241,32 @@ class CTranslate2Translator:
 
 def _words(ids: Sequence[int]) -> list[str]:
     return [str(i) for i in ids]
+
+
+class CTranslate2Decoder(CTranslate2Translator, Decoder):
+    """CTranslate2 with a model's parameters. Raises UserError if they are divided among several processes."""
+
+    name = "ctranslate2"
+
+    def __init__(self, model: "TrainedModel"):
+        if any(device.process_index != jax.process_index() for device in model.mesh.devices.flat):
+            raise UserError(
+                "config.decode.engine = ctranslate2: the parameters are divided among several processes; use one."
+            )
+        config = model.config
+        self.version, self.dtype = installed_version() or "", CTranslate2.of(config).quantization
+        self._model_in_memory, jax_translate = _export(model, self.dtype), JaxDecoder(model).translate
+        super().__init__(
+            self._model_in_memory.translator,
+            model.tokenizers,
+            config.model,
+            config.decode,
+            lambda lines, prefixes: jax_translate(lines, prefixes=prefixes),
+            source_eos=config.data.source_eos,
+        )
+
+    @staticmethod
+    def check(config: Config) -> None:
+        """Raises UserError if CTranslate2 cannot decode for a run of this config as the JAX search does."""
+        if reason := _obstacle(config):
+            raise UserError(f"config.decode.engine = ctranslate2: {reason}.")

@@ -5,7 +5,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from t2t_flax.errors import first_line
@@ -50,11 +50,17 @@ class Lane:
         """Computes batches until the batcher is closed."""
         every, compiling.waiting.note = self._limit / _PROBES, self.good
         self._thread = threading.current_thread()
+
+        def noted(key: Hashable, items: list[Any]) -> Sequence[Any]:
+            results = process(key, items)
+            self.good()
+            return results
+
         if self._gives_way and sys.platform == "linux":  # elsewhere priorities are of whole processes
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), os.getpriority(os.PRIO_PROCESS, 0) + _NICE)
         self.good()
         while (batch := self.batcher.take(max(self._good, self._tried) + every)) is not None:
-            answer(batch, process)
+            answer(batch, noted)
             if time.monotonic() >= max(self._good, self._tried) + every:
                 self._probe(probe)
 

@@ -7,22 +7,22 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import Direction, codes_of, model_directions
-from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
+from t2t_flax.decoding.batches import PREFIX_LENGTHS, plan_batches, round_up
 from t2t_flax.decoding.translator import Translation, in_compute_type
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.extensions.serving.batching import Batcher, Job, Process
+from t2t_flax.extensions.serving.batching import Batcher, Job
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.text import RequestError
-from t2t_flax.extensions.serving.warm_up import MAX_ATTENTION_TOKENS, own_text, warm_ups
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
 
@@ -30,6 +30,8 @@ Hypotheses = list[dict[str, Any]]
 """The n-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
 """Outputs per line with decode.strategy=sample, for which no beam limits their number."""
+MAX_ATTENTION_TOKENS = 128
+"""Tokens of a side whose attention is sent: the answer grows with their product."""
 USUAL_LENGTHS = (32, 128)
 """Padded lengths of the lines whose programs are compiled before the first request. Each has a lane of its own; what else
 is asked for, and may have to be compiled, has the last one.
@@ -73,16 +75,8 @@ class TranslateKey:
     alone: object = None
 
 
-@dataclasses.dataclass(frozen=True)
-class ScoreKey:
-    """All pairs to score share batches."""
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionKey:
-    """Each pair is a batch of its own."""
-
-    alone: object
+SCORES = "scores"
+"""The key of all pairs to score: they share batches."""
 
 
 class ServedModel:
@@ -219,7 +213,7 @@ class ServedModel:
     def score(self, source: str, target: str, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is a `PairScore`. Raises UserError as `translate`."""
         source = self._restored.in_language(source, target_language)
-        return self._lanes[-1].batcher.submit(ScoreKey(), [Pair(source, target)])
+        return self._lanes[-1].batcher.submit(SCORES, [Pair(source, target)])
 
     def attend(self, source: str, target: str | None, target_language: str | None = None) -> Job[Pair]:
         """Queues a pair; its result is the analysis `attend`. Raises RequestError for a long source or target, and
@@ -230,7 +224,7 @@ class ServedModel:
             tokens = self._check_length(name, "the " + name, text)
             if tokens > MAX_ATTENTION_TOKENS:
                 raise RequestError(400, _too_long_for_attention(name, tokens))
-        return self._lanes[-1].batcher.submit(AttentionKey(object()), [Pair(source, target)])
+        return self._lanes[-1].batcher.submit(object(), [Pair(source, target)])
 
     def _check_length(self, side: str, where: str, text: str) -> int:
         """The number of tokens with EOS. Raises RequestError if the model does not take as many."""
@@ -268,7 +262,7 @@ class ServedModel:
         self.config, self._restored = loaded.config, loaded
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         runs = [self._loaded(n_best) for n_best in sorted({1, several})]
-        for warm_up in warm_ups(runs, self._max_batch, USUAL_LENGTHS):
+        for warm_up in _warm_ups(runs, self._max_batch, USUAL_LENGTHS):
             if self._stopping.is_set():
                 return
             warm_up()
@@ -277,12 +271,12 @@ class ServedModel:
         except NotFinite as error:
             raise UserError(f"{loaded.workdir}: {error}. Choose another checkpoint with --step.") from None
         for lane in self._lanes[1:]:
-            self._spawn(lane.name, functools.partial(lane.run, self._processed_in(lane), self._probe), on_failure)
+            self._spawn(lane.name, functools.partial(lane.run, self._process, self._probe), on_failure)
         first = self._lanes[0]
         first.good()
         self.ready = True
         on_ready(self)
-        first.run(self._processed_in(first), self._probe)
+        first.run(self._process, self._probe)
 
     def _loaded(self, n_best: int) -> TrainedModel:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
@@ -295,21 +289,13 @@ class ServedModel:
 
     def _probe(self) -> None:
         """Translates a line of the server's own. Raises NotFinite."""
-        (translation,) = self._loaded(1).translate([own_text(self._restored)])
+        (translation,) = self._loaded(1).translate([_own_text(self._restored)])
         _check_finite(translation)
-
-    def _processed_in(self, lane: Lane) -> Process[Any]:
-        def process(key: Hashable, items: list[Any]) -> list[Any]:
-            results = self._process(key, items)
-            lane.good()
-            return results
-
-        return process
 
     def _process(self, key: Hashable, items: list[Any]) -> list[Any]:
         if isinstance(key, TranslateKey):
             return self._translate(key, items)
-        if isinstance(key, ScoreKey):
+        if key == SCORES:
             scores = self._loaded(1).score(items, where=lambda number: "the pair")
             if not all(math.isfinite(score.log_prob) for score in scores):
                 raise NotFinite
@@ -347,6 +333,29 @@ class ServedModel:
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):
             raise NotFinite
         return maps
+
+
+def _warm_ups(runs: Sequence[TrainedModel], max_batch: int, lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
+    """What to call before the first request. runs: the run for one hypothesis, then those for several.
+
+    Compiles the search for up to `max_batch` lines of these padded lengths, of one line for each of the runs. A decoder that
+    does not compile translates a line instead.
+    """
+    loaded = runs[0]
+    if loaded.decoder.name != "jax":
+        yield from (functools.partial(run.translate, [_own_text(run)]) for run in runs)
+        return
+    shards = mesh_lib.batch_shards(loaded.mesh)
+    for tokens in sorted({min(length, loaded.max_source_length) for length in lengths}):
+        plans = (plan_batches([tokens] * count, loaded.config.decode, shards) for count in range(1, max_batch + 1))
+        for shape in dict.fromkeys(batch.shape for batches in plans for batch in batches):
+            for run in runs if shape[0] == 1 else runs[:1]:
+                yield functools.partial(run.decoder.compile, shape)
+
+
+def _own_text(loaded: TrainedModel) -> str:
+    """A line of the server's own, in any of the model's languages."""
+    return loaded.in_language("a", next(iter(loaded.tokenizers.source.target_languages), None))
 
 
 def _check_finite(translation: Translation) -> None:

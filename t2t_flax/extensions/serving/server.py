@@ -97,21 +97,15 @@ class Connection(H11Protocol):
 
 
 class Server(uvicorn.Server):
-    """uvicorn, which closes connections that are overdue, and all of them when its time is up or at a second signal.
+    """uvicorn, which closes connections that are overdue, and all of them when its time is up.
 
     timeout: seconds from the first signal to the end. on_end: called at the first one.
     """
 
-    _loop: asyncio.AbstractEventLoop | None = None
-
     def __init__(self, config: uvicorn.Config, timeout: float):
         super().__init__(config)
         self.timeout, self.on_end = timeout, lambda: None
-        self._ended = time.monotonic()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        self._loop = asyncio.get_running_loop()
-        await super().startup(sockets)
+        self._ended: float | None = None
 
     async def on_tick(self, counter: int) -> bool:
         if counter % 10 == 0:  # a second
@@ -121,28 +115,21 @@ class Server(uvicorn.Server):
 
     def end(self) -> None:
         """Takes no more requests and answers those it has."""
-        if not self.should_exit:
-            self.should_exit = True
-            self._begin_end()
+        self.should_exit = True
+        if self._ended is None:
+            self._ended = time.monotonic()
+            self.on_end()
 
-    def _begin_end(self) -> None:
-        self._ended = time.monotonic()
-        self.on_end()
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)  # a second SIGINT ends without waiting
+        self.end()
 
     @property
     def seconds_left(self) -> float:
         """Until the promised end, less what the process itself needs for it."""
-        left = self._ended + self.timeout - min(1.0, self.timeout / 4) - time.monotonic()
+        now = time.monotonic()
+        left = (self._ended or now) + self.timeout - min(1.0, self.timeout / 4) - now
         return min(1.0, left) if self.force_exit else left
-
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        again = self.should_exit
-        super().handle_exit(sig, frame)
-        if not again:
-            self._begin_end()
-        elif self._loop:
-            self.force_exit = True
-            self._loop.call_soon_threadsafe(self._close_connections)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         # Half a second before uvicorn cancels what remains, which leaves a traceback in the log.
@@ -167,7 +154,7 @@ def make_server(app: FastAPI, timeout: float, max_connections: int = _MAX_CONNEC
 
 def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float) -> NoReturn:
     """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
-    seconds; a second signal closes the connections. Raises what a model raised. Exit code 0, or 1 where a model did not end.
+    seconds; a second Ctrl-C does not wait for clients. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
     server, compiler = make_server(app, timeout), Compiler()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.

@@ -1,10 +1,11 @@
 """What all routes share: the models and their names, reading a request within its limits, waiting for its result."""
 
 import asyncio
+import contextlib
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -130,31 +131,33 @@ class Service:
                 if gone.done():
                     raise RequestError(CLIENT_GONE, _GONE)
                 raise RequestError(504, f"no result within {self.limits.timeout:g} s.", _RETRY_LATER)
-            if result.cancelled():
-                raise Closed
-            return result.result()
-        except Closed:
-            raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
-        except UserError as error:
-            raise RequestError(400, str(error)) from None
-        except NotFinite as error:
-            raise RequestError(500, f"{error}.") from None
+            with _refusals():
+                if result.cancelled():
+                    raise Closed
+                return result.result()
         finally:
             gone.cancel()
             result.cancel()
 
     async def submit(self, submit: Callable[..., Job[Any]], *arguments: Any) -> Job[Any]:
-        """`submit(*arguments)`, one of a model's methods, in a thread, because it counts tokens. Raises RequestError, also
-        where the queue is full or closed.
-        """
-        try:
+        """`submit(*arguments)`, one of a model's methods, in a thread, because it counts tokens. Raises RequestError."""
+        with _refusals():
             return await asyncio.to_thread(submit, *arguments)
-        except QueueFull:
-            raise RequestError(429, "too many requests are waiting: try again in a second.", _RETRY_SOON) from None
-        except Closed:
-            raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
-        except UserError as error:
-            raise RequestError(400, str(error)) from None
+
+
+@contextlib.contextmanager
+def _refusals() -> Iterator[None]:
+    """Errors of the model and of its queue, as those of the request."""
+    try:
+        yield
+    except QueueFull:
+        raise RequestError(429, "too many requests are waiting: try again in a second.", _RETRY_SOON) from None
+    except Closed:
+        raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
+    except UserError as error:
+        raise RequestError(400, str(error)) from None
+    except NotFinite as error:
+        raise RequestError(500, f"{error}.") from None
 
 
 async def _disconnected(request: Request) -> None:

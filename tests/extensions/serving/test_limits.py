@@ -259,9 +259,9 @@ def test_end_does_not_wait_for_a_client_that_does_not_read(unread):
 
 
 @pytest.mark.parametrize("unread", [600], indirect=True)
-def test_second_signal_does_not_wait_for_clients(unread):
+def test_second_ctrl_c_does_not_wait_for_clients(unread):
     for _ in range(2):
-        unread.server.handle_exit(signal.SIGTERM, None)
+        unread.server.handle_exit(signal.SIGINT, None)
     unread.thread.join(30)
     assert not unread.thread.is_alive()
 
