@@ -117,12 +117,13 @@ class ProcessGroup:
             raise ProcessGroupError(first_line(error)) from error
 
 
-def initialize(config: Distributed) -> ProcessGroup:
+def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup:
     """Joins the processes of this run, after which JAX sees the devices of all of them.
 
-    Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
-    ProcessGroupError where this process cannot join the others; ends the process where they do not come within
-    `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
+    use_devices: False for processes that leave the devices to their children. Must run before anything touches a device.
+    Raises UserError for environment variables that do not fit, and ProcessGroupError where this process cannot join the
+    others; ends the process where they do not come within `initialization_timeout`. Where process 0 dies later, JAX itself
+    aborts the others.
     """
     place, address = _place()
     if not place:
@@ -154,12 +155,13 @@ def initialize(config: Distributed) -> ProcessGroup:
         raise ProcessGroupError(f"{place}: this process could not join the others ({first_line(error)}).") from error
     finally:
         timer.cancel()
-    state = _distributed_state()
-    return ProcessGroup(jax.process_index(), jax.process_count(), state.client)
+    state = distributed_state()
+    own = (jax.process_index(), jax.process_count()) if use_devices else (state.process_id, state.num_processes)
+    return ProcessGroup(*own, state.client)
 
 
-def _distributed_state() -> Any:
-    """JAX's client and address of the coordination service, which have no public name; only `ProcessGroup` uses them."""
+def distributed_state() -> Any:
+    """JAX's client and address of the coordination service, which have no public name."""
     from jax._src.distributed import global_state
 
     return global_state

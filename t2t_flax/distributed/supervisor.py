@@ -252,14 +252,15 @@ def run_job(
     body: Callable[[RunSupervisor], _Result],
     *,
     stacks: epath.Path | None = None,
+    use_devices: bool = True,
 ) -> _Result:
     """`body(supervisor)` in this process, alone or as one of several; returns its result.
 
     Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
-    device. `stacks`: see `RunSupervisor`.
+    device. `stacks`: see `RunSupervisor`. `use_devices`: see `initialize`.
     """
     try:
-        group = initialize(config.distributed)
+        group = initialize(config.distributed, use_devices=use_devices)
     except ProcessGroupError as error:
         end(FAILURE, f"t2t_flax: {error}")
     with RunSupervisor(group, config, stacks=stacks) as supervisor:

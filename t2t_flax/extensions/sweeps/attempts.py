@@ -26,12 +26,17 @@ _OUT_OF_MEMORY = re.compile(r"RESOURCE_EXHAUSTED.*(memory|alloc|hbm)|\bMemoryErr
 
 
 def start_training(
-    folder: Folder, names: list[str], resources: Resources, cwd: str | None, descriptors: Sequence[int]
+    folder: Folder,
+    names: list[str],
+    resources: Resources,
+    cwd: str | None,
+    descriptors: Sequence[int] = (),
+    process: int = 0,
 ) -> subprocess.Popen:
     """Starts the process that trains these trials. cwd: where the sweep was created, the base of its relative paths.
-    descriptors: of the claims, which last as long as the training.
+    descriptors: of the claims, which last as long as the training. process: its number where the worker is a pod.
     """
-    path = folder.log(names[0])
+    path = folder.log(names[0], process)
     path.parent.mkdir(parents=True, exist_ok=True)
     variables = {RUNS_FOLDER: str(folder.path.resolve()), ALONE: "1"} | resources.environment
     with path.open("ab") as log:

@@ -6,22 +6,27 @@ import functools
 import importlib.util
 import os
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
+from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import check_shared
+from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.extensions.sweeps import space
+from t2t_flax.extensions.sweeps.attempts import start_training
 from t2t_flax.extensions.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
 from t2t_flax.extensions.sweeps.optuna_search import NO_OPTUNA, SearchQueue
+from t2t_flax.extensions.sweeps.pod import Pod, check_same_code
 from t2t_flax.extensions.sweeps.report import report, text_table
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
 from t2t_flax.extensions.sweeps.space import Search, Sweep
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
 from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker, count_states
-from t2t_flax.process_setup import on_stop_signal
 
 
 def run(argv: list[str]) -> int:
@@ -30,8 +35,11 @@ def run(argv: list[str]) -> int:
     if args.report:
         return _report(args, fixed)
     resources = divide_machine(args.parallel)
-    folder, sweep = _open(args, fixed)
-    return OK if args.dry_run else _train(args, folder, sweep, resources)
+    if args.dry_run:
+        _open(args, fixed)
+        return OK
+    work = lambda supervisor: _work(args, fixed, resources, supervisor)  # noqa: E731
+    return run_job(_process_config(args, fixed), work, use_devices=False)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -39,7 +47,7 @@ def _parser() -> argparse.ArgumentParser:
         "sweep",
         "Trains variants of a config with one or more seeds each, and reports which are better and with what confidence.\n"
         "Rerun the same command to continue after a kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
-        "or any other host that shares the folder.",
+        "or any other host that shares the folder. Started on each host of a pod, it trains each trial on all of them.",
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'data.valid=a.en,a.de;b.en,b.de'.\n"
@@ -111,8 +119,6 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
 def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
     """The sweep of the command line, created or continued in --workdir."""
     sweep = _sweep_of(args)
-    if not sweep.config:
-        raise UserError("the sweep has no config: give --config=FILE.py or the name of a preset.")
     search, baseline = sweep.search, args.baseline or sweep.baseline
     adaptive = bool(search and search.adaptive)
     if search:
@@ -157,7 +163,10 @@ def _sweep_of(args: argparse.Namespace) -> Sweep:
         parts = list(map(_values_of, args.set))
         sweep = Sweep(rows=space.product(*parts) if parts else space.named("base"))
     flags = {"seeds": args.seeds, "config": args.config}
-    return dataclasses.replace(sweep, **{key: value for key, value in flags.items() if value is not None})
+    sweep = dataclasses.replace(sweep, **{key: value for key, value in flags.items() if value is not None})
+    if not sweep.config:
+        raise UserError("the sweep has no config: give --config=FILE.py or the name of a preset.")
+    return sweep
 
 
 def _values_of(text: str) -> list[space.Overrides]:
@@ -206,19 +215,61 @@ def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
         print(text_table(("trial", "overrides"), lines))
 
 
-def _train(args: argparse.Namespace, folder: Folder, sweep: dict[str, Any], resources: list[Resources]) -> int:
-    """Works on the sweep until it ends or a signal comes; returns the exit code."""
+def _process_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
+    """The config whose timeouts count for a pod: that of the trials, without what the sweep varies."""
+    if args.sweep or args.config:
+        return config_lib.load_config(_sweep_of(args).config, fixed)
+    folder = Path(args.workdir)
+    stored = next((path for name in ("base.json", "configs/*.json") for path in folder.glob(name)), None)
+    return config_lib.from_json(stored.read_text()) if stored else Config()  # `_work` names the hosts that see none
+
+
+def _work(
+    args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor
+) -> int:
+    """A worker, or its process on this host."""
+    group, stop = supervisor.group, supervisor.stop_requested
+    if group.count == 1:
+        return _train(args, *_open(args, fixed), resources, stop, start_training)
+    if args.parallel > 1 or args.stack > 1:
+        raise UserError(
+            "--parallel and --stack divide one host; each trial of a worker on several hosts uses all of them."
+        )
+    check_same_code(group)
+    path = Path(args.workdir).absolute()
+    opened = _open(args, fixed) if group.is_lead else None
+    check_shared(group, path, "--workdir")
+    pod = Pod(group)
+    if opened is None:
+        return pod.follow(Folder(path), _cwd(read_sweep(path)), stop)
+    code = _train(args, *opened, [Resources(description=f"{group.count} processes")], stop, pod.start)
+    pod.end(code)
+    return code
+
+
+def _cwd(sweep: dict[str, Any]) -> str:
+    """The folder in which the sweep was created. Raises UserError where this host has no such folder."""
     if not os.path.isdir(cwd := sweep["cwd"]):
         raise UserError(
             f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
             "host that has it, or create it (empty, if the sweep's paths are all absolute)."
         )
-    search, stop = _search(sweep), threading.Event()
+    return cwd
+
+
+def _train(
+    args: argparse.Namespace,
+    folder: Folder,
+    sweep: dict[str, Any],
+    resources: list[Resources],
+    stop: threading.Event,
+    start: Callable[..., Any],
+) -> int:
+    """Works on the sweep until it ends or `stop` is set; returns the exit code. start: see `Worker`."""
+    search, cwd = _search(sweep), _cwd(sweep)
     queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
     options = dict(retries=args.retries, stop=stop, stack=args.stack, cwd=cwd, say=functools.partial(print, flush=True))
-    worker = Worker(folder, queue, resources, **options)
-    with on_stop_signal(stop.set):
-        worker.run()
+    Worker(folder, queue, resources, start=start, **options).run()
     counts = count_states(folder, queue.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process

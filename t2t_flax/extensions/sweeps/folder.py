@@ -4,7 +4,7 @@ sweep.json            the sweep: config, overrides, rows, seeds, the code that c
 base.json             of an adaptive search: the config before the search's overrides
 configs/TRIAL.json    the resolved config of a trial
 trials/TRIAL/         its workdir, as `train` writes it; complete.json there marks it as complete
-logs/TRIAL.log        the output of all its attempts
+logs/TRIAL.log        the output of all its attempts; TRIAL.process1.log ... of the other hosts of a pod
 status/TRIAL.json     the number of its attempts, and why it failed or was pruned
 claims/TRIAL          locked by the process that trains it
 data/                 tokenized corpora, shared by all trials
@@ -85,8 +85,8 @@ class Folder:
     def config(self, name: str) -> Path:
         return self.path / "configs" / f"{name}.json"
 
-    def log(self, name: str) -> Path:
-        return self.path / "logs" / f"{name}.log"
+    def log(self, name: str, process: int = 0) -> Path:
+        return self.path / "logs" / (f"{name}.process{process}.log" if process else f"{name}.log")
 
     def log_tail(self, name: str) -> str:
         """The last lines of a trial's log; "" without one."""

@@ -36,6 +36,7 @@ class SearchQueue(TrialQueue):
         self._lower_is_better = lower_is_better(search.metric)
         self._distributions = {key: self._distribution(values) for key, values in search.space.items()}
         self._metrics_sizes: dict[str, int] = {}
+        self._judged: set[tuple[str, int]] = set()
 
     def names(self) -> list[str]:
         return list(read_proposals(self._folder.path))
@@ -118,8 +119,9 @@ class SearchQueue(TrialQueue):
         return kinds.FloatDistribution(values.low, values.high, log=values.log)
 
     def should_prune(self, name: str) -> bool:
-        """Optuna's median pruning: from a quarter of the updates on, a trial stops whose best evaluation is worse than the median
-        of the complete trials at the same update. At its last update stopping would save nothing.
+        """By successive halving, or by Optuna's median pruning: from a quarter of the updates on, a trial stops whose best
+        evaluation is worse than the median of the complete trials at the same update. At its last update stopping would save
+        nothing.
         """
         metrics = self._folder.workdir(name) / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
@@ -130,8 +132,26 @@ class SearchQueue(TrialQueue):
         trial = self._frozen_trial(name, read_proposals(self._folder.path)[name]["overrides"])
         if not trial.intermediate_values or trial.last_step >= steps:
             return False
+        if self._search.prune == "halving":
+            return self._is_in_worse_half(name, steps)
         pruner = self._optuna.pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=steps // 4)
         return pruner.prune(self.study(), trial)
+
+    def _is_in_worse_half(self, name: str, steps: int) -> bool:
+        """Successive halving: at a quarter and at half of the updates a trial continues only if its metric is in the better half
+        of those that have come as far, its own included. (Optuna's rule keeps what it has judged in the study, which is rebuilt.)
+        """
+        resumed_at = self._folder.status(name).start_step
+        for rung in (max(1, steps // 4), max(1, steps // 2)):
+            first = {each: next((v for at, v in self._evaluations(each) if at >= rung), None) for each in self.names()}
+            if first[name] is None or rung <= resumed_at or (name, rung) in self._judged:
+                continue
+            self._judged.add((name, rung))
+            values = [value for value in first.values() if value is not None and not math.isnan(value)]
+            values.sort(reverse=not self._lower_is_better)
+            if first[name] not in values[: max(1, len(values) // 2)]:
+                return True
+        return False
 
     def _evaluations(self, name: str) -> list[tuple[int, float]]:
         metric = self._search.metric

@@ -139,20 +139,23 @@ class Search:
 
     space: a Range per config key. count: number of rows. metric: the objective, a score of the validation set (`valid_nll`,
     `valid_bleu` ...); the task's table of metrics says which of them are minimized. method: "random" draws all rows before
-    the first trial; "tpe" (Optuna) learns from finished trials. prune: median pruning; from a quarter of the updates on a
-    trial stops whose metric is worse than the median of the complete trials at the same update.
+    the first trial; "tpe" (Optuna) learns from finished trials. prune: True or "median", from a quarter of the
+    updates on a trial stops whose metric is worse than the median of the complete trials at the same update; "halving", at a
+    quarter and at half of the updates a trial stops unless its metric is in the better half of those that have come as far.
     """
 
     space: dict[str, Range]
     count: int
     metric: str
     method: str = "random"
-    prune: bool = False
+    prune: bool | str = False
     seed: int = 0
 
     def __post_init__(self):
         if self.method not in ("random", "tpe"):
             raise UserError(f"search method {self.method!r}: expected random or tpe.")
+        if self.prune not in (False, True, "median", "halving"):
+            raise UserError(f"search prune {self.prune!r}: expected median or halving.")
         for key, values in self.space.items():
             if not isinstance(values, Range):
                 raise UserError(
@@ -169,7 +172,7 @@ class Search:
     @property
     def adaptive(self) -> bool:
         """Whether rows depend on the results of earlier trials; otherwise `rows` has them all."""
-        return self.method != "random" or self.prune
+        return self.method != "random" or bool(self.prune)
 
     def rows(self) -> list[Overrides]:
         """The rows of a random search: row i is a function of the seed and i."""

@@ -1,5 +1,5 @@
 """A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any
-hosts, may share a folder.
+hosts, may share a folder. A worker may also be a pod of hosts (`pod`).
 """
 
 import dataclasses
@@ -10,6 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from typing import Any
 
 from t2t_flax.extensions.sweeps.attempts import begin_attempt, end_attempt, give_up, start_training
 from t2t_flax.extensions.sweeps.folder import ENDED, FAILED, PRUNED, STOPPED, Folder
@@ -50,6 +51,7 @@ class TrialQueue:
 class Worker:
     """resources: one entry per trial that trains at the same time. retries: new attempts at a trial that fails. stop: ends
     the worker once its running trials have saved. stack: trials that may share a program. cwd: base of relative paths.
+    start: starts a training, see `start_training`; the result can `poll` and `terminate`.
     """
 
     folder: Folder
@@ -60,6 +62,7 @@ class Worker:
     say: Callable[[str], None]
     stack: int = 1
     cwd: str | None = None
+    start: Callable[..., Any] = start_training
 
     def __post_init__(self):
         self._claiming = threading.Lock()
@@ -144,7 +147,9 @@ class Worker:
                 self.say(f"{name}: {outcome}")
             elif self.folder.state(name) == FAILED:
                 log = "\n".join(f"    {line}" for line in self.folder.log_tail(name).splitlines())
-                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}")
+                others = sorted(self.folder.path.glob(f"logs/{name}.process*.log"))
+                of_others = "".join(f"\nThe log of another host: {path}" for path in others)
+                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}{of_others}")
             else:
                 self.say(f"{name}: failed, will be retried{' by itself' if len(names) > 1 else ''}")
 
@@ -156,7 +161,7 @@ class Worker:
         for name in names:
             begin_attempt(folder, name, names, resources)
         descriptors = [claim.descriptor for claim in claims.values()]
-        training = start_training(folder, names, resources, self.cwd, descriptors)
+        training = self.start(folder, names, resources, self.cwd, descriptors)
         terminated = False
         while (exit_code := training.poll()) is None:
             if not terminated:

@@ -1,4 +1,4 @@
-"""Adaptive searches: Optuna's proposals, resuming, and median pruning."""
+"""Adaptive searches: Optuna's proposals, resuming, and pruning."""
 
 import json
 import sys
@@ -117,7 +117,7 @@ def test_bad_trials_are_pruned(fake_search):
     assert sorted(state for state, _ in results(sweep)) == sorted(map(str.upper, states.values()))
 
 
-@pytest.mark.parametrize("metric, own, others, pruned", [
+CURVES = [
     ("valid_nll", {250: 2.0}, [], False),  # the first one continues
     ("valid_nll", {250: 2.0}, [1.0], True),
     ("valid_nll", {250: 2.0}, [3.0], False),
@@ -128,9 +128,13 @@ def test_bad_trials_are_pruned(fake_search):
     ("valid_nll", {200: 9.0}, [1.0], False),  # before a quarter of the updates
     ("valid_nll", {1000: 9.0}, [1.0], False),  # stopping at the end would save nothing
     ("valid_nll", {250: 1.0, 500: 9.0}, [2.0], False),  # the other trial has no evaluation at half
-])  # fmt: skip
-def test_median_pruning(fake_search, metric, own, others, pruned):
-    sweep = fake_search(Search(SPACE, 9, metric, prune=True))
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("prune", [True, "halving"])
+@pytest.mark.parametrize("metric, own, others, pruned", CURVES)
+def test_pruning(fake_search, prune, metric, own, others, pruned):
+    sweep = fake_search(Search(SPACE, 9, metric, prune=prune))
     queue = sweep.queue()
     for values in [own, *({250: value} for value in others)]:
         assert queue.propose()
@@ -142,6 +146,18 @@ def test_median_pruning(fake_search, metric, own, others, pruned):
             (workdir / "complete.json").write_text("{}")
     assert queue.should_prune(sweep.names[0]) == pruned
     assert not queue.should_prune(sweep.names[0]), "an evaluation is judged once"
+
+
+def test_halving_compares_with_running_trials_and_judges_a_resumed_one_once(fake_search):
+    sweep = fake_search(Search(SPACE, 9, "valid_nll", prune="halving"))
+    for value in (2.0, 1.0):
+        sweep.queue().propose()
+        workdir = sweep.folder.workdir(sweep.names[-1])
+        workdir.mkdir(parents=True)
+        (workdir / "metrics.jsonl").write_text(json.dumps({"step": 250, "valid_nll": value}) + "\n")
+    assert sweep.queue().should_prune(sweep.names[0]) and not sweep.queue().should_prune(sweep.names[1])
+    sweep.update_status(sweep.names[0], start_step=300)
+    assert not sweep.queue().should_prune(sweep.names[0])
 
 
 def test_another_search_in_the_folder_is_rejected(fake_search):

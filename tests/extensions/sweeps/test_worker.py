@@ -158,7 +158,7 @@ def test_training_that_gets_the_stop_signal_before_its_worker_has_not_failed(fak
             raise AssertionError("it has ended")
 
     worker = sweep.worker(retries=0, stop=stop)
-    monkeypatch.setattr(worker_lib, "start_training", lambda *_: Signalled())
+    worker.start = lambda *_: Signalled()
     claim = sweep.folder.claim(name)
     assert worker.attempt({name: claim}, Resources()) == {name: "stopped"}
     claim.release()
