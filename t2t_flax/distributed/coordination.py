@@ -156,8 +156,9 @@ def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup
     finally:
         timer.cancel()
     state = distributed_state()
-    own = (jax.process_index(), jax.process_count()) if use_devices else (state.process_id, state.num_processes)
-    return ProcessGroup(*own, state.client)
+    if not use_devices:
+        return ProcessGroup(state.process_id, state.num_processes, state.client)
+    return ProcessGroup(jax.process_index(), jax.process_count(), state.client)
 
 
 def distributed_state() -> Any:

@@ -4,7 +4,6 @@ import argparse
 import dataclasses
 import functools
 import importlib.util
-import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -13,14 +12,14 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import check_shared
+from t2t_flax.distributed.coordination import check_shared, distributed_state
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.extensions.sweeps import space
 from t2t_flax.extensions.sweeps.attempts import start_training
-from t2t_flax.extensions.sweeps.folder import FAILED, Folder, check_code, open_or_create, read_sweep
+from t2t_flax.extensions.sweeps.folder import FAILED, Folder, check_host, open_or_create, read_sweep
 from t2t_flax.extensions.sweeps.optuna_search import NO_OPTUNA, SearchQueue
-from t2t_flax.extensions.sweeps.pod import Pod, check_same_code
+from t2t_flax.extensions.sweeps.pod import Pod
 from t2t_flax.extensions.sweeps.report import report, text_table
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
@@ -109,7 +108,7 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
         raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
     sweep = read_sweep(args.workdir)
     folder = Folder(Path(args.workdir).absolute())
-    check_code(folder.path, sweep, args.any_code)
+    check_host(folder.path, sweep, args.any_code)
     _check_adaptive(args, _search(sweep), args.baseline)
     _check_score_of_folder(args.score, folder, sweep)
     _check_baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
@@ -227,49 +226,37 @@ def _process_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
 def _work(
     args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor
 ) -> int:
-    """A worker, or its process on this host."""
-    group, stop = supervisor.group, supervisor.stop_requested
+    """Works on the sweep, alone or as one process of a pod, until it ends or a signal comes; returns the exit code."""
+    group, stop, path = supervisor.group, supervisor.stop_requested, Path(args.workdir).absolute()
     if group.count == 1:
-        return _train(args, *_open(args, fixed), resources, stop, start_training)
+        return _train(args, _open(args, fixed), resources, stop)
     if args.parallel > 1 or args.stack > 1:
-        raise UserError(
-            "--parallel and --stack divide one host; each trial of a worker on several hosts uses all of them."
-        )
-    check_same_code(group)
-    path = Path(args.workdir).absolute()
-    opened = _open(args, fixed) if group.is_lead else None
+        raise UserError("--parallel and --stack divide one host; each trial of a pod uses all of its hosts.")
+    if group.is_lead:
+        opened = _open(args, fixed)
     check_shared(group, path, "--workdir")
-    pod = Pod(group)
-    if opened is None:
-        return pod.follow(Folder(path), _cwd(read_sweep(path)), stop)
-    code = _train(args, *opened, [Resources(description=f"{group.count} processes")], stop, pod.start)
-    pod.end(code)
-    return code
-
-
-def _cwd(sweep: dict[str, Any]) -> str:
-    """The folder in which the sweep was created. Raises UserError where this host has no such folder."""
-    if not os.path.isdir(cwd := sweep["cwd"]):
-        raise UserError(
-            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
-            "host that has it, or create it (empty, if the sweep's paths are all absolute)."
-        )
-    return cwd
+    pod = Pod(group, distributed_state().coordinator_address)
+    if group.is_lead:
+        code = _train(args, opened, [Resources(description=f"{group.count} processes")], stop, pod.start)
+        pod.end(code)
+        return code
+    sweep = read_sweep(path)
+    check_host(path, sweep, args.any_code)
+    return pod.follow(Folder(path), sweep["cwd"], stop)
 
 
 def _train(
     args: argparse.Namespace,
-    folder: Folder,
-    sweep: dict[str, Any],
+    opened: tuple[Folder, dict[str, Any]],
     resources: list[Resources],
     stop: threading.Event,
-    start: Callable[..., Any],
+    start: Callable[..., Any] = start_training,
 ) -> int:
-    """Works on the sweep until it ends or `stop` is set; returns the exit code. start: see `Worker`."""
-    search, cwd = _search(sweep), _cwd(sweep)
+    folder, sweep = opened
+    search = _search(sweep)
     queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
-    options = dict(retries=args.retries, stop=stop, stack=args.stack, cwd=cwd, say=functools.partial(print, flush=True))
-    Worker(folder, queue, resources, start=start, **options).run()
+    options = dict(retries=args.retries, stop=stop, stack=args.stack, cwd=sweep["cwd"], start=start)
+    Worker(folder, queue, resources, say=functools.partial(print, flush=True), **options).run()
     counts = count_states(folder, queue.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process

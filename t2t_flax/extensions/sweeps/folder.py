@@ -245,7 +245,7 @@ def open_or_create(
         if exists:
             stored = read_sweep(folder.path, proposals=False)
             _check_same_sweep(folder, stored, sweep, base, trials, extend)
-            check_code(folder.path, stored, any_code)
+            check_host(folder.path, stored, any_code)
             sweep |= {"code": stored["code"], "cwd": stored["cwd"]}
         if dry_run:
             return folder, sweep
@@ -266,13 +266,18 @@ def _is_foreign(path: Path) -> bool:
     return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 
-def check_code(path: Path, stored: dict[str, Any], any_code: bool) -> None:
-    """Raises UserError if other code than this created the sweep."""
+def check_host(path: Path, stored: dict[str, Any], any_code: bool) -> None:
+    """Raises UserError if other code than this created the sweep, or in a folder that this host does not have."""
     if stored["code"] != code_version() and not any_code:
         created, current = (f"{v['version']} (source {v['digest'][:8]})" for v in (stored["code"], code_version()))
         raise UserError(
             f"{path} was created by t2t_flax {created}, and this is {current}: its trials would not be comparable. Use that "
             "version or a new folder, or --any-code if the change does not matter."
+        )
+    if not os.path.isdir(cwd := stored["cwd"]):
+        raise UserError(
+            f"the sweep was created in {cwd}, the base of its relative paths, and this host has no such folder: join on a "
+            "host that has it, or create it (empty, if the sweep's paths are all absolute)."
         )
 
 

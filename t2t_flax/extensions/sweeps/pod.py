@@ -8,6 +8,7 @@ their own.
 
 import contextlib
 import json
+import math
 import os
 import random
 import signal
@@ -15,22 +16,20 @@ import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
-from t2t_flax.distributed.coordination import ProcessGroup, distributed_state
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import DIVERGED, OK, STOPPED, USER_ERROR, UserError
 from t2t_flax.extensions.sweeps.attempts import start_training
-from t2t_flax.extensions.sweeps.folder import Folder, code_version
+from t2t_flax.extensions.sweeps.folder import Folder
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.worker import POLL_INTERVAL
 from t2t_flax.process_setup import ALONE
 
 PORTS = 100
-"""The coordinators of trainings use ports up to so many above that of the worker's coordinator."""
-GRACE = 60.0
-"""Seconds that the other hosts get to notice that a training has failed on one of them; then it is killed there too."""
-EXIT_GRACE = 300.0
-"""The same where it has ended on one of them without a failure: by then all have saved, and only exit."""
+"""The coordinators of trainings use ports up to so many above that of the worker's coordinator, or the last ones."""
+GRACE = 300.0
+"""Seconds after the end of a training on one host in which it must end on the others; then it is killed there."""
 REPORT_INTERVAL = 1.0
 """Seconds between two looks at the exit codes of the other hosts."""
 _WAIT = 7 * 24 * 3600.0
@@ -38,22 +37,17 @@ _WAIT = 7 * 24 * 3600.0
 
 
 class Pod:
-    """One process of a worker on several hosts. Process 0 calls `start` and `end`, the others `follow`.
+    """One process of a worker on several hosts. Process 0 calls `start` and `end`, the others `follow`."""
 
-    address: HOST:PORT of the worker's coordinator.
-    """
-
-    def __init__(self, group: ProcessGroup, address: str = ""):
-        self._group, self._address = group, address or distributed_state().coordinator_address
-        self._trainings = 0
+    def __init__(self, group: ProcessGroup, coordinator: str):
+        self._group, self._coordinator, self._trainings = group, coordinator, 0
 
     def start(
         self, folder: Folder, names: list[str], resources: Resources, cwd: str | None, descriptors: Sequence[int]
     ) -> "PodTraining":
         """Starts a training on all hosts; for `Worker.start`."""
-        port = free_port(self._address)
-        self._order({"train": names, "port": port})
-        return self._start(folder, names, cwd, port, descriptors)
+        order = {"train": names, "port": free_port(self._coordinator)}
+        return self._start(self._order(order), folder, cwd, descriptors)
 
     def end(self, code: int) -> None:
         """Ends the other processes with this exit code."""
@@ -64,7 +58,7 @@ class Pod:
         saved, on all hosts.
         """
         while "exit" not in (order := self._order()):
-            training, terminated = self._start(folder, order["train"], cwd, order["port"]), False
+            training, terminated = self._start(order, folder, cwd), False
             while training.poll() is None:
                 if stop.is_set() and not terminated:
                     training.terminate()
@@ -76,21 +70,20 @@ class Pod:
         """Process 0's next order, in all processes."""
         return json.loads(self._group.broadcast("the next trial", json.dumps(order), _WAIT))
 
-    def _start(
-        self, folder: Folder, names: list[str], cwd: str | None, port: int, descriptors: Sequence[int] = ()
-    ) -> "PodTraining":
-        group, host = self._group, self._address.rpartition(":")[0]
-        environment = {
-            ALONE: "",
-            "T2T_NUM_PROCESSES": str(group.count),
-            "T2T_PROCESS_ID": str(group.index),
-            "JAX_COORDINATOR_ADDRESS": f"{host}:{port}",
-        }
+    def _start(self, order: Mapping, folder: Folder, cwd: str | None, descriptors: Sequence[int] = ()) -> "PodTraining":
+        index = self._group.index
+        environment = {ALONE: "", "T2T_NUM_PROCESSES": str(self._group.count), "T2T_PROCESS_ID": str(index)}
+        environment["JAX_COORDINATOR_ADDRESS"] = _with_port(self._coordinator, order["port"])
         if bind := os.environ.get("JAX_COORDINATOR_BIND_ADDRESS"):
-            environment["JAX_COORDINATOR_BIND_ADDRESS"] = f"{bind.rpartition(':')[0]}:{port}"
-        process = start_training(folder, names, Resources(environment=environment), cwd, descriptors, group.index)
+            environment["JAX_COORDINATOR_BIND_ADDRESS"] = _with_port(bind, order["port"])
+        own = Resources(environment=environment)
         self._trainings += 1
-        return PodTraining(group, self._trainings, process)
+        process = start_training(folder, order["train"], own, cwd, descriptors, index)
+        return PodTraining(self._group, self._trainings, process)
+
+
+def _with_port(address: str, port: int) -> str:
+    return f"{address.rpartition(':')[0]}:{port}"
 
 
 class PodTraining:
@@ -99,8 +92,7 @@ class PodTraining:
     def __init__(self, group: ProcessGroup, number: int, process: subprocess.Popen):
         self._group, self._key, self._process = group, f"training/{number}", process
         self._reported = self._terminated = False
-        self._asked_at = 0.0
-        self._first_end: float | None = None
+        self._asked_at, self._first_end = 0.0, math.inf
 
     def poll(self) -> int | None:
         """Returns the exit code of all (`pod_exit_code`), or None while the training runs on any host. Raises
@@ -119,10 +111,9 @@ class PodTraining:
             # The signal to another host is about to be known here too: then the trial counts as stopped on purpose.
             stopping = self._group.is_lead and not self._terminated and any("terminated" in end for end in ends)
             return None if stopping else pod_exit_code(codes)
-        if codes and self._first_end is None:
-            self._first_end = now
-        grace = EXIT_GRACE if {*codes} <= {OK, STOPPED} else GRACE
-        if own is None and self._first_end is not None and now - self._first_end > grace:
+        if codes:
+            self._first_end = min(self._first_end, now)
+        if own is None and now - self._first_end > GRACE:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         return None
@@ -133,33 +124,20 @@ class PodTraining:
         self._process.terminate()
 
 
-def pod_exit_code(codes: Iterable[int]) -> int:
+def pod_exit_code(codes: list[int]) -> int:
     """The exit code of a training whose processes ended with these: the cause, not its effect on the other hosts."""
-    codes = list(codes)
     # A SIGTERM that came before the handler: the others stop too, but cannot know that nothing was lost.
     for cause in (USER_ERROR, DIVERGED, -signal.SIGTERM):
         if cause in codes:
             return cause
-    failures = [code for code in codes if code not in (OK, STOPPED)]
-    return next(iter(failures), max(codes))
+    return next((code for code in codes if code not in (OK, STOPPED)), max(codes))
 
 
 def free_port(address: str) -> int:
     """A free port of this host near that of `address`, for firewalls that open a range."""
-    first = int(address.rpartition(":")[2])
-    first = first + 1 if first + PORTS < 2**16 else first - PORTS
-    ports = range(first, first + PORTS)
-    for port in random.sample(ports, len(ports)):
+    first = min(int(address.rpartition(":")[2]) + 1, 2**16 - PORTS)
+    for port in random.sample(range(first, first + PORTS), PORTS):
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("", port))
             return port
-    raise UserError(f"the ports {ports[0]} to {ports[-1]} of {socket.gethostname()} are all in use.")
-
-
-def check_same_code(group: ProcessGroup) -> None:
-    """Raises UserError, in all processes, if they run different code."""
-    digests = group.all_gather("the code", code_version()["digest"])
-    if other := [group.name_of(i) for i, digest in enumerate(digests) if digest != digests[0]]:
-        raise UserError(
-            f"{', '.join(other)} runs other code than {group.name_of(0)}: install the same version on all hosts."
-        )
+    raise UserError(f"the ports {first} to {first + PORTS - 1} of {socket.gethostname()} are all in use.")

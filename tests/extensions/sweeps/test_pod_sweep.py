@@ -76,7 +76,7 @@ def test_both_hosts_train_each_trial_once(tmp_path, cache):
         assert "process 1 of 2" in folder.log(name, 1).read_text()
         assert json.loads((folder.workdir(name) / "devices.json").read_text()) == {"kind": "cpu", "count": 2}
         assert list(folder.status(name).device_seconds) == ["cpu"]
-    assert "2 complete" in processes.output(0) and "CPU device-hours of all attempts" in processes.output(0)
+    assert "2 complete" in processes.output(0) and "device-hours of all attempts" in processes.output(0)
     assert "complete" not in processes.output(1), "process 0 alone reports"
 
 
@@ -132,7 +132,7 @@ def test_pruned_trial_ends_on_both_hosts(tmp_path, cache):
         "from t2t_flax.extensions.sweeps.space import Search, Sweep, choice\n"
         "def get_sweep():\n"
         "    space = {'optimizer.peak_lr': choice(1e-9, 1e-3)}\n"
-        "    options = dict(count=2, metric='valid_nll', method='random', prune=True, seed=4)\n"
+        "    options = dict(count=2, metric='valid_nll', method='random', prune='halving', seed=4)\n"
         "    return Sweep(search=Search(space, **options))\n"
     )
     path = tmp_path / "sweep"
