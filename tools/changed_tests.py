@@ -1,4 +1,4 @@
-"""Prints the test files of what is not committed, or of the last commit: `python -m tools.changed_tests`.
+"""Prints the test files of what is not committed: `python -m tools.changed_tests`.
 
 A changed `t2t_flax/training/loop.py` has `tests/training/test_loop*.py`; a changed test file has itself.
 """
@@ -23,7 +23,7 @@ def changed_files() -> list[str]:
         return subprocess.run(["git", *words], check=True, capture_output=True, text=True).stdout.splitlines()
 
     new = lines("ls-files", "--others", "--exclude-standard")
-    return lines("diff", "--name-only", "HEAD") + new or lines("diff", "--name-only", "HEAD~1")
+    return lines("diff", "--name-only", "HEAD") + new
 
 
 if __name__ == "__main__":

@@ -286,6 +286,8 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         model_file = epath.Path(data.root or ".") / data.tokenizer_model
         pair = stored if stored and not model_file.exists() else TokenizerPair.load(model_file)
     else:
+        if stored and stored.source.control_symbols.keys() != set(control_symbols(config)):
+            raise _other_tokenizer(folder)  # before one is trained
         pair = _trained_tokenizers(task, cache, source)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
@@ -300,11 +302,15 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     if not stored:
         pair.save(folder)
     elif stored.digest != pair.digest:
-        raise UserError(
-            f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed "
-            "since the run began. Use another --workdir."
-        )
+        raise _other_tokenizer(folder)
     return pair
+
+
+def _other_tokenizer(folder: epath.Path) -> UserError:
+    return UserError(
+        f"{folder} is not the tokenizer of this config and data: the training text, or a tokenizer key, has changed since "
+        "the run began. Use another --workdir."
+    )
 
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:

@@ -15,7 +15,7 @@ def test_validation_bleu_uses_the_first_decode_sentences(tmp_path, cache, monkey
     pairs = list(toy.pairs("valid", 30))[: sentences or 30]
     decoded = []
 
-    def translate(self, params, lines, starts, progress, compiling):
+    def translate(self, params, lines, progress, compiling):
         decoded.extend(lines)
         return [Translation((Hypothesis(r.replace("a", "e"), (), 0.0, 0.0, False),)) for _, r in pairs]
 

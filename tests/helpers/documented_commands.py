@@ -103,7 +103,7 @@ def shortened(command: str) -> str:
         command = re.sub(r"mesh\.fsdp=\d+", "mesh.fsdp=2", command)
         return command + overrides(TINY)
     config = re.search(r"--config=(\S+)", command)
-    if name in ("train", "prepare"):
+    if name in ("train", "prepare", "list_dropped"):
         run = overrides(OVERRIDES[config[1]])
         return command + run
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:

@@ -122,7 +122,7 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
         ("mesh.tensor", "8", "config.mesh|divi"),
         ("data.valid", "gone.en,gone.de", "gone.en"),
         ("languages.directions", "en-de=en-fr, valid=en-fr", "English and German"),
-        ("languages.directions", "en-de=de-en, valid=de-en", "other directions"),
+        ("languages.directions", "en-de=de-en, valid=de-en", "is not the tokenizer of this config and data"),
     ],
 )
 def test_refused_change_of_a_mutable_key_changes_nothing(key, value, match, trained, tmp_path):
