@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import time
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -184,3 +185,17 @@ def is_finished(checkpoint: epath.Path) -> bool:
 def delete_checkpoint(checkpoint: epath.Path) -> None:
     """Deletes a checkpoint. A kill in between leaves no half of it under its number."""
     checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.orbax-checkpoint-tmp-deleted")).rmtree()
+
+
+def remove_unfinished(folder: epath.Path, timeout: float = 60.0) -> None:
+    """Removes the folder of a save that failed. In the same process Orbax's threads may still be writing other arrays into it,
+    so removal is repeated for up to `timeout` seconds.
+    """
+    deadline = time.monotonic() + timeout
+    while True:
+        try:
+            return folder.rmtree(missing_ok=True)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)

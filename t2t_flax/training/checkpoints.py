@@ -200,7 +200,7 @@ class Checkpoints:
                 path = self.folder / name
                 if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not files.is_finished(path)):
                     log.info("removing %s, which was never finished", path)
-                    path.rmtree(missing_ok=True)
+                    files.remove_unfinished(path)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     def close(self) -> None:

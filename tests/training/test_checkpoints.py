@@ -1,9 +1,11 @@
 """Checkpoints are restored exactly, or an error says what is damaged."""
 
+import contextlib
 import errno
 import json
 import os
 import shutil
+import threading
 import time
 from pathlib import Path
 
@@ -239,3 +241,24 @@ def test_checksum_depends_on_every_bit_but_not_on_the_mesh():
     states = [model_and_state(small_config(), devices_mesh(*s))[2] for s in ((1, 1, 1), (2, 2, 2))]
     moved = jax.device_put(states[0].params, jax.tree.map(lambda a: a.sharding, states[1].params))
     assert checksums(moved) == checksums(states[0].params)
+
+
+def test_folder_of_a_failed_save_is_removed_once_its_threads_end(tmp_path):
+    """Orbax writes each tree by threads of its own, which outlive the first one that fails."""
+    folder = tmp_path / "checkpoints" / "6.orbax-checkpoint-tmp" / "opt_state"
+    folder.mkdir(parents=True)
+    stop = time.monotonic() + 1.0
+
+    def write():
+        while time.monotonic() < stop:
+            with contextlib.suppress(FileNotFoundError):
+                folder.mkdir(parents=True, exist_ok=True)
+                (folder / str(time.monotonic_ns())).write_bytes(b"x")
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    while time.monotonic() < stop:
+        Checkpoints(tmp_path / "checkpoints").clean_up()
+    writer.join()
+    Checkpoints(tmp_path / "checkpoints").clean_up()
+    assert list((tmp_path / "checkpoints").iterdir()) == []
