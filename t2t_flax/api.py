@@ -128,7 +128,7 @@ def load(
 ) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
-    `workdir` may also be a model of another form, such as `pretrained:toy`. The parameters are those of the newest checkpoint,
+    `workdir` may also name a model of another form (`model_forms`). The parameters are those of the newest checkpoint,
     of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
     `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
     """

@@ -42,7 +42,7 @@ def open_model(folder: epath.PathLike) -> StoredModel | None:
 
 
 def is_name(workdir: epath.PathLike) -> bool:
-    """Whether a workdir is the name of a model, such as `pretrained:toy`, and not a path."""
+    """Whether a workdir is the name of a model, `PREFIX:NAME`, and not a path."""
     return _form_of_name(workdir) is not None
 
 
@@ -57,7 +57,7 @@ def run_folder(workdir: epath.PathLike) -> epath.Path:
 def check_writable(workdir: epath.PathLike, remedy: str) -> None:
     """Raises UserError, ending with the remedy, for the name of a model, which can only be read."""
     if is_name(workdir):
-        raise UserError(f"{workdir} is part of the package, where nothing is written: {remedy}.")
+        raise UserError(f"{workdir} can only be read: {remedy}.")
 
 
 def _form_of_name(workdir: epath.PathLike) -> ModelForm | None:

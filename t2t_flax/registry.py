@@ -1,4 +1,4 @@
-"""What an extension adds to the core by name: commands, groups of config keys, rows of tables.
+"""Tables of components by name, to which extensions add rows: commands, groups of config keys, layers, sources, hooks.
 
 Rows name modules, which are imported when they are used, so that a run imports only the extensions that it uses.
 """
@@ -36,8 +36,8 @@ class SourceForm:
 
 @dataclasses.dataclass(frozen=True)
 class ModelForm:
-    """A model that --workdir may name in place of a run's workdir. shown: as help texts show it. prefix: of names, such as
-    "pretrained:". file: in a folder that holds such a model. module: has `folder_of(name)` and `open_model(folder)`, see
+    """A model that --workdir may name in place of a run's workdir. shown: as help texts show it. prefix: of names, with
+    its colon. file: in a folder that holds such a model. module: has `folder_of(name)` and `open_model(folder)`, see
     `t2t_flax.model_forms`.
     """
 
@@ -75,7 +75,7 @@ class Table(dict[str, Row]):
 
 
 class Features(dict[str, tuple[str, ...]]):
-    """Modules that take part in the runs whose config sets one of their keys; imported for those runs alone."""
+    """Modules that are active, and imported, only in runs whose config sets one of their keys."""
 
     def add(self, module: str, *when: str) -> None:
         """when: keys by their dotted names; one is set if it is truthy or, of a tuple, any of its items."""

@@ -96,7 +96,7 @@ def translating(
     loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
 ) -> Answer:
     """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
-    source that is too long is truncated, and said. flags: see `arguments.prepare_line`. Says which decoder the user chose.
+    source that is too long is truncated and reported. flags: see `arguments.prepare_line`. Prints the decoder if it is not JAX.
     """
     from t2t_flax.tasks import task_of
 

@@ -23,11 +23,10 @@ def key(
 ) -> Any:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
-    mutable: may change when a run is resumed. changes: what another value changes in a trained run: MODEL = the function that
-    its parameters are, TRANSLATIONS = what it writes for a line, SCORES = the scores of what it writes, TRAINING = only updates
-    to come, NOTHING = only speed, memory, when something is done, and what is shown. Default: TRAINING, NOTHING if mutable.
-    read_with: another key and the values of it with which alone this one is read;
-    ignored_with: those with which it is not, see `validation`. Raises ValueError for a mutable key that changes the model.
+    mutable: may change when a run is resumed. changes: what another value affects in a trained run: MODEL = the function that it
+    computes, TRANSLATIONS = its outputs, SCORES = their scores, TRAINING = future updates, NOTHING = speed, memory, scheduling
+    and display. Default: TRAINING, NOTHING if mutable. read_with: another key and the values with which alone this one is read.
+    ignored_with: those with which it is not. Raises ValueError for a mutable key that changes the model.
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
     if mutable and changes == MODEL:

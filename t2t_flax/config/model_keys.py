@@ -17,7 +17,7 @@ from t2t_flax.registry import (
 )
 
 model_key = functools.partial(key, changes=MODEL)
-"""A key of the function that the parameters are: a run with another value is of another model."""
+"""A key that defines the model: another value gives another model, so it never changes on resume."""
 
 
 @dataclass(frozen=True)
@@ -65,8 +65,8 @@ class Model:
     )
     attention_kernel: str = key(
         "einsum",
-        "program of attention: plain products, or in bfloat16 the fused kernel of an extension; auto = the platform's. Plain "
-        "products stay where a kernel does not apply",
+        "how attention is computed: einsum, or a fused bfloat16 kernel; auto = the kernel of the platform. Where a kernel does "
+        "not apply, einsum",
         choices=ATTENTION_KERNELS,
         mutable=True,
         changes=TRAINING,
@@ -134,7 +134,7 @@ class Model:
         high=2**16,
     )
     extensions: tuple[tuple[str, Any], ...] = ()
-    """No key: those groups of `Config.extensions` that belong to the model, for rows of tables that have keys of their own."""
+    """Not a key: the groups of extensions that have keys of the model."""
 
     def group(self, name: str) -> Any:
         """The keys of an extension that belong to the model."""

@@ -1,5 +1,5 @@
-"""Every configuration key with its type, meaning, default, unit and range; groups `data`, `decode`, `model` and
-`optimizer` are in `data_keys`, `decode_keys`, `model_keys` and `optimizer_keys`.
+"""Every configuration key with its type, meaning, default, unit and range; the groups `data` and `model` are in `data_keys`
+and `model_keys`.
 
 Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A
 `mutable_key` may change when a run is resumed; changing any other key is an error, because it would be a different run.
@@ -23,7 +23,7 @@ HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
 
 
 rate_key = functools.partial(key, mutable=True, changes=TRAINING)
-"""A key that the rest of a resumed run may read anew."""
+"""A key of the optimization that may change on resume; the change is recorded."""
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ class Optimizer:
 
 
 decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)
-"""A key of the search, which another decoding may choose anew."""
+"""A key of the search: each decoding of a run may set it."""
 
 
 @dataclass(frozen=True)
@@ -135,8 +135,8 @@ class Train:
     steps: int = mutable_key(100_000, "updates to train (5.2)", unit="updates", low=1)
     precision: str = key(
         "auto",
-        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = at the first start of a "
-        "run bfloat16 on TPU and GPU and float32 on CPU, and then the same wherever it goes on; float32 = full float32 on "
+        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
+        "float32 on CPU, decided at the first start and kept on resume; float32 = full float32 on "
         "every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
         "GPU (Ampere and later), three bfloat16 passes on TPU and float32 on CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),
@@ -166,15 +166,13 @@ class Eval:
         0, "epochs between evaluations of the validation loss; 0 = by every_steps alone", low=0
     )
     decode_every_steps: int = mutable_key(
-        0, "updates between decodings of the validation set for BLEU (parsing: F1); 0 = none", low=0
+        0, "updates between decodings of the validation set for the task's main metric; 0 = none", low=0
     )
-    decode_sentences: int = mutable_key(
-        0, "sentences of the validation set decoded for BLEU during training; 0 = all", low=0
-    )
+    decode_sentences: int = mutable_key(0, "sentences of the validation set decoded during training; 0 = all", low=0)
     metric: str = key(
         "nll",
         "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), ppl, accuracy "
-        "(of tokens), or one of the task's (bleu, chrf, ter ...; parsing: f1), computed every eval.decode_every_steps",
+        "(of tokens), or one of the task's (bleu, chrf, ter ...), computed every eval.decode_every_steps",
     )
     patience: int = mutable_key(
         0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0
@@ -268,7 +266,11 @@ class Distributed:
         300, "how long the processes of a run wait for each other when they start", unit="seconds", low=1, high=10**6
     )
     heartbeat_timeout: int = mutable_key(
-        30, "time without a heartbeat after which a process is considered dead", unit="seconds", low=3, high=10**6
+        30,
+        "time without a heartbeat after which a process counts as dead; JAX itself aborts after twice this and 30 s",
+        unit="seconds",
+        low=3,
+        high=10**6,
     )
 
 

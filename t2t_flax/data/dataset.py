@@ -137,7 +137,7 @@ def _open_prepared(folder: str, digest: str) -> TokenStore:
     if store is None:
         raise UserError(
             f"{folder} was prepared by process 0 and is not visible here: config.data.cache, or the workdir, must be a "
-            "folder that all hosts share, or an object store (gs://...)."
+            "folder that all hosts share."
         )
     return store
 

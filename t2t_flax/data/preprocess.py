@@ -64,7 +64,7 @@ class PairFilter:
     reason: ClassVar[str]
     """A word, in lists of dropped pairs and as a count of a token store's meta.json."""
     shown: ClassVar[str]
-    """In messages, after a number: "in another language"."""
+    """In messages, after a number: "repeated"."""
 
     def as_stored(self) -> dict[str, Any]:
         """As part of a store's recipe, in JSON values. Raises UserError for what the filter lacks."""

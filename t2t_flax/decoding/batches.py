@@ -1,4 +1,4 @@
-"""Lines of text as the searches take them: token ids, in batches of few shapes, hence few compiled programs."""
+"""Encodes lines and groups them into batches of few shapes, so that few programs are compiled."""
 
 import bisect
 import dataclasses

@@ -49,9 +49,8 @@ def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Progra
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 _STEPS = (8, 32)
 _TOKENS_READ = 32 * 32 * 4 * 32
-"""A program returns after 8 to 32 tokens, the more hypotheses and the longer the cache the sooner, so that searches of several
-threads take turns on the device: one to a thousand tokens would keep the others waiting. 32 is for 32 sentences, 4 beams and
-32 tokens.
+"""Tokens per call of a program: 8 to 32, fewer for many hypotheses or a long cache, so that other threads get the device in
+between. 32 is for 32 sentences, 4 beams and 32 tokens.
 """
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Target tokens for which the cache has room; it grows from one to the next."""

@@ -180,7 +180,8 @@ def require_single_process(command: str) -> None:
     """Raises UserError where this process is one of several, which `command` cannot use."""
     if place := place_among_several():
         raise UserError(
-            f"{command} runs as one process, this is {place}: run it on one host. (train, evaluate, translate and sweep use all.)"
+            f"{command} runs in a single process, and this is {place}: start it on one host, without the variables of a run of "
+            "several processes."
         )
 
 

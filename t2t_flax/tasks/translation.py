@@ -172,7 +172,7 @@ METRICS = [
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
 ]
-"""A new metric is a row here; records, summaries, training, comparisons and sweeps read this table."""
+"""A new metric is a row here; whatever reads metrics reads this table."""
 
 
 def replace_punctuation(lines: Sequence[str]) -> list[str]:

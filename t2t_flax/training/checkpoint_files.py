@@ -25,7 +25,7 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None)
 _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
 _UINT = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}
 _SMALL = 2**22
-"""Elements in all that NumPy sums up sooner than a program is compiled."""
+"""Up to this many elements in all, NumPy is faster than compiling."""
 
 
 class DamagedCheckpoint(UserError):

@@ -102,9 +102,9 @@ class Checkpoints:
         return {int(step): metric for step, metric in json.loads(message).items()}
 
     def save(self, state: TrainState, meta: Mapping[str, Any], metric: float | None = None) -> None:
-        """Starts writing the trees of `state` that are not None, and returns once they are copied. Shapes and checksums are
-        added to `meta`; a metric that is not finite is dropped. Raises UserError for a full disk, also of the save before,
-        for which it waits.
+        """Waits for the previous save, copies the trees of `state` that are not None, and writes them in the background. Adds
+        shapes and checksums to `meta`; drops a metric that is not finite. Raises UserError if this or the previous write fails
+        for lack of space.
         """
         step, trees = int(meta["step"]), {name: tree for name in _ITEMS if (tree := getattr(state, name)) is not None}
         meta = dict(meta) | {
@@ -115,7 +115,7 @@ class Checkpoints:
         meta |= _finite("metric", metric)
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self.wait()
-        # Orbax's own barriers wait five minutes; process 0 may still be deleting what the save before made superfluous.
+        # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
         self.group.barrier("the save before has ended", 3600.0)
         with reporting_full_disk(self.folder):
             self._writer = self._writer or self._open_writer()
@@ -126,7 +126,7 @@ class Checkpoints:
         self._saving.start()
 
     def _open_writer(self) -> ocp.AsyncCheckpointer:
-        # Processes that are named meet at the coordinator; else all would meet in a program that is compiled for it.
+        # With active_processes Orbax synchronizes through the coordinator; otherwise it compiles a collective.
         processes = ocp.options.MultiprocessingOptions(active_processes=set(range(self.group.count)))
         handlers = {name: ocp.StandardCheckpointHandler(multiprocessing_options=processes) for name in _ITEMS}
         composite = ocp.CompositeOptions(multiprocessing_options=processes)
@@ -229,7 +229,7 @@ class Checkpoints:
         meta = self.meta(step)
         if meta.get("params_only"):
             raise UserError(
-                f"{self.workdir} holds parameters alone (averaged or imported), which cannot be resumed: start a new run from "
+                f"{self.workdir} holds parameters alone, which cannot be resumed: start a new run from "
                 "them in another --workdir."
             )
         check_same_model(stored_config(meta), config, f"checkpoint {step}")

@@ -21,20 +21,20 @@ class Hook:
     """
 
     idle_every: int = 0
-    """After every so many updates `on_update` is called with idle devices, to measure them, instead of while the next update
-    runs; 0 = never. It costs a pause, and must be the same in all processes.
+    """Every `idle_every` updates `on_update` is called while the devices are idle, to measure them; 0 = never. It costs a pause,
+    and must be the same in all processes.
     """
 
     def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
         """Traced into the train step: float32 scalars, which join the metrics of the update but replace none of them.
 
         params: the trained parameters before the update. grads: the mean gradient per target token, of the same structure,
-        before it is clipped. Of several runs that share a train step, the first one's hooks measure each of them.
+        before it is clipped.
         """
         return {}
 
     def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
-        """The run is restored and compiled. What compiles later would look like a process that hangs: compile here."""
+        """Called once, after restoring and compiling. Compile here what the hook needs."""
 
     def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, Any]) -> None:
         """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""
@@ -46,7 +46,7 @@ class Hook:
         """The validation set was evaluated. May add to `values`, which are logged."""
 
     def on_checkpoint(self, step: int) -> None:
-        """A checkpoint follows."""
+        """Called before a checkpoint is written."""
 
     def on_end(self, step: int, scores: dict[str, float]) -> None:
         """The final evaluation gave `scores`; or the run has stopped or diverged, with none."""

@@ -31,7 +31,7 @@ def train(
 
 
 def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = print) -> None:
-    """Trains a run, or what has its interface. Update t takes batch t - 1."""
+    """Trains `run` to its end. Update t uses batch t - 1."""
     with supervisor.exit_on_signal("restoring and compiling"):
         start, last = run.restore(say), run.setup.config.train.steps
         run.compile()

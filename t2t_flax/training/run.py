@@ -156,7 +156,7 @@ class Run:
     def compile_besides_updates(self) -> None:
         """Compiles the programs for evaluating and saving."""
         self._valid_loss = validation_loss(self.setup)
-        state = self.state  # of a stacked run each access is a copy
+        state = self.state  # a subclass may copy it at each access
         for tree in (state.params, state.opt_state, state.ema):
             checksums(tree)
 
@@ -179,7 +179,7 @@ class Run:
                 self.write(progress.step, {"config_changed": change["changed"]})
         self.bar = Progress("train", setup.config.train.steps, start=progress.step, quiet=quiet or not lead)
         self._unread: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
-        """The last update, whose metrics would have to be waited for."""
+        """The last queued update; its metrics have not been fetched yet."""
         self._since, self._tokens, self._slots = self._busy(), 0, 0
 
     def write(self, step: int, values: dict[str, Any]) -> None:
@@ -231,8 +231,8 @@ class Run:
             self.log_update(step, batch, values)
 
     def log_update(self, step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
-        """Shows an update, tells the hooks, and writes every n-th one to metrics.jsonl, unless the run has diverged before. One
-        that is not finite is skipped or ends the run: see `failure`.
+        """Reports an update to the progress bar, the hooks and, every log.every_steps, metrics.jsonl. A non-finite one is skipped
+        or sets `failure`. Does nothing once the run has ended.
         """
         if not self.running:
             return
@@ -290,7 +290,7 @@ class Run:
         self.bar.say(f"skipped {why}")
 
     def expect_evaluation(self, due: DueAfterUpdate) -> None:
-        """Notes whether an evaluation is due, so that a run that stops before or in it resumes with it."""
+        """Records whether an evaluation is due: a run that is interrupted before or during it evaluates first on resume."""
         self.metric, self.progress.evaluation_due = None, due.evaluation
 
     def evaluate(self, step: int, due: DueAfterUpdate) -> None:
@@ -319,7 +319,7 @@ class Run:
     def save(self, step: int, *, required: bool) -> None:
         """Starts a checkpoint if it is required or may be among the best. If there is one already, written when the run
         stopped before its evaluation, adds the evaluation to it. May wait for the previous save, up to Orbax's timeout of an
-        hour; compiles the first time. Raises UserError where the disk is full.
+        hour. Raises UserError where the disk is full.
         """
         if not (required or self.metric is not None and self.setup.config.checkpoint.keep_best):
             return

@@ -156,7 +156,7 @@ def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | Non
 def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     """{metric: its mean over the validation sets, "metric/SET": that of each set with a name} from {set: {metric: value}}.
 
-    The mean does not weigh the sets by their size: every direction of a model counts as much as any other.
+    Every set counts equally, whatever its size.
     """
     first, *_ = values.values()
     mean = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}

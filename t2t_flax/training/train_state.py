@@ -197,7 +197,9 @@ def _init_params(model: Transformer, key: jax.Array):
 @functools.lru_cache(maxsize=64)
 def _boxed_shapes(model: Transformer) -> Any:
     """Shapes and logical axes of the parameters. Cached, because tracing a model takes most of a small run's start."""
-    return jax.eval_shape(lambda: _init_params(model, jax.random.key(0)))  # traced: `plan` has no device for a key
+    return jax.eval_shape(
+        lambda: _init_params(model, jax.random.key(0))
+    )  # traced, so that no device is needed for the key
 
 
 def parameter_shapes(model: Transformer) -> Any:

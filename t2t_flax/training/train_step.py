@@ -58,8 +58,8 @@ def train_step(
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
-    Where updates are bounded, and no moving average reads them anyway, a learning rate below _LARGEST_RATE stands for the
-    parameters: to check those, the compiler would compute all updates twice, from state that is read twice.
+    With a bounded optimizer and no moving average, `learning_rate < _LARGEST_RATE` replaces the check of the updated
+    parameters, for which XLA would compute every update twice.
     """
     parameters, rate = parameters_of(config), learning_rate_schedule(config)
     bounded = has_bounded_updates(config.optimizer) and not config.optimizer.ema_decay

@@ -2,11 +2,16 @@
 
 config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model
+data/             token stores, unless config.data.cache names another folder
 checkpoints/N/    the state after update N
+metrics.jsonl     a line for every log.every_steps updates and every evaluation
+eval/             records of evaluations
 devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
-.lock             held by the writing process; .lock-N where the storage has no locks
+diverged.json     the update that was not finite, until the run trains again
+stacks/           stack traces of processes that ended because they hung
+.lock             held by the writing process
 """
 
 import contextlib
@@ -150,8 +155,8 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
 
 
 def begin(workdir: epath.Path, config: Config) -> None:
-    """Stores that the run now goes on with `config`, on these devices: it is restored and compiled, nothing refuses it any
-    more. It is no longer complete or diverged, wherever it stops next.
+    """Marks the run as training: writes config.json and devices.json, removes complete.json and diverged.json. To be called
+    after restoring and compiling, when nothing can refuse the config any more.
     """
     import jax
 

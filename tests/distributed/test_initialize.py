@@ -16,7 +16,7 @@ def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"
 def test_sweep_trial_ignores_the_cluster(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n")
-    with pytest.raises(UserError, match="score runs as one process, this is SLURM"):
+    with pytest.raises(UserError, match="score runs in a single process, and this is SLURM"):
         require_single_process("score")
     monkeypatch.setenv("T2T_ALONE", "1")
     require_single_process("score")
@@ -25,7 +25,7 @@ def test_sweep_trial_ignores_the_cluster(monkeypatch):
 
 def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
     set_environment(monkeypatch, index="1")
-    with pytest.raises(UserError, match="score runs as one process, this is process 1 of 2"):
+    with pytest.raises(UserError, match="score runs in a single process, and this is process 1 of 2"):
         require_single_process("score")
 
 

@@ -178,7 +178,7 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path, ca
         ([f"--from={other}", target], "model_type = 'm2m_100'; expected marian"),
         ([f"--from={workdir}", target], "is a run of t2t_flax already"),
         ([f"--from={exported}", f"--workdir={workdir}"], "already exists: name a new folder"),
-        ([f"--from={exported}", "--workdir=pretrained:toy"], "is part of the package, where nothing is written"),
+        ([f"--from={exported}", "--workdir=pretrained:toy"], "can only be read"),
         ([f"--from={exported}", target, "--config.model.num_heads=2"], "model.num_heads: 4 there, 2 here"),
         ([f"--from={exported}", target, "--config.decode.beamsize=2"], "Did you mean 'decode.beam_size'?"),
     ]:
@@ -191,7 +191,7 @@ def test_a_model_of_the_package_is_refused_where_the_working_folder_is_read_only
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
 
     monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    message = "is part of the package, where nothing is written"
+    message = "can only be read"
     assert message in error_of(capsys, f"--from={tmp_path}", "--workdir=pretrained:toy")
 
 

@@ -128,7 +128,7 @@ def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cac
 def test_the_folder_of_an_exported_model_is_not_trained_in(exported, capsys):
     for folder, message in [
         (exported, "is not empty and not a run of t2t_flax"),
-        ("pretrained:toy", "is part of the package, where nothing is written: give a new folder"),
+        ("pretrained:toy", "can only be read: give a new folder"),
     ]:
         assert main(["train", "--config=toy", HERE, f"--workdir={folder}"]) == 2
         assert message in capsys.readouterr().err
