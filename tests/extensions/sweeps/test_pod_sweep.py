@@ -47,7 +47,7 @@ def assert_same_trial(path, other):
     """Equal curve, scores and translations."""
     a, b = (Folder(p).workdir(LAST) for p in (path, other))
     assert losses(a) == losses(b) and evaluations(a) == evaluations(b)
-    a, b = record(a, "test-30"), record(b, "test-30")
+    a, b = record(a, "test-20"), record(b, "test-20")
     assert a["scores"] == b["scores"] and a["text"] == b["text"]
 
 
@@ -99,7 +99,7 @@ def test_killed_host_ends_the_other_and_the_next_worker_resumes(whole, tmp_path,
     path, words = tmp_path / "sweep", command(tmp_path / "sweep", cache, ONE_TRIAL)
     folder = Folder(path)
     with Processes(tmp_path / "logs", 2, words) as processes:
-        processes.wait_for_step(folder.workdir(LAST), 12, 900)
+        processes.wait_for_step(folder.workdir(LAST), 7, 900)
         training = training_of(processes.all[host])
         processes.all[host].kill()
         training.kill()
@@ -117,7 +117,7 @@ def test_killed_training_on_one_host_is_repeated_on_both(whole, tmp_path, cache)
     path, words = tmp_path / "sweep", command(tmp_path / "sweep", cache, ONE_TRIAL)
     folder = Folder(path)
     with Processes(tmp_path / "logs", 2, words) as processes:
-        processes.wait_for_step(folder.workdir(LAST), 12, 900)
+        processes.wait_for_step(folder.workdir(LAST), 7, 900)
         training_of(processes.all[1]).kill()
         assert processes.wait(1500) == [0, 0], processes.outputs()
     assert folder.status(LAST).attempts == 2 and "will be retried" in processes.output(0)
