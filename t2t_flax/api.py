@@ -152,13 +152,16 @@ def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> s
 def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> Config:
     """The checked, frozen config. Raises UserError that names an unknown key, a wrong value or an impossible combination."""
     from t2t_flax import config as config_lib
+    from t2t_flax.config.overrides import check_evaluation
 
     texts = _as_text(overrides)
     if isinstance(config, str | os.PathLike):
         return config_lib.load_config(os.fspath(config), texts)
     if isinstance(config, config_lib.Config):
         config = config_lib.to_config_dict(config)
-    return config_lib.resolve(config_lib.override(config, texts))
+    resolved = config_lib.resolve(config_lib.override(config, texts))
+    check_evaluation(resolved)
+    return resolved
 
 
 def _as_text(overrides: Mapping[str, Any] | None) -> dict[str, str]:

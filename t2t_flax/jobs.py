@@ -89,15 +89,13 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     if group.is_lead:
         check_run_folder(workdir)
     check_shared(group, workdir, "--workdir")
+    if result := _completed(workdir, config, group):  # needs no lock: the folder may be read-only by now
+        return result
     with contextlib.ExitStack() as stack:
         with supervisor.exit_on_signal("waiting for the lock of the workdir"):
             stack.enter_context(writing(workdir, "train", group))
-        message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
-        if message:
-            group.say(message)
-            marker = parse_json((workdir / "complete.json").read_text())
-            records = {name: workdir / "eval" / file for name, file in marker["records"].items()}
-            return TrainResult(workdir, marker["step"], marker["reason"], records)
+        if result := _completed(workdir, config, group):  # by the process that held the lock until now
+            return result
         check_available(config)
         config = with_precision(config, workdir, group)
         mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
@@ -136,6 +134,17 @@ def check_scores(config: Config, sets: Sequence[str]) -> None:
     for name in sets:
         task_of(config).of_set(name).check_requirements()
         check_decoder(config)
+
+
+def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> TrainResult | None:
+    """How the run ended if it is complete, as process 0 sees it; prints its summary."""
+    message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
+    if not message:
+        return None
+    group.say(message)
+    marker = parse_json((workdir / "complete.json").read_text())
+    records = {name: workdir / "eval" / file for name, file in marker["records"].items()}
+    return TrainResult(workdir, marker["step"], marker["reason"], records)
 
 
 def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:

@@ -164,16 +164,20 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     for module in LOCKS.load_all():
         if other := module.lock_folder(folder, command):
             return other
+    holder = None
     try:
-        lock = lock_file(folder / NAME, command)
+        for _ in range(40):  # whoever has just taken it is writing who it is
+            if lock := lock_file(folder / NAME, command):
+                return lock
+            if holder := parse_holder(read_if_exists(folder / NAME)):
+                break
+            time.sleep(0.05)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         remedy = absent_extension("paths", "scheme://") or " Use another file system."
         raise UserError(f"{folder} is on a file system without locks ({error.strerror}).{remedy}") from None
-    if not lock:
-        raise in_use(folder, parse_holder(read_if_exists(folder / NAME)))
-    return lock
+    raise in_use(folder, holder)
 
 
 @by_storage
@@ -201,8 +205,10 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
         if error.errno not in NO_LOCKS:
             raise
     try:
-        for left in path.parent.glob(f"{glob.escape(path.name)}.partial-*") if lock else ():
-            shutil.rmtree(left, ignore_errors=True)
+        left = [*path.parent.glob(f"{glob.escape(path.name)}.partial-*")] if lock else []
+        if left and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all()):
+            for folder in left:
+                shutil.rmtree(folder, ignore_errors=True)
         yield
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.

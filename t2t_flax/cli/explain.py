@@ -31,6 +31,8 @@ def run(argv: list[str]) -> int:
     )
     args, overrides = arguments.parse(parser, argv)
     if args.presets:
+        if args.config or args.workdir or overrides:
+            raise UserError("--presets lists all presets: leave out --config, --workdir and --config.KEY.")
         print("\n".join(_preset_line(name) for name in presets()))
         return 0
     config = _config(args, overrides)

@@ -166,7 +166,6 @@ def check_combinations(c: Config) -> None:
     _check_data(c)
     _check_decode(c)
     _check_mesh(c.mesh)
-    _check_evaluation(c)
     for name in GROUPS:
         group = c.group(name)
         if hasattr(group, "check"):
@@ -237,8 +236,8 @@ def _check_mesh(m: Mesh) -> None:
     _ = m.sharding
 
 
-def _check_evaluation(c: Config) -> None:
-    """Raises UserError if an evaluation that the config relies on never takes place."""
+def check_evaluation(c: Config) -> None:
+    """Raises UserError if an evaluation that a new training relies on never takes place. Stored runs are not checked."""
     e = c.eval
     if e.decode_every_steps and not c.data.valid:
         raise UserError(

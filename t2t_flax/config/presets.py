@@ -18,7 +18,7 @@ from typing import Any
 import ml_collections
 
 from t2t_flax.config.keys import hint
-from t2t_flax.config.overrides import default_config, from_json, override, resolve, to_config_dict
+from t2t_flax.config.overrides import check_evaluation, default_config, from_json, override, resolve, to_config_dict
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
 from t2t_flax.registry import PRESET_MODULES, absent_extension, load_extensions
@@ -134,7 +134,9 @@ def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
 
     Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, or an impossible combination.
     """
-    return resolve(override(_read(path), overrides or {}))
+    config = resolve(override(_read(path), overrides or {}))
+    check_evaluation(config)
+    return config
 
 
 def _read(path: str) -> ml_collections.ConfigDict:

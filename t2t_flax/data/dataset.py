@@ -17,7 +17,7 @@ from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, tags_of
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
 from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
@@ -286,24 +286,32 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
         model_file = epath.Path(data.root or ".") / data.tokenizer_model
         pair = stored if stored and not model_file.exists() else TokenizerPair.load(model_file)
     else:
-        if stored and stored.source.control_symbols.keys() != set(control_symbols(config)):
+        if stored and stored.source.target_languages.keys() != languages_of(control_symbols(config)):
             raise _other_tokenizer(folder)  # before one is trained
         pair = _trained_tokenizers(task, cache, source)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
     for hook in data_hooks(config):
         hook.check_tokenizer(pair.source)
-    for part in source.parts:
-        if pair.source.lacks_language((first := next(part.pairs()))[0]):
-            raise UserError(
-                f"{part.spec}: the tokenizer has symbols of the languages to write ({', '.join(pair.source.target_languages)}), "
-                f"such as <2{min(pair.source.target_languages)}>, with one of which each source sentence must begin: {first[0]!r}"
-            )
+    held_out = (name for split in ("valid", "test") for name in _sets(config)[split])
+    for one in (source, *(split_source(task, name) for name in held_out)):
+        _check_languages(pair.source, one)
     if not stored:
         pair.save(folder)
     elif stored.digest != pair.digest:
         raise _other_tokenizer(folder)
     return pair
+
+
+def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
+    """Raises UserError if the first text of a part of the source lacks the symbol of the language to write."""
+    for part in source.parts if tokenizer.target_languages else ():
+        first = next((text for text, _ in part.pairs() if text.strip()), "")
+        if tokenizer.lacks_language(first):
+            raise UserError(
+                f"{part.spec}: the tokenizer has symbols of the languages to write ({', '.join(tokenizer.target_languages)}), "
+                f"such as <2{min(tokenizer.target_languages)}>, with one of which each source sentence must begin: {first!r}"
+            )
 
 
 def _other_tokenizer(folder: epath.Path) -> UserError:

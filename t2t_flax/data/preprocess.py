@@ -25,7 +25,7 @@ from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
 
-RECIPE_VERSION = 1
+RECIPE_VERSION = 2
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
 ProgressCallback = Callable[[int, int | None], None]
 """Called with (pairs done, pairs in total or None)."""

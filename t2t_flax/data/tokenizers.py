@@ -33,6 +33,11 @@ _MAX_SENTENCE_BYTES = 1 << 20
 _LANGUAGE = re.compile(r"<2([A-Za-z][\w-]*)>")
 
 
+def languages_of(symbols: Iterable[str]) -> set[str]:
+    """The codes of those of the control symbols that name a target language: {"de"} of `<2de>`."""
+    return {match[1] for symbol in symbols if (match := _LANGUAGE.fullmatch(symbol))}
+
+
 class Tokenizer(abc.ABC):
     """Maps text to ids in [0, vocab_size) and back. `data`: the content of its file.
 
@@ -79,8 +84,7 @@ class Tokenizer(abc.ABC):
         """Ids of the control symbols such as `<2de>`, by code: the language to write (Johnson et al. 2017, section 3). If there
         are any, source texts begin with one.
         """
-        named = ((_LANGUAGE.fullmatch(symbol), i) for symbol, i in self.control_symbols.items())
-        return dict(sorted((match[1], i) for match, i in named if match))
+        return {code: self.control_symbols[f"<2{code}>"] for code in sorted(languages_of(self.control_symbols))}
 
     def lacks_language(self, text: str) -> bool:
         """Whether a source text should begin with the symbol of a target language and does not; a blank one need not."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from t2t_flax.config import Decode, Model
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
@@ -51,13 +51,20 @@ def encode_lines(
         )
     eos = [EOS] if source_eos else []
     limit = source_limit(config, model) - len(eos)
-    encode, encode_prefix = tokenizers.source.encode, tokenizers.target.encode_text
-    sources = [encode(line) if line.strip() else [] for line in lines]
+    encode_prefix = tokenizers.target.encode_text
+    sources = [source_ids(tokenizers.source, line) for line in lines]
     cut = [len(ids) > limit for ids in sources]
     sources = [ids[:limit] + eos if ids else [] for ids in sources]
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
     caps = [output_cap(config, model, len(ids), len(prefix)) for ids, prefix in zip(sources, forced, strict=True)]
     return EncodedLines(sources, forced, cut, caps)
+
+
+def source_ids(tokenizer: Tokenizer, line: str) -> list[int]:
+    """Ids of a source line, without EOS; none for one that has no text beside control symbols."""
+    symbols, text = tokenizer.split(line)
+    ids = tokenizer.encode_text(text) if text.strip() else []
+    return [*symbols, *ids] if ids else []
 
 
 def output_cap(config: Decode, model: Model, source: int, prefix: int) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up
+from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up, source_ids
 from t2t_flax.decoding.search_loop import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
@@ -51,7 +51,7 @@ class PairIds:
 
 def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int) -> PairIds:
     """Token ids of a pair. Raises UserError for a side that is empty or over `limit` ids."""
-    ids = PairIds(tokenizers.source.encode(source), tokenizers.target.encode_text(target))
+    ids = PairIds(source_ids(tokenizers.source, source), tokenizers.target.encode_text(target))
     for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
         if not text.strip() or not tokens:
             raise UserError(f"the {side} is empty; both sides must have text.")

@@ -139,6 +139,8 @@ class TrainedModel(StoredRun):
     def for_set(self, name: str) -> "TrainedModel":
         """The run with the config of a validation or test set."""
         config, stored = (config_of_set(config, name) for config in (self.config, self.stored))
+        if (config, stored) == (self.config, self.stored):
+            return self  # its decoder may be costly to make
         return dataclasses.replace(self, config=config, stored=stored)
 
     def encode_pair(self, source: str, target: str) -> "PairIds":
@@ -231,7 +233,7 @@ def load(
     group: ProcessGroup | None = None,
     local: bool = False,
 ) -> TrainedModel:
-    """Restores a run: the newest intact checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
+    """Restores a run: the newest checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
     `best` by eval.metric.
 
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average

@@ -184,12 +184,12 @@ def is_finished(checkpoint: epath.Path) -> bool:
 @by_storage
 def delete_checkpoint(checkpoint: epath.Path) -> None:
     """Deletes a checkpoint. A kill in between leaves no half of it under its number."""
-    checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.orbax-checkpoint-tmp-deleted")).rmtree()
+    remove_unfinished(checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}.orbax-checkpoint-tmp-deleted")))
 
 
 def remove_unfinished(folder: epath.Path, timeout: float = 60.0) -> None:
-    """Removes the folder of a save that failed. In the same process Orbax's threads may still be writing other arrays into it,
-    so removal is repeated for up to `timeout` seconds.
+    """Removes the folder of a save that failed or of a deleted checkpoint. Orbax's threads may still be writing other arrays into
+    it, or another process read it on a network file system, so removal is repeated for up to `timeout` seconds.
     """
     deadline = time.monotonic() + timeout
     while True:

@@ -17,7 +17,7 @@ from t2t_flax.config.overrides import recorded_changes
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
-from t2t_flax.training.checkpoint_files import regular_steps
+from t2t_flax.training.checkpoint_files import DamagedCheckpoint, regular_steps
 from t2t_flax.training.checkpoints import Checkpoints
 
 log = logging.getLogger("t2t_flax")
@@ -66,7 +66,7 @@ def restore_chosen(
 
     config: the run's own. abstract: shapes and shardings of the parameters. tokenizer: digest of the run's tokenizer.
     All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied or one of them is
-    damaged.
+    damaged; with `at_most` a damaged one is left out with a warning, if others are left.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
@@ -78,31 +78,42 @@ def restore_chosen(
         if not steps or (choice.step is not None and choice.step not in steps):
             of_step = "" if choice.step is None else f" of step {choice.step}"
             raise UserError(f"{workdir} has no checkpoint{of_step}: it has {steps or 'none'}.")
-        chosen = [steps[-1] if choice.step is None else choice.step]
+        chosen, count = [steps[-1] if choice.step is None else choice.step], 1
         if choice.best and (metrics or not choice.at_most):
-            chosen = [_best(workdir, config, checkpoints, metrics)]
+            chosen = _best_first(workdir, config, checkpoints, metrics)[: len(metrics) if choice.at_most else 1]
         elif choice.average:
             chosen = _last_regular(workdir, config, checkpoints, choice) or chosen
+            count = len(chosen)
+        restored, item = 0, "ema" if config.optimizer.ema_decay else "params"
         for s in chosen:
-            meta = checkpoints.meta(s)
+            try:
+                meta = checkpoints.meta(s)
+                params = checkpoints.restore_params(s, abstract, item)
+            except DamagedCheckpoint as damage:
+                if not choice.at_most or s == chosen[-1] and not restored:
+                    raise
+                log.warning("%s: left out, because it is damaged", damage)
+                continue
             if (digest := meta["digests"]["tokenizer"]) != tokenizer:
                 raise UserError(
                     f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
                     f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}): restore the run's own tokenizer."
                 )
-            params = checkpoints.restore_params(s, abstract, "ema" if config.optimizer.ema_decay else "params")
             steps_of_mean = tuple(step for _, step in meta.get("averaged", [])) or (s,)
             one = RestoredParams(params, steps_of_mean, metrics.get(s), tuple(recorded_changes(meta)))
             del params
             yield one
             del one  # frees it before the next one is restored
+            if (restored := restored + 1) == count:
+                return
 
 
 def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
     """The steps to average, newest first. Where some of them are missing or not yet written, raises UserError; with `at_most`
     warns of it.
     """
-    steps, newest = checkpoints.steps(), checkpoints.meta(checkpoints.steps()[-1])
+    steps = checkpoints.steps()
+    newest = checkpoints.meta(choice.step or steps[-1])
     if newest.get("params_only"):
         regular = steps[::-1]
     else:
@@ -125,21 +136,23 @@ def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints,
     return there
 
 
-def _best(workdir: epath.Path, config: Config, checkpoints: Checkpoints, metrics: dict[int, float]) -> int:
-    """The step with the highest metric, the earliest among equals."""
+def _best_first(workdir: epath.Path, config: Config, checkpoints: Checkpoints, metrics: dict[int, float]) -> list[int]:
+    """Steps by falling metric, the earliest first among equals."""
     if not metrics:
         raise UserError(
             f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: train with a validation set "
             "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
         )
-    best = min(metrics, key=lambda step: (-metrics[step], step))
-    progress = checkpoints.meta(checkpoints.steps()[-1]).get("progress", {})
+    best, *others = sorted(metrics, key=lambda step: (-metrics[step], step))
+    progress: dict[str, Any] = {}
+    with contextlib.suppress(DamagedCheckpoint):
+        progress = checkpoints.meta(checkpoints.steps()[-1]).get("progress", {})
     if (of_run := progress.get("best_metric")) is not None and of_run > metrics[best]:
         log.warning(
             "%s had its best %s at step %d, of which there is no intact checkpoint: using step %d, the best of the others.",
             workdir, config.eval.metric, progress["best_step"], best,
         )  # fmt: skip
-    return best
+    return [best, *others]
 
 
 def _only_part(

@@ -73,7 +73,7 @@ def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
     model, _, state, _ = model_and_state(small_config(model=dict(dropout=0.0)))
     tokenizer = SimpleNamespace(
         digest="fixed",
-        encode=lambda text: [5, 6],
+        split=lambda text: ([], text),
         encode_text=lambda text: [5, 6],
         decode=lambda ids: " ".join(map(str, ids)),
     )

@@ -97,7 +97,9 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 progress = dict(check=supervisor.note_progress, say=supervisor.say)
                 with supervisor.expect_progress():
                     answer_windows("translated", answer, ready, output.append, **progress)
-                group.barrier("all shares are translated")  # a process that hangs or is gone ends the others
+                group.barrier(
+                    "all shares are translated", 365 * 24 * 3600.0
+                )  # a process that hangs or is gone ends the others
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]

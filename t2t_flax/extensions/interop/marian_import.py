@@ -61,9 +61,16 @@ _FIXED_KEYS: dict[str, Any] = {
 _OTHER_RULES = (
     "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "repetition_penalty", "encoder_repetition_penalty", "num_beam_groups",
     "diversity_penalty", "do_sample", "min_length", "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens",
-    "max_new_tokens", "sequence_bias",
+    "max_new_tokens", "sequence_bias", "num_return_sequences", "forced_eos_token_id",
 )  # fmt: skip
 """Rules of decoding that have no key here."""
+_NEUTRAL_AT_1 = (
+    "repetition_penalty",
+    "encoder_repetition_penalty",
+    "num_beam_groups",
+    "guidance_scale",
+    "num_return_sequences",
+)
 # Numbers with a range are checked where they are read.
 _GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
 _CONFIG_TYPES = _GENERATION_TYPES | {
@@ -311,8 +318,8 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
 
 def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
     """The rules of decoding that are not taken over."""
-    does_nothing = lambda value: value is not True and value in (None, 0, 1, [])  # noqa: E731
-    rules = {key: generation[key] for key in _OTHER_RULES if not does_nothing(generation.get(key))}
+    rules = {key: value for key in _OTHER_RULES if (value := generation.get(key)) not in (None, 0, [])}
+    rules = {key: value for key, value in rules.items() if value is True or value != 1 or key not in _NEUTRAL_AT_1}
     if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
         rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:

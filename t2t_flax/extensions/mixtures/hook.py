@@ -15,6 +15,7 @@ class FirstPairs(Source):
     def __init__(self, source: Source, limit: int):
         super().__init__(source.spec, source.count and min(source.count, limit))
         self._source, self._limit, self.reference_count = source, limit, source.reference_count
+        self.tag = source.tag
 
     def read(self):
         return itertools.islice(self._source.read(), self._limit)

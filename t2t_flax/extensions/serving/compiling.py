@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Hashable
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -30,6 +31,8 @@ log = logging.getLogger("t2t_flax")
 _NICE = 19
 _IDLE = 10.0
 """Seconds without a program to compile after which the child ends."""
+_LONGEST = 600.0
+"""Seconds after which a child that has not answered counts as hanging: it is killed, and the server compiles itself."""
 waiting = threading.local()
 """waiting.note: what a thread that waits for the child calls every second, if it has one."""
 
@@ -53,7 +56,8 @@ class Compiler:
     def run(self, program: Program, args: tuple[Any, ...]) -> Any:
         """The results of a program. Threads take turns on several devices, but not while they wait for a program."""
         leaves, tree = jax.tree.flatten(args)
-        key = program, tree, tuple((x.shape, x.dtype) if isinstance(x, jax.Array) else x for x in leaves)
+        # A compiled program takes arrays of its own shardings alone.
+        key = program, tree, jax.sharding.get_mesh(), tuple(_key(x) for x in leaves)
         compiled = self._compiled.get(key) or self._compile(key, program, args)
         if self._turn is None:
             return compiled(*_dynamic(program, args))
@@ -61,14 +65,20 @@ class Compiler:
             return jax.block_until_ready(compiled(*_dynamic(program, args)))
 
     def stop(self) -> None:
-        """Ends the child; who waits for it gets an error."""
-        self._stopped, Program.run = True, staticmethod(self._before)
+        """Ends the child; who waits for it gets an error. Programs that are compiled can still run, see `close`."""
+        self._stopped = True
         if self._child:
             self._child.kill()
 
+    def close(self) -> None:
+        """Programs run as before this compiler was made. To be called when nothing runs any more."""
+        Program.run = staticmethod(self._before)
+
     def _compile(self, key: Hashable, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
         if self._elsewhere:
-            with self._asking:
+            while not self._asking.acquire(timeout=1.0):  # another thread waits for the child
+                _note()
+            try:
                 try:
                     self._compiled[key] = self._compiled.get(key) or self._by_child(program, args)
                     return self._compiled[key]
@@ -76,6 +86,8 @@ class Compiler:
                     if self._stopped:
                         raise RuntimeError("the server is stopping") from None
                     log.warning("%s is compiled in the server itself: %s", program.__name__, first_line(error))
+            finally:
+                self._asking.release()
         self._compiled[key] = program.lower(*args).compile()
         return self._compiled[key]
 
@@ -97,7 +109,13 @@ class Compiler:
         if self._child:
             self._child.kill()
         self._child = _Child()
+        if self._stopped:  # meanwhile
+            self._child.kill()
         return self._child
+
+
+def _note() -> None:
+    getattr(waiting, "note", lambda: None)()
 
 
 class _Child:
@@ -106,14 +124,22 @@ class _Child:
         devices = f"--xla_force_host_platform_device_count={jax.device_count()}"
         variables = child_environment(JAX_PLATFORMS="cpu", XLA_FLAGS=f"{os.environ.get('XLA_FLAGS', '')} {devices}")
         command = [sys.executable, "-m", __spec__.name, str(end.fileno())]
-        self._process = subprocess.Popen(command, env=variables, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL)
+        self._process = subprocess.Popen(
+            command, env=variables, pass_fds=[end.fileno()], stdin=subprocess.DEVNULL, process_group=0
+        )
         end.close()
 
     def answer(self, request: bytes) -> bytes:
-        """What `_compiled` returns. Raises RuntimeError with what it raised, and EOFError or OSError if the child has ended."""
+        """What `_compiled` returns. Raises RuntimeError with what it raised, or if it hangs, and EOFError or OSError if the child
+        has ended.
+        """
         self._pipe.send_bytes(request)
+        began = time.monotonic()
         while not self._pipe.poll(1.0):
-            getattr(waiting, "note", lambda: None)()
+            _note()
+            if time.monotonic() - began > _LONGEST:
+                self.kill()
+                raise RuntimeError(f"no answer of the child within {_LONGEST:.0f} s")
         succeeded, answer = self._pipe.recv()
         if not succeeded:
             raise RuntimeError(answer)
@@ -138,6 +164,10 @@ def _abstract(x: Any) -> Any:
     if not isinstance(x, jax.Array):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None)
+
+
+def _key(x: Any) -> Hashable:
+    return (x.shape, x.dtype, x.sharding if x.committed else None) if isinstance(x, jax.Array) else x
 
 
 class _Pickler(pickle.Pickler):

@@ -178,6 +178,7 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket,
         server.end()
         compiler.stop()
         ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
+        compiler.close()
     if all(ended):
         faulthandler.cancel_dump_traceback_later()
     for model in models:

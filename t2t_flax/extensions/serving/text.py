@@ -27,7 +27,7 @@ def check_text(
     if total > max_lines:
         raise RequestError(400, f"{field} has {total} lines: at most {max_lines} are allowed.")
     for text in texts:
-        if control := _CONTROL.search(text.replace("\r\n", "\n")):
+        if control := _CONTROL.search("\n".join(split_lines(text))):
             code = f"U+{ord(control[0]):04X}"
             raise RequestError(400, f"{field} has the control character {code}: only newlines and tabs are allowed.")
         if not several_lines and "\n" in text:

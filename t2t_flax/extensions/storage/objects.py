@@ -147,7 +147,9 @@ def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
     store.rm(names)
 
 
-def exclusive_writer(path: epath.PathLike, command: str) -> contextlib.AbstractContextManager[None]:
+def exclusive_writer(
+    path: epath.PathLike, command: str, *, wait: bool = True
+) -> contextlib.AbstractContextManager[None]:
     """Nobody waits: objects appear whole."""
     return contextlib.nullcontext()
 

@@ -1,5 +1,6 @@
 """Locks of folders on file systems that several hosts share."""
 
+import contextlib
 import logging
 import socket
 import time
@@ -33,12 +34,14 @@ def lock_folder(folder: Path, command: str) -> Lock | None:
 
 
 def _wait_for_lost_host(folder: Path) -> None:
-    path, start = folder / NAME, time.monotonic()
-    path.touch()  # so that a file system without locks is noticed
+    path, start, reported = folder / NAME, time.monotonic(), False
+    with contextlib.suppress(PermissionError):  # another user's file
+        path.touch()  # so that a file system without locks is noticed
     while (holder := holder_of(path)) and holder.host != socket.gethostname() and holder.process:
         if time.monotonic() - start >= LOST_HOST:
             return
-        if time.monotonic() - start < 0.2:
+        if not reported:
+            reported = True
             log.warning(
                 "--workdir=%s is locked by %s; waiting up to %.0f s in case that host is dead",
                 folder,

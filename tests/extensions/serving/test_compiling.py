@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import pytest
 
 from t2t_flax.decoding.search_loop import Program, grow
+from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.serving import compiling
 
 pytestmark = pytest.mark.slow
@@ -17,6 +18,7 @@ def compiler():
     compiler.begin()
     yield compiler
     compiler.stop()
+    compiler.close()
     assert Program.run is before
 
 
@@ -35,7 +37,18 @@ def test_results_are_those_of_this_process(run, compiler, strategy, caplog):
     got = results()
     assert not caplog.records  # nothing was compiled here
     compiler.stop()
+    compiler.close()
     assert got == results()
+
+
+def test_arrays_of_other_shardings_have_programs_of_their_own(run, compiler):
+    """The cache comes out of a program sharded otherwise than it went in, and two models may differ in their mesh alone."""
+    lines, overrides = ["It is late. " * 8, "a"], {"decode.max_length_offset": "60", "decode.beam_size": "2"}
+    meshes = ({"mesh.data": "8"}, {"mesh.data": "4", "mesh.tensor": "2"})
+    texts = [[t.text for t in load(run.workdir, overrides=overrides | mesh).translate(lines)] for mesh in meshes]
+    compiler.stop()
+    compiler.close()
+    assert texts[1] == [t.text for t in load(run.workdir, overrides=overrides | meshes[1]).translate(lines)]
 
 
 def test_child_that_ends_is_started_again_and_one_that_fails_is_done_without(compiler, monkeypatch, caplog):
