@@ -191,6 +191,11 @@ def test_training_text_without_a_symbol_is_refused_where_the_tokenizer_has_them(
         UserError, match="toy:train:30: the tokenizer has symbols of the languages to write.*such as <2de>"
     ):
         prepared(resolve(override(default_config(), keys)), tmp_path / "run")
+    (tmp_path / "a.en").write_text("\n<2de> It is late.\n")
+    (tmp_path / "a.de").write_text("\nEs ist spät.\n")
+    keys |= {"data.train": f"{tmp_path}/a.en,{tmp_path}/a.de", "data.valid": "toy:valid:5"}
+    with pytest.raises(UserError, match="toy:valid:5: the tokenizer has symbols"):
+        prepared(resolve(override(default_config(), keys)), tmp_path / "run")
 
 
 def test_the_test_set_of_a_direction_has_the_digest_of_its_text():

@@ -124,6 +124,13 @@ def test_the_choice_is_required_and_checked(workdir, run, capsys):
     assert "or give --target-language=de" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("line", ["<2de>", "<2de> ", "<2de> \u200b"])
+def test_a_line_without_text_stays_empty(run, line):
+    assert run.translate([line])[0].text == ""
+    with pytest.raises(UserError, match="the source is empty"):
+        run.score([(line, "a")])
+
+
 def test_the_only_language_need_not_be_named(run):
     symbols = {"<2en>": run.tokenizers.source.control_symbols["<2en>"]}
     source = SentencePieceTokenizer(run.tokenizers.source.data)

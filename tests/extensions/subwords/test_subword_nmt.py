@@ -73,6 +73,11 @@ def test_run_prepares_with_given_codes_and_own_vocabulary(tmp_path, joint):
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
     assert corpus.tokenizers.joint == joint and corpus.train.num_pairs == 2
     assert corpus.tokenizers.source.decode(corpus.train.source(0)[:-1].tolist()) == "a dog and a dog"
+    tagged = small_config(
+        data=data, model=dict(tie_embeddings="all" if joint else "decoder"), mixtures=dict(tags="train=<t>")
+    )
+    first, again = (prepare_corpus(task_of(tagged), tmp_path / "tagged").train.digest for _ in range(2))
+    assert first == again != corpus.train.digest  # the tag is text of the sentence, and a run is resumed with it
     small = small_config(data=data | dict(vocab_size=8), model=dict(tie_embeddings="all" if joint else "decoder"))
     with pytest.raises(UserError, match="config.data.vocab_size = 8 is smaller than"):
         prepare_corpus(task_of(small), tmp_path / "other")
