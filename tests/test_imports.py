@@ -22,8 +22,8 @@ code = t2t_flax.__main__.main()
 sys.argv.append(out)
 sys.exit(code)
 """
-BY_DEFAULT = {"planning", "resilience", "trackers"}
-"""Extensions that take part in every training: MFU, hanging processes, TensorBoard."""
+BY_DEFAULT = {"planning", "resilience", "storage", "trackers"}
+"""Extensions that take part in every training: MFU, hanging processes, locks of shared file systems, TensorBoard."""
 
 
 def loaded(tmp_path, *words, stdin="") -> set[str]:

@@ -28,7 +28,7 @@ from t2t_flax.errors import first_line
 from t2t_flax.process_setup import child_environment
 
 log = logging.getLogger("t2t_flax")
-_NICE = 19
+_NICE = 10
 _IDLE = 10.0
 """Seconds without a program to compile after which the child ends."""
 _LONGEST = 600.0

@@ -67,7 +67,7 @@ def page(browser, address):
         made.on("console", lambda message: message.type == "error" and errors.append(message.text))
         made.goto(address)
         made.wait_for_selector("#translate:enabled", timeout=120_000)
-        made.set_default_timeout(15_000)
+        made.set_default_timeout(60_000)
         yield made
         assert asked and {urlsplit(url).netloc for url in asked} == {urlsplit(address).netloc}
         assert [text for text in errors if not text.startswith("Failed to load resource")] == []

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 import tomllib
 from pathlib import Path
 
@@ -125,8 +126,11 @@ def test_files_of_a_remote_workdir_are_uploaded_at_checkpoints_and_at_the_end(tm
     monkeypatch.setattr(hook, "open_growing_files", Mirror)
     remote = tmp_path / "run"
     run = write_run(remote, config_of("tensorboard,wandb"), 1, 4, close=False)
-    run.on_checkpoint(4)
-    assert list((remote / "tensorboard").iterdir())
+    until = time.monotonic() + 60.0
+    while not list(remote.glob("tensorboard/*")) and time.monotonic() < until:  # its thread writes the file
+        run.on_checkpoint(4)
+        time.sleep(0.1)
+    assert list(remote.glob("tensorboard/*"))
     run.on_end(4, {"test_sacrebleu": 27.5})
     assert board(remote)["test_sacrebleu", 4] == 27.5
     assert json.loads((remote / "trackers" / "wandb.json").read_text())["sent"]["test_sacrebleu"] == 4
