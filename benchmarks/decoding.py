@@ -47,6 +47,7 @@ def engines(cores: int) -> tuple[Engine, ...]:
     devices = {f"{n} devices": {"devices": n} for n in dict.fromkeys([1, cores])}
     return (
         Engine("ours", "ours_decoding", variants=devices),
+        Engine("ours_bfloat16", "ours_decoding", task={"precision": "bfloat16"}, variants=devices),
         ctranslate2_engine("ctranslate2_float32", "float32", cores),
         ctranslate2_engine("ctranslate2_int8", "int8", cores),
         Engine("marian", "marian_decoding", "transformers"),

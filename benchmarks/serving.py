@@ -68,8 +68,12 @@ def random_lines(model: str, count: int | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def served(workdir: str, overrides: dict[str, str], *flags: str, fault: Sequence[str] = ()) -> Iterator[Served]:
-    """A server in a process of its own, ready. fault: arguments of `engines.faulty_server`."""
+def served(
+    workdir: str, overrides: dict[str, str], *flags: str, fault: Sequence[str] = (), programs: Path | None = None
+) -> Iterator[Served]:
+    """A server in a process of its own, ready. fault: arguments of `engines.faulty_server`. programs: the folder that caches
+    compiled programs.
+    """
     words = [
         f"--workdir={workdir}",
         "--port=0",
@@ -77,16 +81,17 @@ def served(workdir: str, overrides: dict[str, str], *flags: str, fault: Sequence
         *(f"--config.{key}={value}" for key, value in overrides.items()),
     ]
     module = ["benchmarks.engines.faulty_server", *fault] if fault else ["t2t_flax", "serve"]
+    cache = {"JAX_COMPILATION_CACHE_DIR": str(programs)} if programs else {}
     began = time.perf_counter()
     with subprocess.Popen(
-        [sys.executable, "-m", *module, *words], stdout=subprocess.PIPE, text=True, env=variables()
+        [sys.executable, "-m", *module, *words], stdout=subprocess.PIPE, text=True, env=variables(**cache)
     ) as server:
         try:
             url = (server.stdout.readline().split() or [""])[-1]
             while not _is_ready(url):
                 if server.poll() is not None:
                     sys.exit(f"the server ended with exit code {server.returncode}")
-                time.sleep(0.2)
+                time.sleep(0.05)
             yield Served(server, url, time.perf_counter() - began)
         finally:
             server.send_signal(signal.SIGTERM)

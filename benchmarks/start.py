@@ -1,11 +1,11 @@
-"""Seconds from a command to its first result: the first update of `train`, the first line of `translate`; and to the last of
-512 lines of unlike lengths.
+"""Seconds from a command to its first result: the first update of `train`, the first line of `translate`, `serve` ready; and to
+the last of 512 lines of unlike lengths.
 
     python -m benchmarks.start --out=benchmarks/results/start.json
 
 train: configs/toy.py, once with nothing cached and once with the token stores and compiled programs of that start.
 translate: one line, and 512 of one to four sentences, each once with no compiled programs and once with those of the first time,
-by the run --workdir; without it by a run of two updates, whose output goes on to the length limit.
+by the model --workdir; serve likewise, until /ready answers.
 """
 
 import argparse
@@ -20,7 +20,9 @@ from pathlib import Path
 from benchmarks.environments import variables
 from benchmarks.record import machine, publish
 from benchmarks.rounds import spread
+from benchmarks.serving import served
 from t2t_flax.data.sources import toy
+from t2t_flax.model_forms import is_name
 
 TRAIN = ["train", "--config=configs/toy.py", "--config.data.test=", "--config.eval.every_steps=0"]
 LINE = "Where is the dog?\n"
@@ -73,7 +75,7 @@ def mixed_lines() -> str:
     return "".join(" ".join(itertools.islice(sentences, 1 + i % 4)) + "\n" for i in range(LINES))
 
 
-def time_to_last_line(folder: Path, workdir: Path, text: str) -> tuple[float, float]:
+def time_to_last_line(folder: Path, workdir: str, text: str) -> tuple[float, float]:
     """(with no compiled programs, with those of the first time)."""
     command = ["translate", f"--workdir={workdir}"]
     out = []
@@ -85,38 +87,51 @@ def time_to_last_line(folder: Path, workdir: Path, text: str) -> tuple[float, fl
     return out[0], out[1]
 
 
+def time_until_ready(folder: Path, workdir: str) -> tuple[float, float]:
+    """(with no compiled programs, with those of the first time)."""
+    out = []
+    for _ in range(2):
+        with served(workdir, {}, programs=folder / "programs") as server:
+            out.append(server.started)
+    return out[0], out[1]
+
+
 def main(argv: list[str] | None = None) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--repeats", type=int, default=3)
-    parser.add_argument("--workdir", metavar="DIR", help="a finished run of configs/toy.py")
+    parser.add_argument("--workdir", metavar="DIR", default="pretrained:toy", help="the model that translates")
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args, overrides = parser.parse_known_args(argv)
     if unknown := [word for word in overrides if not word.startswith("--config.")]:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
-    run = [f"--workdir=runs/{Path(args.workdir).name}"] if args.workdir else []
-    update, line, lines = ([], []), ([], []), ([], [])
+    workdir = args.workdir if is_name(args.workdir) else str(Path(args.workdir).absolute())
+    shown = args.workdir if is_name(args.workdir) else f"runs/{Path(workdir).name}"
+    update, line, lines, ready = ([], []), ([], []), ([], []), ([], [])
     with tempfile.TemporaryDirectory() as name:
-        trained = Path(args.workdir or f"{name}/trained").absolute()
         for i in range(args.repeats):
             folder = Path(name, str(i))
             for times, seconds in zip(update, time_to_first_update(folder / "train", overrides), strict=True):
                 times.append(seconds)
             print(f"first update: cold {update[0][-1]:.1f} s, warm {update[1][-1]:.1f} s", flush=True)
-            if not trained.exists():
-                seconds_until([*TRAIN, f"--workdir={trained}", "--config.train.steps=2", *overrides], lambda line: True)
             for what, measured, text in (("one line", line, LINE), (f"{LINES} lines", lines, mixed_lines())):
-                for times, seconds in zip(measured, time_to_last_line(folder / what, trained, text), strict=True):
+                for times, seconds in zip(measured, time_to_last_line(folder / what, workdir, text), strict=True):
                     times.append(seconds)
                 print(f"{what}: cold {measured[0][-1]:.1f} s, warm {measured[1][-1]:.1f} s", flush=True)
+            for times, seconds in zip(ready, time_until_ready(folder / "serve", workdir), strict=True):
+                times.append(seconds)
+            print(f"server ready: cold {ready[0][-1]:.1f} s, warm {ready[1][-1]:.1f} s", flush=True)
     record = {
-        "what": "seconds from the command to the first update and to the first translated line, configs/toy.py",
-        "command": " ".join(["python -m benchmarks.start", f"--repeats={args.repeats}", *run, *overrides]),
+        "what": "seconds from the command to the first update (configs/toy.py), the first translated line and a ready server",
+        "command": " ".join(
+            ["python -m benchmarks.start", f"--repeats={args.repeats}", f"--workdir={shown}", *overrides]
+        ),
         "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
         "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},
         "mixed_lines": {"cold": spread(lines[0]), "warm": spread(lines[1])},
+        "server_ready": {"cold": spread(ready[0]), "warm": spread(ready[1])},
         "machine": machine(),
     }
     publish(record, args.out)

@@ -38,6 +38,7 @@ TUNED = dict(preload_tcmalloc=True)
 ENGINES = (
     Engine("ours", "ours_training"),
     Engine("ours_2_devices", "ours_training", task={"devices": 2}),
+    Engine("ours_bfloat16", "ours_training", task={"precision": "bfloat16"}, needs=_needs_bfloat16),
     Engine("torch", **TORCH),
     Engine("torch_tcmalloc", **TORCH, **TUNED),
     Engine("torch_bfloat16", **TORCH, task={"precision": "bfloat16"}, needs=_needs_bfloat16),

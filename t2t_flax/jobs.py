@@ -149,7 +149,7 @@ def _completed(workdir: epath.Path, config: Config, group: ProcessGroup) -> Trai
 
 def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:
     """`config` with train.precision = auto decided: as at the run's first start, or for a new run by the devices."""
-    from t2t_flax.training.train_state import compute_dtype
+    from t2t_flax.training.precision import compute_dtype
 
     if config.train.precision != "auto":
         return config
@@ -172,11 +172,12 @@ def _updates(
     from t2t_flax.errors import NonFiniteUpdate
     from t2t_flax.evaluation.evaluate import validation_score
     from t2t_flax.training.loop import train as train_loop
+    from t2t_flax.training.precision import slow_precision
     from t2t_flax.training.setup import set_up_training
 
     group, say = supervisor.group, supervisor.group.say
     setup = set_up_training(config, workdir, corpus)
-    say("\n".join([*_describe(setup, group), *notes]))
+    say("\n".join(filter(None, [*_describe(setup, group), *notes, slow_precision(config)])))
     try:
         end = train_loop(setup, validation_score(setup), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers

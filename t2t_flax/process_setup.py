@@ -8,6 +8,7 @@ import os
 import pkgutil
 import signal
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,8 @@ def prepare_process(config: Config) -> list[str]:
 
     if cpu:  # JAX would try each backend that is installed, and print the errors of those that find no device
         jax.config.update("jax_platforms", "cpu")
+    # Programs that call oneDNN are not cached: XLA cannot write them.
+    warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
     for name, default in _PROGRAM_CACHE.items():
         if not os.environ.get(name.upper()):
             jax.config.update(name, default)

@@ -21,10 +21,11 @@ from t2t_flax.version import source_digest
 class Ids:
     """A tokenizer of text that is ids: "17 4 9"."""
 
-    def encode(self, text: str) -> list[int]:
-        return [int(word) for word in text.split()]
+    def split(self, text: str) -> tuple[list[int], str]:
+        return [], text
 
-    encode_text = encode
+    def encode_text(self, text: str) -> list[int]:
+        return [int(word) for word in text.split()]
 
     def decode(self, ids: list[int]) -> str:
         return ""
@@ -61,7 +62,7 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
     from t2t_flax.training.train_state import make_model
 
     mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[:devices])
-    model = make_model(c, vocab, vocab)
+    model = make_model(c, vocab, vocab, precision=task.get("precision", "float32"))
     params = jax.device_put(params, mesh_lib.named(mesh, mesh_lib.REPLICATED))
     tokenizers = SimpleNamespace(source=Ids(), target=Ids())
     groups = [
@@ -95,7 +96,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "seconds": [seconds for seconds, _ in timed],
         "outputs": [list(h.tokens) for h in hypotheses],
         "scores": [h.score for h in hypotheses],
-        "settings": ["float32", *notes],
+        "settings": [task.get("precision", "float32"), *notes],
         "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
     }
 

@@ -14,7 +14,7 @@ from t2t_flax.process_setup import prepare_process
 from t2t_flax.version import source_digest
 
 
-def config_of(size: dict[str, Any], *, devices: int = 1, **decode: Any) -> Config:
+def config_of(size: dict[str, Any], *, devices: int = 1, precision: str = "float32") -> Config:
     """The default config with this model; the vocabulary is padded to a multiple of 8 only, as the peers' is not."""
     c = Config()
     model = dataclasses.replace(
@@ -25,7 +25,7 @@ def config_of(size: dict[str, Any], *, devices: int = 1, **decode: Any) -> Confi
         c,
         model=model,
         mesh=dataclasses.replace(c.mesh, cpu_devices=devices),
-        decode=dataclasses.replace(c.decode, **decode),
+        train=dataclasses.replace(c.train, precision=precision),
     )
 
 
@@ -41,8 +41,8 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of training steps; the first pass includes a compilation for every shape."""
-    size, devices = task["size"], task.get("devices", 1)
-    c = config_of(size, devices=devices)
+    size, devices, precision = task["size"], task.get("devices", 1), task.get("precision", "float32")
+    c = config_of(size, devices=devices, precision=precision)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
     notes = prepare_process(c)
     import jax
@@ -84,7 +84,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     return result | {
         "compile_seconds": compile_seconds,
         "programs": len(programs),
-        "settings": ["float32", *notes, f"{devices} devices", "one pair a row"],
+        "settings": [precision, *notes, f"{devices} devices", "one pair a row"],
         "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
     }
 

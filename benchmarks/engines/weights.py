@@ -4,7 +4,6 @@ FOLDER/weights.npz holds our parameters by path (`encoder_0/feed_forward/Einsum_
 and vocabulary, FOLDER/sources.json the ids of the sentences to translate (a run's test set).
 """
 
-import dataclasses
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ import numpy as np
 
 from benchmarks.engines.child import main
 from benchmarks.models import PAD
+from t2t_flax.config.keys import keys_of
 from t2t_flax.extensions.interop.safetensors_file import flatten
 
 SAME_AS_PAPER = (
@@ -25,9 +25,8 @@ SAME_AS_PAPER = (
 
 def save(folder: str | Path, params: Any, model: Any, vocab: int) -> None:
     """Writes weights.npz and model.json. Raises ValueError for models that are not of the paper's form."""
-    keys = dataclasses.asdict(model)
-    defaults = dataclasses.asdict(type(model)())
-    if different := [key for key in SAME_AS_PAPER if keys[key] != defaults[key]]:
+    keys = {key.name: getattr(model, key.name) for key in keys_of(model)}
+    if different := [key for key in SAME_AS_PAPER if keys[key] != getattr(type(model)(), key)]:
         raise ValueError(f"model.{different[0]} = {keys[different[0]]!r}: this benchmark takes the paper's form only")
     arrays = flatten(params)
     table = arrays["shared_embedding/table"].copy()

@@ -96,14 +96,18 @@ def translating(
     loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
 ) -> Answer:
     """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
-    source that is too long is truncated and reported. flags: see `arguments.prepare_line`. Prints the decoder if it is not JAX.
+    source that is too long is truncated and reported. flags: see `arguments.prepare_line`. Says which decoder, if it is not
+    JAX's, and where another precision is faster.
     """
     from t2t_flax.tasks import task_of
+    from t2t_flax.training.precision import faster_precision
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
     prepare = arguments.prepare_line(loaded, flags)
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {loaded.decoder}")
+    if faster := faster_precision(loaded.config):
+        say(faster)
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         starts = None if window[0].beside is None else [line.beside or "" for line in window]

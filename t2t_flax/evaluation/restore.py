@@ -26,7 +26,8 @@ from t2t_flax.registry import LINE_FLAGS, absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
-from t2t_flax.training.train_state import abstract_params, decoding_precision, make_model
+from t2t_flax.training.precision import decoding_precision
+from t2t_flax.training.train_state import abstract_params, make_model
 
 if TYPE_CHECKING:
     from t2t_flax.decoding.scoring import PairIds, PairScore

@@ -27,6 +27,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
 from t2t_flax.training.train_step import make_eval_step, make_train_step
 
@@ -119,15 +120,6 @@ def check_fits_in_memory(name: str, compiled: jax.stages.Compiled, advice: str, 
         raise UserError(
             f"{name} needs {total / 2**30:.2f} GiB on each device, of which {available / 2**30:.2f} GiB are available. {advice}"
         )
-
-
-def compiler_options(config: Config) -> dict[str, str] | None:
-    """XLA options. On CPU, XLA drops the barriers around rematerialized layers and then merges the recomputation with the
-    first computation, which would save no memory: this keeps the barriers.
-    """
-    if config.train.remat != "none" and jax.default_backend() == "cpu":
-        return {"xla_disable_hlo_passes": "cse_barrier_expander"}
-    return None
 
 
 def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:

@@ -20,6 +20,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import ATTENTION_KERNELS, PARAMETERS
+from t2t_flax.training.precision import MATMUL_PRECISION, compute_dtype
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
     import optax
@@ -135,27 +136,6 @@ def join(trained: Mapping[str, Any], frozen: Mapping[str, Any]) -> dict[str, Any
     if not frozen:
         return dict(trained)
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
-
-
-def compute_dtype(precision: str) -> jnp.dtype:
-    """The type of the products: `auto` is bfloat16 on TPU and GPU, float32 on CPU, which has no fast bfloat16."""
-    if precision == "auto":
-        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    return jnp.dtype("float32" if precision == "tf32" else precision)
-
-
-# By default JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU.
-MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
-
-
-def decoding_precision(config: Config, platform: str = "") -> str:
-    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPU. `platform`: as
-    in `make_model`.
-    """
-    if config.decode.precision != "auto":
-        return config.decode.precision
-    slow = config.train.precision == "bfloat16" and (platform or jax.default_backend()) == "cpu"
-    return "float32" if slow else config.train.precision
 
 
 def make_model(

@@ -19,7 +19,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.training import train_state
+from t2t_flax.training import precision
 from t2t_flax.training.workdir import read_config
 
 MUTABLE = [key for key, item in fields().items() if item.metadata["mutable"]]
@@ -161,8 +161,8 @@ def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path
     for name in ("moved", "stayed"):
         assert read_config(trained("wsd", tmp_path / name)).train.precision == "float32"
     train(longer, tmp_path / "stayed")
-    real = train_state.compute_dtype
-    monkeypatch.setattr(train_state, "compute_dtype", lambda name: real("bfloat16" if name == "auto" else name))
+    real = precision.compute_dtype
+    monkeypatch.setattr(precision, "compute_dtype", lambda name: real("bfloat16" if name == "auto" else name))
     train(longer, tmp_path / "moved")
     assert "config.train.precision = auto is float32, as at the start of this run" in capsys.readouterr().out
     losses = [
@@ -194,5 +194,5 @@ def test_precision_of_decoding(trained_in, decode, backend, expected, monkeypatc
         train=dataclasses.replace(config.train, precision=trained_in),
         decode=dataclasses.replace(config.decode, precision=decode),
     )
-    monkeypatch.setattr(train_state.jax, "default_backend", lambda: backend)
-    assert train_state.decoding_precision(config) == expected
+    monkeypatch.setattr(precision.jax, "default_backend", lambda: backend)
+    assert precision.decoding_precision(config) == expected

@@ -12,7 +12,8 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.token_store import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.training.setup import compiler_options, put_batch
+from t2t_flax.training.precision import compiler_options
+from t2t_flax.training.setup import put_batch
 from t2t_flax.training.train_step import loss_sums, make_train_step
 
 

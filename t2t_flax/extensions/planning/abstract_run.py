@@ -20,7 +20,8 @@ from t2t_flax.extensions.planning.collectives import DeviceLayout, collectives
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.setup import batch_struct, compiler_options, program_memory
+from t2t_flax.training.precision import compiler_options
+from t2t_flax.training.setup import batch_struct, program_memory
 from t2t_flax.training.train_state import TrainState, init_state, make_model
 from t2t_flax.training.train_step import make_train_step
 

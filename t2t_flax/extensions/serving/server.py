@@ -21,6 +21,7 @@ from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.compiling import Compiler
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.process_setup import on_stop_signal
+from t2t_flax.training.precision import faster_precision
 
 HEAD_SECONDS = 10.0
 """From the beginning of a connection, or the end of an answer, to the end of the head of the next request."""
@@ -165,6 +166,8 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket,
         described = model.describe()
         steps = " and ".join(map(str, described["steps"]))
         print(f"{model.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
+        if faster := faster_precision(model.config):
+            print(faster, file=sys.stderr, flush=True)
         if all(model.ready for model in models):
             compiler.begin()
 

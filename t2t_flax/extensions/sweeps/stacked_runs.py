@@ -31,6 +31,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training.hooks import Hook, wants_idle
 from t2t_flax.training.loop import train_run
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.progress import measure
 from t2t_flax.training.run import DueAfterUpdate, Run, TrainingEnd, ValidationScore
 from t2t_flax.training.setup import (
@@ -39,7 +40,6 @@ from t2t_flax.training.setup import (
     TrainingSetup,
     batch_struct,
     check_fits_in_memory,
-    compiler_options,
     set_up_training,
 )
 from t2t_flax.training.train_state import TrainState
