@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, draw_pairs, read_json
-from benchmarks.record import machine, publish
+from benchmarks.record import machine, publish, shown_workdir
 from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
 
 SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
@@ -124,7 +124,7 @@ def main(argv: list[str] | None = None) -> None:
     names = args.engines.split(",") if args.engines else list(known)
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
-    what = f"--workdir=runs/{Path(args.workdir).name}" if args.workdir else f"--model={args.model}"
+    what = f"--workdir={shown_workdir(args.workdir)}" if args.workdir else f"--model={args.model}"
     passes = args.passes or (1 if args.model == "base" and not args.workdir else 3)
     words = ["python -m benchmarks.decoding", what, f"--rounds={args.rounds}", f"--passes={passes}"]
     words += [f"--sentences={args.sentences}"] if args.sentences else []

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.model_forms import is_name
 
 
 def machine() -> dict[str, str | int]:
@@ -19,6 +20,11 @@ def machine() -> dict[str, str | int]:
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
     return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}
+
+
+def shown_workdir(workdir: str) -> str:
+    """A workdir without the folders of this machine, for the command in a record."""
+    return workdir if is_name(workdir) else f"runs/{Path(workdir).name}"
 
 
 def publish(record: dict[str, Any], out: str | None) -> None:

@@ -33,7 +33,7 @@ from benchmarks import http_abuse, http_load
 from benchmarks.engines.faulty_server import FAULTS
 from benchmarks.environments import Environments, variables
 from benchmarks.models import EOS, SIZES, draw_pairs
-from benchmarks.record import machine, publish
+from benchmarks.record import machine, publish, shown_workdir
 from benchmarks.rounds import Engine, ratios, run, spread, threads
 
 SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
@@ -279,12 +279,7 @@ def main(argv: list[str] | None = None) -> None:
     overrides = dict(item.split("=", 1) for item in args.set)
     if args.abuse and not args.workdir:
         parser.error("--abuse needs --workdir")
-    pretrained = (args.workdir or "").startswith("pretrained:")
-    what = (
-        f"--workdir={args.workdir if pretrained else f'runs/{Path(args.workdir).name}'}"
-        if args.workdir
-        else f"--model={args.model}"
-    )
+    what = f"--workdir={shown_workdir(args.workdir)}" if args.workdir else f"--model={args.model}"
     words = ["python -m benchmarks.serving", what, f"--clients={args.clients}", f"--seconds={args.seconds:g}"]
     words += [f"--seconds_before={args.seconds_before:g}", f"--rounds={args.rounds}", f"--passes={args.passes}"]
     words += [f"--sentences={args.sentences}"] if args.sentences else []

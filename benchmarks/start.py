@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.environments import variables
-from benchmarks.record import machine, publish
+from benchmarks.record import machine, publish, shown_workdir
 from benchmarks.rounds import spread
 from benchmarks.serving import served
 from t2t_flax.data.sources import toy
@@ -108,7 +108,6 @@ def main(argv: list[str] | None = None) -> None:
     if unknown := [word for word in overrides if not word.startswith("--config.")]:
         parser.error(f"unknown arguments: {' '.join(unknown)}")
     workdir = args.workdir if is_name(args.workdir) else str(Path(args.workdir).absolute())
-    shown = args.workdir if is_name(args.workdir) else f"runs/{Path(workdir).name}"
     update, line, lines, ready = ([], []), ([], []), ([], []), ([], [])
     with tempfile.TemporaryDirectory() as name:
         for i in range(args.repeats):
@@ -126,7 +125,12 @@ def main(argv: list[str] | None = None) -> None:
     record = {
         "what": "seconds from the command to the first update (configs/toy.py), the first translated line and a ready server",
         "command": " ".join(
-            ["python -m benchmarks.start", f"--repeats={args.repeats}", f"--workdir={shown}", *overrides]
+            [
+                "python -m benchmarks.start",
+                f"--repeats={args.repeats}",
+                f"--workdir={shown_workdir(workdir)}",
+                *overrides,
+            ]
         ),
         "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
         "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},
