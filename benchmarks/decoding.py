@@ -23,7 +23,7 @@ from typing import Any
 from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, draw_pairs, read_json
-from benchmarks.record import machine, publish, shown_workdir
+from benchmarks.record import command_of, machine, publish, shown_workdir
 from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
 
 SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
@@ -100,7 +100,7 @@ def summary(name: str, results: list[dict[str, Any]]) -> dict[str, Any]:
     return entry
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
     """Measures all engines and writes the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.decoding", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -126,10 +126,6 @@ def main(argv: list[str] | None = None) -> None:
         parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
     what = f"--workdir={shown_workdir(args.workdir)}" if args.workdir else f"--model={args.model}"
     passes = args.passes or (1 if args.model == "base" and not args.workdir else 3)
-    words = ["python -m benchmarks.decoding", what, f"--rounds={args.rounds}", f"--passes={passes}"]
-    words += [f"--sentences={args.sentences}"] if args.sentences else []
-    words += [f"--batch_size={args.batch_size}", f"--beam_size={args.beam_size}"]
-    command = " ".join([*words, *([f"--engines={args.engines}"] if args.engines else [])])
     with tempfile.TemporaryDirectory() as folder:
         task = {
             "folder": folder, "size": SIZES[args.model], "threads": cores, "passes": passes, "alpha": 0.6,
@@ -142,7 +138,7 @@ def main(argv: list[str] | None = None) -> None:
     ours = results.get("ours")
     record = {
         "what": f"beam search, {what.split('=')[1]}: sentences/s on the same weights and sentences, in turn",
-        "command": command,
+        "command": command_of("decoding", argv),
         "model": {k: keys["keys"][k] for k in ("d_model", "d_ff", "num_heads", "num_encoder_layers", "num_decoder_layers")}
         | {"vocab": keys["vocab"], "weights": "trained" if args.workdir else "random"},
         "search": {

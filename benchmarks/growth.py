@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.engines.ours_training import config_of, row_arrays
-from benchmarks.record import machine, publish
+from benchmarks.record import command_of, machine, publish
 
 BASE = dict(layers=2, d_model=128, d_ff=512, heads=4, vocab=4000, dropout=0.1, rows=16, length=32)
 TRAINING = {
@@ -132,7 +132,7 @@ def measure(make: Callable, cases: dict[str, dict[str, list[int]]], rounds: int)
     return rows
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.growth", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -152,7 +152,7 @@ def main(argv: list[str] | None = None) -> None:
     )
     record = {
         "what": "time of a train step and of a search as one size grows; slopes on log-log axes",
-        "command": f"python -m benchmarks.growth --rounds={args.rounds} --points={args.points}",
+        "command": command_of("growth", argv),
         "base": BASE,
         "training": measure(training_step, training, args.rounds),
         "decoding": measure(search, decoding, max(2, args.rounds // 2)),

@@ -17,6 +17,7 @@ import urllib.parse
 from collections.abc import Iterator
 
 from benchmarks.environments import variables
+from benchmarks.http_load import head_of, read_answer
 
 _WORDS = "the old man sees a small dog in front of the house and the woman hears the song of the bird".split()
 
@@ -49,7 +50,7 @@ async def dropped_uploads(address, number: int) -> None:
         with contextlib.suppress(OSError):
             _, writer = await asyncio.open_connection(*address)
             with contextlib.closing(writer):
-                writer.write(_head("/translate", 200_000) + b" " * 100_000)
+                writer.write(head_of("/translate", 200_000) + b" " * 100_000)
                 await writer.drain()
                 await asyncio.sleep(0.05)
 
@@ -92,20 +93,14 @@ def abuse(url: str, kind: str) -> Iterator[None]:
             process.kill()
 
 
-def _head(path: str, length: int | None) -> bytes:
-    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
-    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{size}\r\n\r\n".encode()
-
-
 async def _send(address, body: bytes, announced: bool, path: str = "/translate") -> None:
     reader, writer = await asyncio.open_connection(*address)
     with contextlib.closing(writer):
-        writer.write(_head(path, len(body) if announced else None))
+        writer.write(head_of(path, len(body) if announced else None))
         if not announced:
             writer.write(b"%x\r\n" % len(body))
         writer.write(body)
-        answer = (await reader.readuntil(b"\r\n\r\n")).lower()
-        await reader.readexactly(int(answer.partition(b"content-length:")[2].partition(b"\r\n")[0]))
+        await read_answer(reader)
 
 
 async def _run(url: str, kind: str) -> None:

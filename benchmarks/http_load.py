@@ -69,8 +69,18 @@ async def _post(connection, content: dict[str, str]) -> tuple[str, bytes]:
     """(status, body)."""
     reader, writer = connection
     body = json.dumps(content).encode()
-    head = f"POST /translate HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(body)}\r\n\r\n"
-    writer.write(head.encode() + body)
-    answer = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
-    length = int(answer.partition("content-length:")[2].partition("\r\n")[0])
-    return answer.split()[1], await reader.readexactly(length)
+    writer.write(head_of("/translate", len(body)) + body)
+    return await read_answer(reader)
+
+
+def head_of(path: str, length: int | None) -> bytes:
+    """The head of a POST of JSON; length: of its body, None = in pieces."""
+    size = "Transfer-Encoding: chunked" if length is None else f"Content-Length: {length}"
+    return f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n{size}\r\n\r\n".encode()
+
+
+async def read_answer(reader: asyncio.StreamReader) -> tuple[str, bytes]:
+    """(status, body)."""
+    head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").lower()
+    length = int(head.partition("content-length:")[2].partition("\r\n")[0])
+    return head.split()[1], await reader.readexactly(length)

@@ -3,6 +3,7 @@
 import json
 import os
 import platform
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,19 @@ def machine() -> dict[str, str | int]:
     return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}
 
 
+_OF_THIS_MACHINE = ("--out=", "--environments=", "--no-install")
+
+
+def command_of(benchmark: str, argv: Sequence[str]) -> str:
+    """The command in a record: as it was given, without what is of this machine alone."""
+    words = [word for word in argv if not word.startswith(_OF_THIS_MACHINE)]
+    flag = "--workdir="
+    words = [flag + shown_workdir(word.removeprefix(flag)) if word.startswith(flag) else word for word in words]
+    return " ".join([f"python -m benchmarks.{benchmark}", *words])
+
+
 def shown_workdir(workdir: str) -> str:
-    """A workdir without the folders of this machine, for the command in a record."""
+    """A workdir without the folders of this machine."""
     return workdir if is_name(workdir) else f"runs/{Path(workdir).name}"
 
 

@@ -33,7 +33,7 @@ from benchmarks import http_abuse, http_load
 from benchmarks.engines.faulty_server import FAULTS
 from benchmarks.environments import Environments, variables
 from benchmarks.models import EOS, SIZES, draw_pairs
-from benchmarks.record import machine, publish, shown_workdir
+from benchmarks.record import command_of, machine, publish, shown_workdir
 from benchmarks.rounds import Engine, ratios, run, spread, threads
 
 SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
@@ -256,7 +256,7 @@ def measure_abuse(workdir: str, overrides: dict[str, str], args: argparse.Namesp
     }
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.serving", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -280,15 +280,10 @@ def main(argv: list[str] | None = None) -> None:
     if args.abuse and not args.workdir:
         parser.error("--abuse needs --workdir")
     what = f"--workdir={shown_workdir(args.workdir)}" if args.workdir else f"--model={args.model}"
-    words = ["python -m benchmarks.serving", what, f"--clients={args.clients}", f"--seconds={args.seconds:g}"]
-    words += [f"--seconds_before={args.seconds_before:g}", f"--rounds={args.rounds}", f"--passes={args.passes}"]
-    words += [f"--sentences={args.sentences}"] if args.sentences else []
-    words += [f"--set {item}" for item in args.set]
     if args.abuse:
-        words.append("--abuse")
         record = {
             "what": f"serve under the load of {args.clients} clients, {what.split('=')[1]}, beside clients that harm it",
-            "command": " ".join(words),
+            "command": command_of("serving", argv),
             **measure_abuse(args.workdir, overrides, args),
             "threads": threads(),
             "versions": {"python": platform.python_version()},
@@ -319,7 +314,7 @@ def main(argv: list[str] | None = None) -> None:
     rates = [len(lines) / statistics.median(batch["seconds"]) for batch in batches]
     record = {
         "what": f"serve under the load of {args.clients} clients, {what.split('=')[1]}, beside the same engine in batch",
-        "command": " ".join(words),
+        "command": command_of("serving", argv),
         "lines": len(lines),
         "decode": batches[0]["decode"] | overrides,
         "batch_lines_per_second": spread(rates),

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from benchmarks.environments import variables
-from benchmarks.record import machine, publish, shown_workdir
+from benchmarks.record import command_of, machine, publish
 from benchmarks.rounds import spread
 from benchmarks.serving import served
 from t2t_flax.data.sources import toy
@@ -96,7 +96,7 @@ def time_until_ready(folder: Path, workdir: str) -> tuple[float, float]:
     return out[0], out[1]
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
     """Measures and writes the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.start", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -124,14 +124,7 @@ def main(argv: list[str] | None = None) -> None:
             print(f"server ready: cold {ready[0][-1]:.1f} s, warm {ready[1][-1]:.1f} s", flush=True)
     record = {
         "what": "seconds from the command to the first update (configs/toy.py), the first translated line and a ready server",
-        "command": " ".join(
-            [
-                "python -m benchmarks.start",
-                f"--repeats={args.repeats}",
-                f"--workdir={shown_workdir(workdir)}",
-                *overrides,
-            ]
-        ),
+        "command": command_of("start", argv),
         "first_update": {"cold": spread(update[0]), "warm": spread(update[1])},
         "first_line": {"cold": spread(line[0]), "warm": spread(line[1])},
         "mixed_lines": {"cold": spread(lines[0]), "warm": spread(lines[1])},

@@ -21,7 +21,7 @@ from typing import Any
 from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, load_batches, save_batches, training_batches
-from benchmarks.record import machine, publish
+from benchmarks.record import command_of, machine, publish
 from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
 
 BATCHES = {"mini": 2, "tiny": 5, "base": 2}
@@ -99,7 +99,7 @@ def speed(result: dict[str, Any], tokens: int) -> float:
     return tokens / statistics.median(map(sum, result["seconds"]))
 
 
-def main(argv: list[str] | None = None) -> None:
+def main(argv: list[str]) -> None:
     """Measures all engines and writes the record."""
     parser = argparse.ArgumentParser(
         "python -m benchmarks.training", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -120,8 +120,6 @@ def main(argv: list[str] | None = None) -> None:
     size, count = SIZES[args.model], args.batches or BATCHES[args.model]
     passes = args.passes or (1 if args.model == "base" else 2)
     environments = Environments(args.environments, install=not args.no_install)
-    words = ["python -m benchmarks.training", f"--model={args.model}", f"--batches={count}", f"--rounds={args.rounds}"]
-    command = " ".join([*words, f"--passes={passes}", *([f"--engines={args.engines}"] if args.engines else [])])
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "batches.npz")
         save_batches(path, training_batches(size, count))
@@ -137,7 +135,7 @@ def main(argv: list[str] | None = None) -> None:
     rates = {name: [rate(result) for result in each] for name, each in results.items()}
     record = {
         "what": f"train step, {args.model}: real target tokens/s on the same batches, in turn",
-        "command": command,
+        "command": command_of("training", argv),
         "model": size,
         "batches": {
             "shapes": [[list(s.shape), list(t.shape)] for s, t in batches],

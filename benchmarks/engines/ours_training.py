@@ -29,6 +29,16 @@ def config_of(size: dict[str, Any], *, devices: int = 1, precision: str = "float
     )
 
 
+def random_state(config: Config, vocab: int) -> Any:
+    """A new state on all devices."""
+    from t2t_flax.distributed.mesh import make_mesh
+    from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.train_state import init_state, make_model
+
+    model = make_model(config, vocab, vocab)
+    return init_state(config, model, make_optimizer(config), make_mesh(config.mesh))[0]
+
+
 def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str, np.ndarray]:
     """One pair a row, int32 [1, B, L] for each array of a batch; empty rows make B a multiple of `shards`."""
     out = {}
@@ -49,6 +59,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
+    from t2t_flax.training.precision import compiler_options
     from t2t_flax.training.train_state import init_state, make_model
     from t2t_flax.training.train_step import make_train_step
 
@@ -74,7 +85,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         with mesh_lib.use(mesh):
             if shape not in programs:
                 began = time.perf_counter()
-                programs[shape] = train_step.lower(state, batch).compile()
+                programs[shape] = train_step.lower(state, batch).compile(compiler_options(c))
                 compile_seconds += time.perf_counter() - began
             state, metrics = programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])

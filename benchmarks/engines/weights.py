@@ -47,15 +47,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         sources = [[*run.tokenizers.source.encode(line), 1] for line in task["lines"]]
         (folder / "sources.json").write_text(json.dumps(sources))
         return {"steps": list(run.steps)}
-    from benchmarks.engines.ours_training import config_of
-    from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.training.optimizer import make_optimizer
-    from t2t_flax.training.train_state import init_state, make_model
+    from benchmarks.engines.ours_training import config_of, random_state
 
     config, vocab = config_of(task["size"]), task["size"]["vocab"]
-    model = make_model(config, vocab, vocab)
-    state, _ = init_state(config, model, make_optimizer(config), mesh_lib.make_mesh(config.mesh))
-    save(folder, state.params, config.model, vocab)
+    save(folder, random_state(config, vocab).params, config.model, vocab)
     return {}
 
 
