@@ -57,7 +57,8 @@ def has_fast_bfloat16() -> bool:
 def faster_precision(config: Config) -> str:
     """A sentence for users whose model decodes in float32, because that is the default, where bfloat16 is faster; else ""."""
     chosen = config.decode.engine != "jax" or config.decode.precision != "auto"
-    if chosen or jax.default_backend() != "cpu" or decoding_precision(config) != "float32" or not has_fast_bfloat16():
+    wide = compute_dtype(decoding_precision(config)) == jnp.float32
+    if chosen or jax.default_backend() != "cpu" or not wide or not has_fast_bfloat16():
         return ""
     return "bfloat16 is faster than float32 on this CPU: --config.decode.precision=bfloat16"
 

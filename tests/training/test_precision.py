@@ -43,7 +43,8 @@ def test_a_version_without_the_option_has_no_fast_bfloat16(tmp_path, monkeypatch
 
 def test_users_of_the_slower_precision_are_told_of_the_key(fast):
     fast(True)
-    assert "--config.decode.precision=bfloat16" in precision.faster_precision(with_precision())
+    for trained in ("auto", "float32", "bfloat16"):
+        assert "--config.decode.precision=bfloat16" in precision.faster_precision(with_precision(trained))
     assert not precision.slow_precision(with_precision("bfloat16"))
     fast(False)
     assert not precision.faster_precision(with_precision())
