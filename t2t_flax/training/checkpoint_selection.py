@@ -6,7 +6,7 @@ import functools
 import itertools
 import logging
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,9 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
 from t2t_flax.training.checkpoint_files import DamagedCheckpoint, regular_steps
-from t2t_flax.training.checkpoints import Checkpoints
+
+if TYPE_CHECKING:
+    from t2t_flax.training.checkpoints import Checkpoints
 
 log = logging.getLogger("t2t_flax")
 
@@ -73,6 +75,8 @@ def restore_chosen(
         return
     if not (workdir / "checkpoints").exists():
         raise UserError(f"{workdir} has no checkpoint yet.")
+    from t2t_flax.training.checkpoints import Checkpoints  # a model without its run needs no Orbax, which takes 0.2 s
+
     with contextlib.closing(Checkpoints(workdir / "checkpoints", group=group)) as checkpoints:
         steps, metrics = checkpoints.steps(), checkpoints.metrics() if choice.best else {}
         if not steps or (choice.step is not None and choice.step not in steps):
@@ -108,7 +112,9 @@ def restore_chosen(
                 return
 
 
-def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
+def _last_regular(
+    workdir: epath.Path, config: Config, checkpoints: "Checkpoints", choice: CheckpointChoice
+) -> list[int]:
     """The steps to average, newest first. Where some of them are missing or not yet written, raises UserError; with `at_most`
     warns of it.
     """
@@ -136,7 +142,9 @@ def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints,
     return there
 
 
-def _best_first(workdir: epath.Path, config: Config, checkpoints: Checkpoints, metrics: dict[int, float]) -> list[int]:
+def _best_first(
+    workdir: epath.Path, config: Config, checkpoints: "Checkpoints", metrics: dict[int, float]
+) -> list[int]:
     """Steps by falling metric, the earliest first among equals."""
     if not metrics:
         raise UserError(

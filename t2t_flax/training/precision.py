@@ -3,7 +3,6 @@
 import functools
 import re
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +13,7 @@ from t2t_flax.config import Config
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 _CPU_INFO = Path("/proc/cpuinfo")
 _INSTRUCTIONS = re.compile(r"\b(avx512_bf16|amx_bf16)\b")
-_ONEDNN = {"xla_cpu_experimental_onednn_custom_call": True}
+_ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
 _FUSED_BESIDE_ONEDNN = {
     "xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_ELTWISE,LIBRARY_FUSION_TYPE_REDUCE"
 }
@@ -51,7 +50,7 @@ def has_fast_bfloat16() -> bool:
         program = jax.jit(lambda x, y: x.T @ y).lower(matrix, matrix).compile(_ONEDNN)
     except jax.errors.JaxRuntimeError:  # a version without this option
         return False
-    return "onednn" in program.as_text()
+    return "onednn" in (program.as_text() or "")
 
 
 def faster_precision(config: Config) -> str:
@@ -70,14 +69,14 @@ def slow_precision(config: Config) -> str:
     return "config.train.precision = bfloat16 is slower than float32 on this CPU with this version of jaxlib"
 
 
-def compiler_options(config: Config) -> dict[str, Any] | None:
+def compiler_options(config: Config) -> dict[str, str | bool] | None:
     """XLA options of a train step. On CPU, bfloat16 products go to oneDNN: XLA's own need three times as long for the gradients
     of matrices. And XLA drops the barriers around rematerialized layers there and then merges the recomputation with the first
     computation, which would save no memory: the last option keeps them.
     """
     if jax.default_backend() != "cpu":
         return None
-    options: dict[str, Any] = {}
+    options: dict[str, str | bool] = {}
     if config.train.precision == "bfloat16" and has_fast_bfloat16():
         options |= _ONEDNN
     if config.train.remat != "none":
