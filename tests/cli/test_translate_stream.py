@@ -24,6 +24,12 @@ def texts(seen):
     return [[line.text for line in window] for window in seen]
 
 
+@pytest.fixture(autouse=True)
+def cpu_without_bfloat16(monkeypatch):
+    """What is written to standard error then does not depend on the CPU."""
+    monkeypatch.setattr("t2t_flax.training.precision.has_fast_bfloat16", lambda: False)
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     return capitals_run.use(monkeypatch, tmp_path)
