@@ -85,12 +85,6 @@ def _run(*command: str) -> None:
         raise Unavailable(f"{' '.join(command[:6])} ...: {(errors or lines)[-1][:300]}")
 
 
-def has_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 in hardware (AVX512_BF16 or AMX); elsewhere it is emulated."""
-    info = Path("/proc/cpuinfo")
-    return info.exists() and any(flag in info.read_text() for flag in ("avx512_bf16", "amx_bf16"))
-
-
 def variables(**more: str) -> dict[str, str]:
     """This process's environment variables for a child that imports `benchmarks` and, in our own interpreter, t2t_flax."""
     root = str(Path(__file__).parents[1])

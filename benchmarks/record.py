@@ -28,7 +28,12 @@ _OF_THIS_MACHINE = ("--out=", "--environments=", "--no-install")
 
 def command_of(benchmark: str, argv: Sequence[str]) -> str:
     """The command in a record: as it was given, without what is of this machine alone."""
-    words = [word for word in argv if not word.startswith(_OF_THIS_MACHINE)]
+    words: list[str] = []
+    for word in argv:  # "--out FILE" as "--out=FILE"
+        if words and not word.startswith("--") and words[-1].startswith("--") and "=" not in words[-1]:
+            word = f"{words.pop()}={word}"
+        words.append(word)
+    words = [word for word in words if not word.startswith(_OF_THIS_MACHINE)]
     flag = "--workdir="
     words = [flag + shown_workdir(word.removeprefix(flag)) if word.startswith(flag) else word for word in words]
     return " ".join([f"python -m benchmarks.{benchmark}", *words])

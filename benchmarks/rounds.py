@@ -41,7 +41,6 @@ class Engine:
 
 def run(engine: Engine, task: dict[str, Any], environments: Environments) -> dict[str, Any]:
     """The result of one child process. Raises Unavailable with the reason if there is none."""
-    engine.needs()
     python = environments.python(engine.environment)
     more = dict(PEER_HOME, OMP_NUM_THREADS=str(task["threads"]))
     if engine.preload_tcmalloc:
@@ -74,11 +73,16 @@ def measure(
 ) -> tuple[dict[str, list[dict[str, Any]]], dict[str, str]]:
     """Runs all engines `rounds` times in turn; returns (results by engine, reasons of those that were skipped).
 
-    `speed` of a result: higher is better; chooses among variants. A peer that cannot run is skipped; exits if one of our own
-    engines fails.
+    `speed` of a result: higher is better; chooses among variants. An engine for which the machine lacks something is skipped, as
+    is a peer that cannot run; exits if one of our own engines fails.
     """
     results: dict[str, list[dict[str, Any]]] = {}
     skipped: dict[str, str] = {}
+    for engine in engines:
+        try:
+            engine.needs()
+        except Unavailable as error:
+            skipped[engine.name] = str(error)
     for number in range(rounds):
         for engine in engines:
             if engine.name in skipped:

@@ -38,12 +38,17 @@ def decoding_precision(config: Config, platform: str = "") -> str:
     return "float32" if on_cpu else config.train.precision
 
 
+def has_bfloat16_instructions() -> bool:
+    """Whether this CPU multiplies bfloat16 in hardware (AVX512_BF16 or AMX)."""
+    return _CPU_INFO.exists() and bool(_INSTRUCTIONS.search(_CPU_INFO.read_text()))
+
+
 @functools.cache
 def has_fast_bfloat16() -> bool:
     """Whether bfloat16 is faster than float32 on this CPU: it has the instructions, and XLA was built with oneDNN, which uses
     them.
     """
-    if not (_CPU_INFO.exists() and _INSTRUCTIONS.search(_CPU_INFO.read_text())):
+    if not has_bfloat16_instructions():
         return False
     matrix = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)  # small products stay with XLA
     try:

@@ -6,6 +6,7 @@ import pytest
 
 from benchmarks import rounds
 from benchmarks.environments import Environments, Unavailable
+from benchmarks.record import command_of
 from benchmarks.rounds import Engine, measure, ratios, spread
 
 TASK = {"threads": 1}
@@ -65,3 +66,26 @@ def test_engine_beyond_its_time_is_skipped(tmp_path):
 def test_ratios_are_of_the_same_round():
     assert ratios([2.0, 30.0, 8.0], [1.0, 10.0, 2.0]) == {"median": 3.0, "min": 2.0, "max": 4.0, "all": [2.0, 3.0, 4.0]}
     assert json.dumps(spread([1.23456])) == '{"median": 1.235, "min": 1.235, "max": 1.235, "all": [1.235]}'
+
+
+def test_an_own_engine_for_which_the_machine_lacks_something_is_skipped(calls, tmp_path):
+    def needs_bfloat16():
+        raise Unavailable("no bfloat16")
+
+    results, skipped = run_rounds([Engine("a", "x"), Engine("a_bfloat16", "x", needs=needs_bfloat16)], 2, tmp_path)
+    assert skipped == {"a_bfloat16": "no bfloat16"} and results.keys() == {"a"} and calls == [("a", None)] * 2
+
+
+def test_command_of_a_record_has_no_path_of_this_machine():
+    given = [
+        "--workdir",
+        "/home/me/runs/toy",
+        "--rounds",
+        "3",
+        "--out=/tmp/x.json",
+        "--environments",
+        "/tmp/e",
+        "--no-install",
+    ]
+    assert command_of("decoding", given) == "python -m benchmarks.decoding --workdir=runs/toy --rounds=3"
+    assert command_of("start", ["--workdir=pretrained:toy"]) == "python -m benchmarks.start --workdir=pretrained:toy"
