@@ -5,13 +5,8 @@ import contextlib
 import hashlib
 import itertools
 import json
-import multiprocessing
 import os
-import signal
-import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ProcessPoolExecutor
-from concurrent.futures.process import BrokenProcessPool
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -22,6 +17,7 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
+from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
 
@@ -35,8 +31,6 @@ INLINE_PAIRS = 60_000
 """Pairs tokenized before worker processes start: starting them takes seconds, these pairs about two."""
 CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
-_GRACE = 60.0
-"""Seconds that the parent has to end its workers after a SIGTERM to all processes of a host."""
 
 COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
 """Beside those of filters, by their reason. A pair that is dropped for several reasons counts under each, and is listed with the
@@ -279,7 +273,7 @@ def encode_parts(
         pairs = pair_filter.in_order(source.parts, pairs)
     for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
         of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
-        yield part, _encode_all(of, of_part, num_workers or _num_cores(), numbers)
+        yield part, _encode_all(of, of_part, num_workers or num_cores(), numbers)
 
 
 def _encode_all(
@@ -290,54 +284,5 @@ def _encode_all(
     yield from itertools.starmap(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)
     if first is not None:
-        yield from _encode_in_processes(encoder, itertools.chain([first], chunks), num_workers)
-
-
-def _encode_in_processes(
-    encoder: Encoder, chunks: Iterable[tuple[list[Unread], int]], num_workers: int
-) -> Generator[Chunk, None, None]:
-    # Spawned, because a fork of a process in which JAX runs threads can hang.
-    context = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(encoder,))
-    pending: collections.deque[Future[Chunk]] = collections.deque()
-    try:
-        for chunk in chunks:
-            pending.append(pool.submit(_work, *chunk))
-            if len(pending) >= num_workers * CHUNKS_IN_FLIGHT:
-                yield pending.popleft().result()
-        while pending:
-            yield pending.popleft().result()
-    except BrokenProcessPool:
-        raise UserError(
-            "a process that tokenizes was killed or could not start (out of memory, or a script without "
-            "`if __name__ == '__main__':`); set config.data.num_workers = 1 to tokenize in this process"
-        ) from None
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-_worker_encoder: Encoder
-
-
-def _start_worker(encoder: Encoder) -> None:
-    global _worker_encoder
-    _worker_encoder = encoder
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
-    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(_GRACE, os._exit, [1]).start())
-    threading.Thread(target=_exit_with_parent, daemon=True).start()
-
-
-def _exit_with_parent() -> None:
-    # A worker holds both ends of its queue, so it would wait forever for a parent that was killed.
-    parent = multiprocessing.parent_process()
-    assert parent
-    parent.join()
-    os._exit(1)
-
-
-def _work(pairs: list[Unread], number: int) -> Chunk:
-    return _worker_encoder(pairs, number)
-
-
-def _num_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with Workers(encoder, num_workers, does="tokenizes") as workers:
+            yield from workers.map(itertools.chain([first], chunks), num_workers * CHUNKS_IN_FLIGHT)

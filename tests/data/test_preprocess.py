@@ -12,7 +12,7 @@ from helpers.corpora import open_pairs
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data import preprocess
+from t2t_flax.data import preprocess, workers
 from t2t_flax.data.preprocess import PairFilter, Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
@@ -195,14 +195,14 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
 
 
 def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
-    monkeypatch.setattr(preprocess, "ProcessPoolExecutor", None)
+    monkeypatch.setattr(preprocess, "Workers", None)
     store = prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=8)
     assert store.num_pairs == len(PAIRS)
 
 
 def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
-    monkeypatch.setattr(preprocess, "_start_worker", os.kill)  # called with one argument: the worker does not start
+    monkeypatch.setattr(workers, "_start", os.kill)  # called with other arguments: no worker starts
     with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]

@@ -1,0 +1,92 @@
+"""Worker processes, which compute ahead of the process that uses their results."""
+
+import collections
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Generator, Iterable
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from multiprocessing.synchronize import Event
+from typing import Any, Generic, TypeVar
+
+from t2t_flax.errors import UserError
+
+_GRACE = 60.0
+"""Seconds that the parent has to end its workers after a SIGTERM to all processes of a host."""
+
+Result = TypeVar("Result")
+
+
+class Workers(Generic[Result]):
+    """Context of up to `count` processes that call `function`, a picklable object of which each of them has a copy. `does`, in
+    messages: "tokenizes".
+
+    They start when they are needed, leave Ctrl-C to this process, and end with it, however it ends.
+    """
+
+    def __init__(self, function: Callable[..., Result], count: int, *, does: str):
+        self._does = does
+        # Spawned, because a fork of a process in which JAX runs threads can hang.
+        context = multiprocessing.get_context("spawn")
+        self._closed = context.Event()
+        self._pool = ProcessPoolExecutor(count, context, initializer=_start, initargs=(function, self._closed))
+
+    def __enter__(self) -> "Workers[Result]":
+        return self
+
+    def __exit__(self, *error) -> None:
+        """Waits for calls in progress, not for those in the queue."""
+        self._closed.set()
+        self._pool.shutdown(cancel_futures=True)
+
+    def map(self, calls: Iterable[tuple], in_flight: int) -> Generator[Result, None, None]:
+        """The results of `function(*call)`, in order. At most `in_flight` calls are queued, in progress, or waiting to be taken.
+        Raises what `function` raises, and UserError where a process was killed or does not start.
+        """
+        pending: collections.deque[Future[Result]] = collections.deque()
+        try:
+            for call in calls:
+                pending.append(self._pool.submit(_call, *call))
+                if len(pending) >= in_flight:
+                    yield pending.popleft().result()
+            while pending:
+                yield pending.popleft().result()
+        except BrokenProcessPool:
+            raise UserError(
+                f"a process that {self._does} was killed or could not start (out of memory, or a script without "
+                "`if __name__ == '__main__':`); set config.data.num_workers = 1 to do it in this process"
+            ) from None
+        finally:
+            for future in pending:
+                future.cancel()
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+_function: Callable[..., Any]
+_closed: Event
+
+
+def _start(function: Callable[..., Any], closed: Event) -> None:
+    global _function, _closed
+    _function, _closed = function, closed
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
+    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(_GRACE, os._exit, [1]).start())
+    threading.Thread(target=_exit_with_parent, daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    # A worker holds both ends of its queue, so it would wait forever for a parent that was killed.
+    parent = multiprocessing.parent_process()
+    assert parent
+    parent.join()
+    os._exit(1)
+
+
+def _call(*arguments: Any) -> Any:
+    return None if _closed.is_set() else _function(*arguments)
