@@ -49,9 +49,9 @@ class Corpus:
 
     def describe_train(self, config: Config) -> str:
         """A line on the training pairs, and those that extensions have on them."""
-        return "\n".join(
-            [self.train.describe(), *(line for hook in data_hooks(config) for line in hook.describe(self))]
-        )
+        sources = self.train.describe_sources(list(config.data.train_sources))
+        lines = [line for hook in data_hooks(config) for line in hook.describe(self)]
+        return "\n".join([self.train.describe(), *sources, *lines])
 
     def batches(self, config: Config, *, shards: int = 1) -> Batches:
         """The training batches; shards: devices that divide them."""
@@ -171,6 +171,11 @@ def split_source(task: DataTask, split: str) -> Source:
 def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
     """The source `spec` of a split, as hooks change it."""
     source = task.of_set(name).open_source(spec, key=key)
+    if split != "train" and source.reasons:
+        raise UserError(
+            f"{key} = {spec!r} leaves out pairs that are {' or '.join(source.reasons.values())}, but all pairs of validation and "
+            "test sets are scored: write a file of those that you want."
+        )
     for hook in data_hooks(task.config):
         source = hook.transform(split, name, source)
     return source

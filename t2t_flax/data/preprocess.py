@@ -33,8 +33,8 @@ CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
 COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
-"""Beside those of filters, by their reason. A pair that is dropped for several reasons counts under each, and is listed with the
-first."""
+"""Beside those of sources and filters, by their reason: a pair that is dropped counts under the first that applies. empty and
+too_long count all such pairs, kept or dropped."""
 
 Encode = Callable[[str], list[int]]
 """Text to ids, without EOS."""
@@ -64,13 +64,15 @@ class PairFilter:
         """As part of a store's recipe, in JSON values. Raises UserError for what the filter lacks."""
         return {}
 
-    def in_order(self, parts: Sequence[Source], pairs: Sequence[Iterator[Unread]]) -> Sequence[Iterator[Unread]]:
-        """The pairs of all parts, in one process and in order, where each may be replaced by the reason."""
-        return pairs
+    def marks(self, parts: Sequence[Source]) -> Sequence[np.ndarray] | None:
+        """For each part, bool [rows]: which of its `rows` are dropped because of others. The parts are read before, once. None
+        for a filter that looks at each pair alone.
+        """
+        return None
 
-    def drops(self, pair: Pair) -> bool:
-        """Whether a pair is dropped; in any order, in worker processes."""
-        return False
+    def drops(self, pairs: Sequence[Pair]) -> Sequence[bool]:
+        """Which pairs are dropped, of those of a chunk that are left; in any order, in worker processes."""
+        return [False] * len(pairs)
 
 
 class Segmentation(Protocol):
@@ -139,18 +141,15 @@ class Encoder:
             sides = self.tokenizers.source, self.tokenizers.target
             encode = self.segmentation.encoders(sides, number, policies.max_length)
         chunk = Chunk(collections.Counter(pairs_read=len(pairs)))
+        encoded: list[list[list[int]]] = [
+            [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
+            for pair in pairs
+        ]
+        reasons = self._reasons(pairs, encoded, chunk.counts)
+        chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
+        chunk.counts["dropped"] = len(chunk.dropped)
         kept: tuple[list, list] = [], []
-        for i, pair in enumerate(pairs):
-            if isinstance(pair, str):
-                reasons = [pair]
-                chunk.counts[pair] += 1
-            else:
-                ids = [one(text) for one, text in zip(encode, pair, strict=True)]
-                reasons = self._reasons(pair, ids, chunk.counts)
-            if reasons:
-                chunk.counts["dropped"] += 1
-                chunk.dropped.append((i, reasons[0]))
-                continue
+        for ids in (ids for ids, reason in zip(encoded, reasons, strict=True) if not reason):
             for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):
                 if policies.on_too_long == "truncate":
                     del of_side[policies.max_length - 1 :]
@@ -164,21 +163,35 @@ class Encoder:
         ]
         return chunk
 
-    def _reasons(self, pair: tuple[str, str], ids: list[list[int]], counts: collections.Counter[str]) -> list[str]:
-        """Why a pair is dropped; counts what it is."""
-        policies = self.policies
-        bare = ids[0][len(self.tokenizers.source.split(self.tag)[0]) :]
-        empty = not (bare and ids[1] and all(map(str.strip, pair)))
-        long = max(map(len, ids)) + 1 > policies.max_length
-        reasons = ["empty"] if empty and policies.empty_lines == "drop" else []
-        reasons += ["too_long"] if long and policies.on_too_long == "drop" else []
-        if policies.filters and not empty:
-            whole = Pair(pair[0].removeprefix(self.tag), pair[1], bare, ids[1], self.part)
-            filtered = [pair_filter.reason for pair_filter in policies.filters if pair_filter.drops(whole)]
-            counts.update(filtered)
-            reasons += filtered
-        truncated = long and not reasons and policies.on_too_long == "truncate"
-        counts.update(empty=empty, too_long=long, truncated=truncated)
+    def _reasons(
+        self, pairs: list[Unread], encoded: list[list[list[int]]], counts: collections.Counter[str]
+    ) -> list[str]:
+        """Why each pair is dropped, "" if it is kept; counts what they are."""
+        policies, symbols = self.policies, len(self.tokenizers.source.split(self.tag)[0])
+        reasons, whole, long = [], {}, []
+        for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
+            if isinstance(pair, str):
+                reasons.append(pair)
+                counts[pair] += 1
+                continue
+            bare = ids[0][symbols:]
+            empty = not (bare and ids[1] and all(map(str.strip, pair)))
+            if max(map(len, ids)) + 1 > policies.max_length:
+                long.append(i)
+            drops_long = policies.on_too_long == "drop" and long[-1:] == [i]
+            drops_empty = policies.empty_lines == "drop" and empty
+            reasons.append("empty" if drops_empty else "too_long" if drops_long else "")
+            counts["empty"] += empty
+            if not (empty or reasons[i]):
+                whole[i] = Pair(pair[0].removeprefix(self.tag), pair[1], bare, ids[1], self.part)
+        for pair_filter in policies.filters:
+            drops = pair_filter.drops(list(whole.values()))
+            for i in [i for i, drop in zip(whole, drops, strict=True) if drop]:
+                reasons[i] = pair_filter.reason
+                counts[pair_filter.reason] += 1
+                del whole[i]
+        counts["too_long"] = len(long)
+        counts["truncated"] = sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
         return reasons
 
 
@@ -196,7 +209,8 @@ def prepare_split(
     folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped. Raises UserError if no pair is left.
+    pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. Raises UserError if no
+    pair of a source is left.
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))
     if store := find_store(folder, digest):
@@ -207,7 +221,8 @@ def prepare_split(
             return TokenStore.open(local, epath.Path(folder))
         with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
             total: collections.Counter[str] = collections.Counter()
-            kept = []
+            shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
+            of_sources: list[collections.Counter[str]] = []
             for part, chunks in encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers):
                 counts: collections.Counter[str] = collections.Counter()
                 with contextlib.closing(chunks):
@@ -216,14 +231,16 @@ def prepare_split(
                         counts.update(chunk.counts)
                         if progress:
                             progress(total["pairs_read"] + counts["pairs_read"], source.count)
-                _require_nonempty(part, counts, policies)
-                kept.append(counts["pairs_read"] - counts["dropped"])
+                _require_nonempty(part, counts, policies, shown)
+                of_sources.append(counts)
                 total.update(counts)
-            names = [*COUNTS, *(pair_filter.reason for pair_filter in policies.filters)]
+            names = [*COUNTS, *shown]
             writer.meta.update(digest=digest, recipe=recipe, **{name: total[name] for name in names})
-            if policies.filters:
-                writer.meta["filters"] = {f.reason: f.shown for f in policies.filters}
-            writer.meta.update({"pairs_of_sources": kept} if len(kept) > 1 else {})
+            if shown:
+                writer.meta["reasons"] = shown
+            if len(of_sources) > 1:
+                writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
+                writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
         upload(folder, local)
         return TokenStore.open(local, epath.Path(folder))
 
@@ -254,12 +271,12 @@ def tags_of(source: Source) -> list[str]:
     return [part.tag for part in source.parts]
 
 
-def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies) -> None:
+def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies, shown: dict[str, str]) -> None:
     if counts["dropped"] == counts["pairs_read"]:
         raise UserError(
             f"{source.spec}: no pair is left of {counts['pairs_read']}: {counts['empty']} have an empty side, "
             f"{counts['too_long']} have a side longer than config.data.max_length = {policies.max_length} tokens"
-            + "".join(f", {counts[f.reason]} are {f.shown}" for f in policies.filters if counts[f.reason])
+            + "".join(f", {counts[reason]} are {text}" for reason, text in shown.items() if counts[reason])
         )
 
 
@@ -268,12 +285,18 @@ def encode_parts(
 ) -> Iterator[tuple[Source, Generator[Chunk, None, None]]]:
     """The chunks of each part of a source, in order; never more than a few in memory."""
     numbers = itertools.count()
-    pairs: Sequence[Iterator[Unread]] = [part.pairs() for part in source.parts]
+    pairs: Sequence[Iterator[Unread]] = [part.rows() for part in source.parts]
     for pair_filter in encoder.policies.filters:
-        pairs = pair_filter.in_order(source.parts, pairs)
+        if (marks := pair_filter.marks(source.parts)) is not None:
+            pairs = [_marked(*rows, pair_filter.reason) for rows in zip(pairs, marks, strict=True)]
     for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
         of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
         yield part, _encode_all(of, of_part, num_workers or num_cores(), numbers)
+
+
+def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
+    """The pairs, with the reason in place of those that are marked."""
+    return (reason if mark and not isinstance(pair, str) else pair for pair, mark in zip(pairs, marks, strict=True))
 
 
 def _encode_all(

@@ -5,6 +5,7 @@ import json
 import mmap
 import os
 import zlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,10 +100,20 @@ class TokenStore:
     def describe(self) -> str:
         """A line with the numbers of pairs and tokens, and of dropped and truncated pairs."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
-        shown_counts = {name: name for name in ("dropped", "truncated", "empty")} | self.meta.get("filters", {})
-        counts = [f"{self.meta[name]:,} {shown}" for name, shown in shown_counts.items() if self.meta.get(name)]
-        notes = f" (of {self.meta['pairs_read']:,}: {', '.join(counts)})" if counts else ""
-        return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{notes}"
+        return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{self._notes(self.meta)}"
+
+    def describe_sources(self, names: Sequence[str]) -> list[str]:
+        """A line for each source of which the store was written, if there are several, with its pairs and those dropped."""
+        counts = self.meta.get("counts_of_sources", [])
+        return [
+            f"{name}: {pairs:,} pairs{self._notes(of_source)}"
+            for name, pairs, of_source in zip(names, self.pairs_of_sources, counts, strict=False)
+        ]
+
+    def _notes(self, counts: Mapping[str, Any]) -> str:
+        shown = {name: name for name in ("dropped", "truncated", "empty")} | self.meta.get("reasons", {})
+        notes = [f"{counts[name]:,} {text}" for name, text in shown.items() if counts.get(name)]
+        return f" (of {counts['pairs_read']:,}: {', '.join(notes)})" if notes else ""
 
     def source(self, i: int) -> np.ndarray:
         """Ids of source sentence i, EOS last."""

@@ -6,6 +6,7 @@ import sys
 import time
 from dataclasses import replace
 
+import numpy as np
 import psutil
 import pytest
 from helpers.corpora import open_pairs
@@ -263,19 +264,21 @@ def is_alive(pid):
 
 
 class OddNumbers(PairFilter):
-    """Drops pairs in which a text ends with an odd number, and before that every pair with a 5 in it."""
+    """Drops pairs in which a text ends with an odd number."""
 
     reason, shown = "odd", "with odd numbers"
 
-    def in_order(self, parts, pairs):
-        return [("five" if "5" in pair[0] else pair for pair in of_part) for of_part in pairs]
-
-    def drops(self, pair):
-        return pair.source.rstrip(".")[-1] in "1379"
+    def drops(self, pairs):
+        return [pair.source.rstrip(".")[-1] in "13579" for pair in pairs]
 
 
 class Fives(PairFilter):
+    """Drops pairs with a 5, before they are tokenized."""
+
     reason, shown = "five", "with fives"
+
+    def marks(self, parts):
+        return [np.array(["5" in source for source, _ in part.rows()]) for part in parts]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])

@@ -7,13 +7,15 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
 
-COMPRESSED = (".gz", ".xz", ".zst")
+COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+Row = tuple[str, ...] | str
+"""Source, target and further references of a pair; or the reason for which its source drops it."""
 
 
 class Source(abc.ABC):
@@ -23,16 +25,18 @@ class Source(abc.ABC):
     """Target sides of each sentence; training and its losses use the first."""
     tag = ""
     """Words before each source sentence that is not blank, with a space; the fingerprint does not depend on them."""
+    reasons: Mapping[str, str] = {}
+    """The reasons for which the source drops pairs, and how each is shown after a number: "with a low score"."""
 
     def __init__(self, spec: str, count: int | None = None):
         self.spec = spec
         self.count = count
-        """Number of pairs; None until it is known (a text file is counted by its first full reading)."""
+        """Number of pairs, dropped ones too; None until it is known (a text file is counted by its first full reading)."""
 
     @abc.abstractmethod
-    def read(self) -> Iterator[tuple[str, ...]]:
-        """The sentences as they are stored, streamed in order: source, target, further references. May be empty. Raises
-        UserError with the location.
+    def read(self) -> Iterator[Row]:
+        """The sentences as they are stored, streamed in order: source, target, further references, or one of `reasons`. May be
+        empty. Raises UserError with the location.
         """
 
     @abc.abstractmethod
@@ -40,20 +44,34 @@ class Source(abc.ABC):
         """sha256 (hex) of the content, wherever it is stored."""
 
     def where(self, i: int) -> str:
-        """The location of pair i (from 0), for error messages: 'train.en line 17'."""
+        """The location of pair i (from 0, dropped ones counted), for error messages: 'train.en line 17'."""
         return f"{self.spec} pair {i + 1}"
 
-    def pairs(self) -> Iterator[tuple[str, str]]:
-        """The pairs in order, each text on one line, in constant memory; each call starts over. Raises UserError if there
-        are none.
+    def rows(self) -> Iterator[tuple[str, str] | str]:
+        """The pairs in order, each text on one line, or one of `reasons` in place of a pair; in constant memory, each call starts
+        over. Raises UserError if there are none.
         """
         count = 0
-        for source, target, *_ in self.read():
+        for row in self.read():
             count += 1
-            yield one_line(source), one_line(target)
+            yield row if isinstance(row, str) else (one_line(row[0]), one_line(row[1]))
         if not count:
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
         self.count = count
+
+    def pairs(self) -> Iterator[tuple[str, str]]:
+        """The pairs of `rows` that the source does not drop. Raises UserError if there are none."""
+        dropped, kept = 0, False
+        for row in self.rows():
+            if isinstance(row, str):
+                dropped += 1
+            else:
+                kept = True
+                yield row
+        if not kept:
+            raise UserError(
+                f"{self.spec}: no pair is left of {dropped:,}, which are {' or '.join(self.reasons.values())}"
+            )
 
     def without_tag(self, text: str) -> str:
         """A source sentence without the source's tag."""
@@ -66,7 +84,7 @@ class Source(abc.ABC):
 
     def references(self) -> Iterator[tuple[str, ...]]:
         """All target sides of each pair, in order."""
-        return (tuple(map(one_line, targets)) for _, *targets in self.read())
+        return (tuple(map(one_line, row[1:])) for row in self.read() if not isinstance(row, str))
 
 
 class TaggedSource(Source):
@@ -75,11 +93,15 @@ class TaggedSource(Source):
     def __init__(self, source: Source, tag: str):
         super().__init__(source.spec, source.count)
         self._source, self._first, self.reference_count = source, tag, source.reference_count
-        self.tag = f"{tag} {source.tag}".strip()
+        self.tag, self.reasons = f"{tag} {source.tag}".strip(), source.reasons
 
     def read(self):
-        # A blank side stays blank, so that it is counted as such.
-        return ((f"{self._first} {s}" if s.strip() else s, *targets) for s, *targets in self._source.read())
+        return map(self._tagged, self._source.read())
+
+    def _tagged(self, row: Row) -> Row:
+        if isinstance(row, str) or not row[0].strip():  # a blank side stays blank, so that it is counted as such
+            return row
+        return f"{self._first} {row[0]}", *row[1:]
 
     def fingerprint(self):
         return self._source.fingerprint()
@@ -104,10 +126,14 @@ class JoinedSource(Source):
         counts = [part.count for part in self._parts]
         return None if None in counts else sum(counts)
 
-    def read(self):
-        return itertools.chain.from_iterable(part.pairs() for part in self._parts)  # none may be empty
+    @property
+    def reasons(self):  # type: ignore[override]
+        return {reason: shown for part in self._parts for reason, shown in part.reasons.items()}
 
-    def pairs(self):
+    def read(self):
+        return itertools.chain.from_iterable(part.rows() for part in self._parts)  # none may be empty
+
+    def rows(self):
         return self.read()
 
     def fingerprint(self):

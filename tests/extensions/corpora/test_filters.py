@@ -3,15 +3,19 @@
 from dataclasses import replace
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
-from t2t_flax.data.sources import JoinedSource, open_source
+from t2t_flax.data.sources import JoinedSource, Source, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.corpora.filters import Duplicates, LengthRatio
+from t2t_flax.extensions.corpora import duplicates
+from t2t_flax.extensions.corpora.duplicates import Duplicates
+from t2t_flax.extensions.corpora.filters import LengthRatio
 from t2t_flax.extensions.corpora.list_dropped import list_dropped
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
@@ -68,6 +72,50 @@ def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, mo
     }
     assert counts == dict(pairs_read=8, dropped=5, duplicate=2, empty=1, too_long=1, length_ratio=1)
     assert "5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates" in store.describe()
+
+
+def test_drops_are_counted_by_source(tmp_path, tokenizers):
+    parts = [open_pairs(tmp_path, FILTERED), open_pairs(tmp_path, FILTERED[:2] + [("cats", "Katzen")], "b.tsv")]
+    policies = replace(POLICIES, filters=(LengthRatio(4.0), Duplicates()))
+    store = prepare_split(JoinedSource("both", parts), tokenizers, tmp_path / "both", policies)
+    assert store.describe_sources(["a", "b"]) == [
+        "a: 3 pairs (of 8: 5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates)",
+        "b: 1 pairs (of 3: 2 dropped, 2 duplicates)",
+    ]
+    of_sources = store.meta["counts_of_sources"]
+    assert all(store.meta[name] == sum(counts[name] for counts in of_sources) for name in of_sources[0])
+
+
+class Letters(Source):
+    """Rows of one-letter texts, some of which the source itself drops."""
+
+    reasons = {"score": "with a low score"}
+
+    def __init__(self, rows):
+        super().__init__("letters")
+        self._rows = rows
+
+    def read(self):
+        return iter(self._rows)
+
+    def fingerprint(self):
+        return ""
+
+
+LETTER = st.sampled_from("ab")
+ROWS = st.lists(st.tuples(LETTER, LETTER) | st.just("score"), min_size=1, max_size=12)
+
+
+@given(parts=st.lists(ROWS, min_size=1, max_size=3), block=st.integers(1, 5), in_memory=st.sampled_from([1, 10**6]))
+@settings(max_examples=200, deadline=None)
+def test_duplicates_are_those_of_a_plain_search(parts, block, in_memory):
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(duplicates, "_BLOCK", block)
+        patch.setattr(duplicates, "_IN_MEMORY", in_memory)
+        marks = Duplicates().marks([Letters(rows) for rows in parts])
+    rows, before = [row for part in parts for row in part], set()
+    expected = [not isinstance(row, str) and (row in before or before.add(row) is not None) for row in rows]
+    assert [mark for of_part in marks for mark in of_part] == expected and [*map(len, marks)] == [*map(len, parts)]
 
 
 def test_filters_are_part_of_the_recipe(tokenizers):

@@ -15,8 +15,8 @@ from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.corpora import filters
-from t2t_flax.extensions.corpora.filters import LanguageFilter, OtherLanguages
+from t2t_flax.extensions.corpora import language_filter
+from t2t_flax.extensions.corpora.language_filter import LanguageFilter, OtherLanguages
 from t2t_flax.extensions.corpora.list_dropped import dropped_by, list_dropped
 from t2t_flax.tasks import task_of
 
@@ -163,7 +163,7 @@ def test_unknown_languages_are_refused_before_the_tokenizer_is_trained(tmp_path)
 
 def test_a_missing_package_is_named(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "py3langid.langid", None)
-    filters._identifier.cache_clear()
+    language_filter._identifier.cache_clear()
     with pytest.raises(UserError, match=r"filters.language needs py3langid: pip install -e '.\[langid\]'"):
         prepare_corpus(task_of(config_of()), tmp_path / "run")
 
