@@ -17,6 +17,7 @@ from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
 from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, tags_of
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
+from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
@@ -328,13 +329,15 @@ def _other_tokenizer(folder: epath.Path) -> UserError:
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
     data, symbols = task.config.data, control_symbols(task.config)
+    filters = [one for hook in data_hooks(task.config) for one in hook.filters() if not one.needs_tokens]
+    shares = next(filter(None, (hook.shares() for hook in data_hooks(task.config))), None)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
-    if symbols:
-        settings |= {"control_symbols": symbols, "tags": tags_of(source)}
+    settings |= {"filters": [one.as_stored() for one in filters], "shares": shares}
+    settings |= {"control_symbols": symbols, "tags": tags_of(source)}
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         log.info("training the tokenizer on %s", source.spec)
-        task.train_tokenizers(source).save(cached)
+        task.train_tokenizers(TokenizerText(source, filters, shares)).save(cached)
     return TokenizerPair.load(cached)
 
 

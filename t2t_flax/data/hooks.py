@@ -9,6 +9,7 @@ from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.preprocess import PairFilter, Segmentation
 from t2t_flax.data.sources import Source
+from t2t_flax.data.tokenizer_text import Shares
 from t2t_flax.data.tokenizers import Tokenizer
 from t2t_flax.registry import DATA_HOOKS
 
@@ -30,6 +31,10 @@ class DataHook:
     def symbols(self) -> Sequence[str]:
         """Control symbols of a source tokenizer that the run trains."""
         return ()
+
+    def shares(self) -> Shares | None:
+        """Of the sources of data.train, in the text on which a tokenizer is trained; None = by size."""
+        return None
 
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises UserError if the source tokenizer lacks something, before anything is written."""

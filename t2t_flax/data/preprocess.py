@@ -59,6 +59,8 @@ class PairFilter:
     """A word, in lists of dropped pairs and as a count of a token store's meta.json."""
     shown: ClassVar[str]
     """In messages, after a number: "repeated"."""
+    needs_tokens: ClassVar[bool] = False
+    """Whether it reads the ids; if so, the text on which a tokenizer is trained is not filtered by it."""
 
     def as_stored(self) -> dict[str, Any]:
         """As part of a store's recipe, in JSON values. Raises UserError for what the filter lacks."""
@@ -285,13 +287,19 @@ def encode_parts(
 ) -> Iterator[tuple[Source, Generator[Chunk, None, None]]]:
     """The chunks of each part of a source, in order; never more than a few in memory."""
     numbers = itertools.count()
-    pairs: Sequence[Iterator[Unread]] = [part.rows() for part in source.parts]
-    for pair_filter in encoder.policies.filters:
-        if (marks := pair_filter.marks(source.parts)) is not None:
-            pairs = [_marked(*rows, pair_filter.reason) for rows in zip(pairs, marks, strict=True)]
+    pairs = rows_of(source.parts, encoder.policies.filters)
     for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
         of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
         yield part, _encode_all(of, of_part, num_workers or num_cores(), numbers)
+
+
+def rows_of(parts: Sequence[Source], filters: Sequence[PairFilter]) -> Sequence[Iterator[Unread]]:
+    """The rows of each part of a source, with the reason in place of those that filters drop because of others."""
+    rows: Sequence[Iterator[Unread]] = [part.rows() for part in parts]
+    for pair_filter in filters:
+        if (marks := pair_filter.marks(parts)) is not None:
+            rows = [_marked(*of_part, pair_filter.reason) for of_part in zip(rows, marks, strict=True)]
+    return rows
 
 
 def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:

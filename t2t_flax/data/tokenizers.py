@@ -12,7 +12,7 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from etils import epath
@@ -46,6 +46,8 @@ class Tokenizer(abc.ABC):
     """
 
     control_symbols: Mapping[str, int] = {}
+    READS_ALL: ClassVar[bool] = False
+    """Whether `train` is given all text, not at most `data.tokenizer_sentences` sentences."""
 
     def __init__(self, data: bytes):
         self.data = data
@@ -176,7 +178,7 @@ class SentencePieceTokenizer(Tokenizer):
         texts = (split_symbols(sentence, control_symbols)[1] for sentence in sentences)
         sample = _sample((text for text in texts if text.strip()), data.tokenizer_sentences)
         if not sample:
-            raise UserError("there is no text to train a tokenizer on: every sentence is empty")
+            raise UserError("there is no text to train a tokenizer on: every sentence is empty, or dropped by filters")
         model = io.BytesIO()
         symbols: dict[str, Any] = {"control_symbols": list(control_symbols)} if control_symbols else {}
         try:
@@ -362,14 +364,17 @@ def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] 
     """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
     of which that of the source has the control symbols. Raises UserError as `Tokenizer.train`.
     """
-    train = TOKENIZERS.load(data.tokenizer).train
-    if data.joint_vocabulary:
-        joint = train(itertools.chain.from_iterable(source.pairs()), data, control_symbols)
-        return TokenizerPair(joint, joint)
+    kind, joint = TOKENIZERS.load(data.tokenizer), data.joint_vocabulary
+    sample = None if kind.READS_ALL else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))
+    if joint:
+        sentences = itertools.chain.from_iterable(source.pairs() if sample is None else sample)
+        both = kind.train(sentences, data, control_symbols)
+        return TokenizerPair(both, both)
     sides = []
     for i, side in enumerate(("source", "target")):
+        pairs = source.pairs() if sample is None else sample
         try:
-            sides.append(train((pair[i] for pair in source.pairs()), data, () if i else control_symbols))
+            sides.append(kind.train((pair[i] for pair in pairs), data, () if i else control_symbols))
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

@@ -7,9 +7,12 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
+from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
 
@@ -72,6 +75,10 @@ class Source(abc.ABC):
             raise UserError(
                 f"{self.spec}: no pair is left of {dropped:,}, which are {' or '.join(self.reasons.values())}"
             )
+
+    def sample(self, count: int) -> list[tuple[str, str]]:
+        """At most `count` of the pairs, drawn uniformly by their positions, in order."""
+        return draw_pairs(self.pairs(), count).pairs
 
     def without_tag(self, text: str) -> str:
         """A source sentence without the source's tag."""
@@ -151,6 +158,40 @@ class Context:
     root: str
     languages: tuple[str, str]
     label: str
+
+
+@dataclasses.dataclass
+class Drawn:
+    """Pairs drawn of `seen`, in order; draws: of which they have the smallest."""
+
+    seen: int
+    pairs: list[tuple[str, str]]
+    draws: list[int]
+
+    def cut(self, count: int) -> None:
+        """Leaves at most `count` of the pairs, drawn uniformly."""
+        kept = sorted(sorted(range(len(self.pairs)), key=self.draws.__getitem__)[:count])
+        self.pairs, self.draws = [self.pairs[i] for i in kept], [self.draws[i] for i in kept]
+
+
+def draw_pairs(pairs: Iterable[tuple[str, str]], count: int, key: int = 0) -> Drawn:
+    """At most `count` of the pairs, drawn uniformly, each by a hash of its position and `key`; holds twice as many at most."""
+    drawn, highest = Drawn(0, [], []), 1 << 64
+    for draw, pair in zip(_draws(key), pairs, strict=False):
+        drawn.seen += 1
+        if draw < highest:
+            drawn.pairs.append(pair)
+            drawn.draws.append(draw)
+            if len(drawn.pairs) >= 2 * count:
+                drawn.cut(count)
+                highest = max(drawn.draws)
+    drawn.cut(count)
+    return drawn
+
+
+def _draws(key: int) -> Iterator[int]:
+    for start in itertools.count(0, 4096):
+        yield from mix(np.arange(start, start + 4096, dtype=np.uint64) ^ np.uint64(key_of(key))).tolist()
 
 
 def sha256_of(*parts: str) -> str:

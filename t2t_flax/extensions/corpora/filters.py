@@ -18,6 +18,7 @@ class LengthRatio(PairFilter):
 
     reason: ClassVar[str] = "length_ratio"
     shown: ClassVar[str] = "of unlike lengths"
+    needs_tokens: ClassVar[bool] = True
     most: float
 
     def as_stored(self):

@@ -5,6 +5,7 @@ import itertools
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
 from t2t_flax.data.sources import Source, TaggedSource, sha256_of
+from t2t_flax.data.tokenizer_text import Shares
 from t2t_flax.extensions.mixtures import parse_limits, parse_shares, parse_tags
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
 
@@ -41,6 +42,15 @@ class MixturesHook(DataHook):
 
     def symbols(self):
         return list(self._tags.values())
+
+    def shares(self):
+        """The mean of all phases, so that no source is left out which one of them uses."""
+        names, phases = self._config.data.train_sources, [weights for _, weights in parse_shares(self._config)]
+        if None in phases:  # by size, which has one phase
+            temperature = self._config.group("mixtures").temperature
+            return temperature and Shares((1.0,) * len(names), 1 / temperature)
+        of_phases = ([weights.get(name, 0.0) / sum(weights.values()) for name in names] for weights in phases)
+        return Shares(tuple(sum(of_source) / len(phases) for of_source in zip(*of_phases, strict=True)), 0.0)
 
     def make_stream(self, make):
         return mixed_stream(make, self._config)

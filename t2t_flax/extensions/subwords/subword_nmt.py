@@ -25,6 +25,7 @@ class SubwordNmtTokenizer(ListTokenizer):
     """Splits at spaces and applies the codes; `decode` joins pieces that end in @@ with the next one."""
 
     KIND, PIECES = "subword-nmt codes and vocabulary", "vocabulary"
+    READS_ALL = True
 
     def __init__(self, data: bytes):
         from subword_nmt.apply_bpe import BPE
