@@ -125,6 +125,15 @@ def _fsync(path: epath.PathLike) -> None:
 
 
 @by_storage
+def file_state(path: epath.PathLike) -> list | None:
+    """Size, times and inode of a file, or what an object store gives for them, in JSON values: while it is equal, the file has
+    not changed. None where a store does not say. The change time exposes a file restored with its old modification time.
+    """
+    stat = os.stat(path)
+    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
+
+
+@by_storage
 def read_if_exists(path: epath.PathLike) -> str | None:
     """The text of a file; None if there is none. Raises OSError for a failing disk or network, for which `exists` would
     return False.

@@ -5,7 +5,6 @@ Each function runs in every process of a run, and the processes agree through th
 
 import contextlib
 import dataclasses
-import functools
 import json
 import platform
 from collections.abc import Callable, Iterator, Sequence
@@ -66,9 +65,9 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
     check_run_folder(workdir)
     task = task_of(config)
     check_sources(task)
-    with writing(workdir, "prepare"), bars("pairs") as bar:
+    with writing(workdir, "prepare"), bars() as bar:
         adopt_config(workdir, config, train=False)
-        corpus = prepare_corpus(task, workdir, lambda split: functools.partial(bar, f"tokenise {split}"))
+        corpus = prepare_corpus(task, workdir, bar)
     print(f"train: {corpus.describe_train(config)}")
     for name, store in corpus.valid.items():
         print(f"{name}: {store.describe()}")
@@ -105,10 +104,8 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
                 check_sources(task_of(config))
             adopt_config(workdir, config)
         group.barrier("config", group.MINUTES)
-        with supervisor.exit_on_signal("preparing the data"), bars("pairs", quiet=not group.is_lead) as bar:
-            corpus = prepare_corpus(
-                task_of(config), workdir, lambda split: functools.partial(bar, f"tokenise {split}"), group
-            )
+        with supervisor.exit_on_signal("preparing the data"), bars(quiet=not group.is_lead) as bar:
+            corpus = prepare_corpus(task_of(config), workdir, bar, group)
         end = _updates(config, workdir, corpus, supervisor, notes)
         records = {}
         if end.finished:
@@ -287,17 +284,18 @@ def evaluate(loaded: "TrainedModel", sets: Sequence[str], supervisor: RunSupervi
 
 
 @contextlib.contextmanager
-def bars(unit: str, **how: Any) -> Iterator[Callable[[str, int, int | None], None]]:
-    """Progress bars, one after the other: `bar(name, done, total)` moves the one of that name. how: of `Progress`."""
+def bars(**how: Any) -> Iterator[Callable[[str, int, int | None, str], None]]:
+    """Progress bars, one after the other: `bar(name, done, total, unit)` moves the one of that name. how: of `Progress`."""
     from t2t_flax.training.progress import Progress
 
     with contextlib.ExitStack() as stack:
         shown: dict[str, Progress] = {}
 
-        def bar(name: str, done: int, total: int | None) -> None:
+        def bar(name: str, done: int, total: int | None, unit: str) -> None:
             if name not in shown:
                 stack.close()
-                shown[name] = stack.enter_context(Progress(name, total, unit=unit, **how))
+                shown.clear()
+                shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, **how))
             shown[name].update(done)
 
         yield bar
@@ -307,13 +305,13 @@ def bars(unit: str, **how: Any) -> Iterator[Callable[[str, int, int | None], Non
 def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
     """A progress bar of decoded sentences. From the first batch to the last, progress is expected."""
     # No ETA: short sentences are decoded first.
-    with bars("sentences", quiet=not supervisor.group.is_lead, eta=False) as bar, contextlib.ExitStack() as stack:
+    with bars(quiet=not supervisor.group.is_lead, eta=False) as bar, contextlib.ExitStack() as stack:
 
         def update(done: int, total: int) -> None:
             supervisor.should_stop()
             if not supervisor.progress_expected:
                 stack.enter_context(supervisor.expect_progress())
-            bar("decode", done, total)
+            bar("decode", done, total, "sentences")
             if done >= total:
                 stack.close()
 

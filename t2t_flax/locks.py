@@ -13,7 +13,6 @@ import itertools
 import json
 import logging
 import os
-import shutil
 import socket
 import time
 from collections.abc import Iterator
@@ -23,7 +22,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import by_storage, read_if_exists
+from t2t_flax.filesystem import by_storage, read_if_exists, remove_folder
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import LOCKS, absent_extension
 
@@ -98,7 +97,9 @@ def lock_file(path: str | os.PathLike, command: str) -> FileLock | None:
     """
     try:
         lock = FileLock(os.open(path, os.O_RDWR | os.O_CREAT, 0o666))
-    except PermissionError:  # another user's file: locking it needs no right to write
+    except PermissionError as error:  # another user's file: locking it needs no right to write
+        if not os.path.exists(path):
+            raise error from None
         lock = FileLock(os.open(path, os.O_RDONLY))
     try:
         if not _try_exclusive(lock.descriptor):
@@ -185,12 +186,12 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
 def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[None]:
     """Waits until no other thread or process is in such a block for the same file or folder; without `wait`, raises UserError,
     naming the holder. Then removes what killed ones left beside it (`filesystem.atomic_directory`). On a file system without
-    locks nobody waits and nothing is removed.
+    locks, and in a folder that may only be read, nobody waits and nothing is removed.
     """
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
     name, lock = path.with_name(f"{path.name}.lock"), None
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         for attempt in itertools.count():
             if lock := lock_file(name, command):
                 break
@@ -202,17 +203,17 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
                 log.warning("waiting for another process that writes %s (%s)", path, holder_of(name))
             time.sleep(0.2)
     except OSError as error:
-        if error.errno not in NO_LOCKS:
+        if error.errno not in (*NO_LOCKS, errno.EACCES, errno.EROFS):
             raise
     try:
         left = [*path.parent.glob(f"{glob.escape(path.name)}.partial-*")] if lock else []
         if left and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all()):
-            for folder in left:
-                shutil.rmtree(folder, ignore_errors=True)
+            for one in left:
+                remove_folder(one) if one.is_dir() else one.unlink(missing_ok=True)
         yield
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
-        with contextlib.suppress(FileNotFoundError, PermissionError):
+        with contextlib.suppress(OSError):
             name.unlink()
         if lock:
             lock.release()

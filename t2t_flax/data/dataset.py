@@ -1,10 +1,8 @@
 """The data of a run: its tokenizers and token stores, prepared once and identified by digest."""
 
 import dataclasses
-import functools
 import hashlib
 import json
-import logging
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -13,17 +11,18 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.file_hashes import INDEX, hash_files
 from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
-from t2t_flax.data.preprocess import Policies, ProgressCallback, Segmentation, prepare_split, recipe_of, tags_of
+from t2t_flax.data.preprocess import Policies, Segmentation, prepare_split, recipe_of, tags_of
+from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
+from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
-
-log = logging.getLogger("t2t_flax")
 
 
 class DataTask(Protocol):
@@ -83,39 +82,41 @@ _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
 def prepare_corpus(
     task: DataTask,
     workdir: str | epath.Path,
-    progress: Callable[[str], ProgressCallback] | None = None,
+    report: Report = silent,
     group: ProcessGroup | None = None,
 ) -> Corpus:
     """Tokenizers (trained or given) and token stores; existing ones are reused.
 
-    `progress(split)` gives a callback `(pairs done, pairs in total or None)`. All processes of a `group` must call this:
-    process 0 prepares with all its cores while the others wait, then all open the same stores. Raises UserError for
-    every error in the data: missing or malformed files, too little text for the vocabulary, no pair left.
+    All processes of a `group` must call this: process 0 prepares with all its cores while the others wait, then all open
+    the same stores. Raises UserError for every error in the data: missing or malformed files, too little text for the
+    vocabulary, no pair left.
     """
     workdir = epath.Path(workdir)
-    stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, progress))
+    stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, report))
     names = list(task.config.data.valid_sets)
     valid, (train, *further) = stores[: len(names)], stores[len(names) :]
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(further))
 
 
-def _prepare(task: DataTask, workdir: epath.Path, progress) -> list[TokenStore]:
+def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenStore]:
     """The stores of the validation sets, then those of the training pairs."""
     config = task.config
-    check_reachable(_cache(config, workdir))
+    cache = epath.Path(_cache(config, workdir))
+    check_reachable(cache)
+    training_policies(config).as_stored()  # errors before minutes of hashing and training
     source = split_source(task, "train")
-    source.fingerprint = functools.cache(source.fingerprint)  # type: ignore[method-assign]  # it reads the whole corpus
-    training_policies(config).as_stored()  # errors before the minutes of training a tokenizer
-    tokenizers = _tokenizers(task, workdir, source)
+    others = [split_source(task, name) for split in ("valid", "test") for name in _sets(config)[split]]
+    hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
+    tokenizers = _tokenizers(task, workdir, source, report)
     train, *further = (
-        _split_store(task, workdir, "train", tokenizers, progress, segmentation, source)
+        _split_store(task, workdir, "train", tokenizers, report, segmentation, source)
         for segmentation in segmentations(config)
     )
     # Caches the update counts, which every start needs.
     Corpus(tokenizers, train, {}, tuple(further)).batches(config)
     sets = config.data.valid_sets
-    return [*(_split_store(task, workdir, name, tokenizers, progress) for name in sets), train, *further]
+    return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train, *further]
 
 
 def segmentations(config: Config) -> list[Segmentation | None]:
@@ -253,7 +254,7 @@ def _split_store(
     workdir: epath.Path,
     split: str,
     tokenizers: TokenizerPair,
-    progress=None,
+    report: Report = silent,
     segmentation: Segmentation | None = None,
     source: Source | None = None,
 ) -> TokenStore:
@@ -269,7 +270,7 @@ def _split_store(
         epath.Path(_cache(config, workdir)) / f"{kind}-{digest[:12]}",
         policies,
         num_workers=config.data.num_workers,
-        progress=progress(split) if progress else None,
+        progress=lambda done, total: report(f"tokenise {split}", done, total, "pairs"),
         segmentation=segmentation,
     )
 
@@ -280,7 +281,7 @@ _TOKENIZER_KEYS = (
 ).split()
 
 
-def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> TokenizerPair:
+def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Report) -> TokenizerPair:
     config = task.config
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
@@ -294,7 +295,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source) -> Tokenize
     else:
         if stored and stored.source.target_languages.keys() != languages_of(control_symbols(config)):
             raise _other_tokenizer(folder)  # before one is trained
-        pair = _trained_tokenizers(task, cache, source)
+        pair = _trained_tokenizers(task, cache, source, report)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
     for hook in data_hooks(config):
@@ -327,7 +328,7 @@ def _other_tokenizer(folder: epath.Path) -> UserError:
     )
 
 
-def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> TokenizerPair:
+def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, report: Report) -> TokenizerPair:
     data, symbols = task.config.data, control_symbols(task.config)
     filters = [one for hook in data_hooks(task.config) for one in hook.filters() if not one.needs_tokens]
     shares = next(filter(None, (hook.shares() for hook in data_hooks(task.config))), None)
@@ -336,8 +337,9 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source) -> To
     settings |= {"control_symbols": symbols, "tags": tags_of(source)}
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
-        log.info("training the tokenizer on %s", source.spec)
-        task.train_tokenizers(TokenizerText(source, filters, shares)).save(cached)
+        with exclusive_writer(cached, "prepare"):
+            if not TokenizerPair.is_complete(cached):  # by another process during the wait
+                task.train_tokenizers(TokenizerText(source, filters, shares, report)).save(cached)
     return TokenizerPair.load(cached)
 
 

@@ -232,7 +232,7 @@ def prepare_split(
                         writer.write(*chunk.sides)
                         counts.update(chunk.counts)
                         if progress:
-                            progress(total["pairs_read"] + counts["pairs_read"], source.count)
+                            progress(total["pairs_read"] + counts["pairs_read"], source.expected_count())
                 _require_nonempty(part, counts, policies, shown)
                 of_sources.append(counts)
                 total.update(counts)

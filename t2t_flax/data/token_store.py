@@ -13,7 +13,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, by_storage, is_remote, list_names, read_if_exists
+from t2t_flax.filesystem import atomic_directory, by_storage, file_state, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
@@ -199,7 +199,7 @@ def _verify(folder: Path, meta: dict[str, Any]) -> None:
     """Compares every file with its checksum in `meta`, in constant memory; reads nothing if the files are unchanged since they
     were last verified. Raises UserError that names the first damaged file.
     """
-    state = {name: [meta["crc32"][name], *_identity(folder / name)] for name in FILES}
+    state = {name: [meta["crc32"][name], *(file_state(folder / name) or ())] for name in FILES}
     with contextlib.suppress(OSError, ValueError):
         if parse_json((folder / VERIFIED).read_text()) == state:
             return
@@ -216,12 +216,6 @@ def _checksum(path: Path) -> int:
         while block := file.read(_BLOCK):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _identity(path: Path) -> list[int]:
-    """Size, times and inode. The change time exposes a file restored with its old modification time."""
-    stat = path.stat()
-    return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
 
 
 def _damaged(folder: os.PathLike | str, problem: str) -> UserError:

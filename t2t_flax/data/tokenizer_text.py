@@ -5,8 +5,12 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from t2t_flax.data.preprocess import CHUNK_PAIRS, Pair, PairFilter, rows_of
+from t2t_flax.data.preprocess import CHUNK_PAIRS, Pair, PairFilter, Unread, rows_of
+from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import Drawn, Source, draw_pairs
+
+_REPORTED = 10_000
+"""Pairs between two reports."""
 
 
 class Shares(NamedTuple):
@@ -23,12 +27,16 @@ class Shares(NamedTuple):
 
 class TokenizerText(Source):
     """The pairs of a source that have text on both sides and that the filters keep, tags included. Filters of tokens are left
-    out, since there is no tokenizer yet. shares: in a sample; None = by size.
+    out, since there is no tokenizer yet. shares: in a sample; None = by size. report: told how far the source is read, and when
+    a sample is complete, of which a tokenizer is then trained.
     """
 
-    def __init__(self, source: Source, filters: Sequence[PairFilter], shares: Shares | None = None):
+    def __init__(
+        self, source: Source, filters: Sequence[PairFilter], shares: Shares | None = None, report: Report = silent
+    ):
         super().__init__(source.spec)
         self._source, self._filters = source, [one for one in filters if not one.needs_tokens]
+        self._report = report
         self._shares = shares or Shares((1.0,) * len(source.parts), 1.0)
 
     def read(self):
@@ -56,12 +64,22 @@ class TokenizerText(Source):
             if share and pairs and one.seen > len(one.pairs):  # no pair is repeated while others were not drawn
                 total = min(total, len(pairs) / share)
         repeated = (_repeated(pairs, round(total * share)) for pairs, share in zip(kept, shares, strict=True))
+        self._report("train the tokenizer", 0, None, "")
         return [*itertools.chain.from_iterable(repeated)]
 
     def _candidates(self) -> Iterator[Iterator[tuple[str, str]]]:
         """The pairs of each part that have text on both sides and are not dropped because of others."""
+        done = itertools.count(1)
         for rows in rows_of(self._source.parts, self._filters):
-            yield (row for row in rows if not isinstance(row, str) and all(map(str.strip, row)))
+            yield (row for row in self._reported(rows, done) if not isinstance(row, str) and all(map(str.strip, row)))
+
+    def _reported(self, rows: Iterator[Unread], done: Iterator[int]) -> Iterator[Unread]:
+        """The rows; done: numbers them in all parts."""
+        number = 0
+        for row, number in zip(rows, done, strict=False):
+            if number % _REPORTED == 0:
+                self._report("sample sentences", number, self._source.expected_count(), "pairs")
+            yield row
 
     def _kept(self, number: int, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         part, rest = self._source.parts[number], iter(pairs)

@@ -21,7 +21,8 @@ from t2t_flax.filesystem import atomic_write, by_storage
 class Progress:
     """`update` shows the step, free text and the remaining time; `say` prints a line above the bar.
 
-    `quiet`: show nothing. `eta`: show the remaining time, where the work so far predicts it.
+    `unit`: of the steps; "" for work without steps. `quiet`: show nothing. `eta`:
+    show the remaining time, where the work so far predicts it.
     """
 
     def __init__(
@@ -34,7 +35,9 @@ class Progress:
         columns = [
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=20),
-            rich.progress.TextColumn("{task.completed:.0f}/{task.total:.0f}" if total else "{task.completed:.0f}"),
+            rich.progress.TextColumn(
+                "{task.completed:.0f}/{task.total:.0f}" if total else "{task.completed:.0f}" if unit else ""
+            ),
             rich.progress.TextColumn("{task.fields[text]}"),
         ] + [rich.progress.TimeRemainingColumn(compact=True)] * eta
         self._bar = rich.progress.Progress(*columns, console=self._console, disable=not self._live)
@@ -54,7 +57,8 @@ class Progress:
         if not self._live and (now - self._last_line >= line_every or done == self._total):
             self._last_line = now
             total = f"/{self._total:,}" if self._total else ""
-            self.say(f"{self._name} {done:,}{total} {self._unit}  {text}{self._eta(done, now)}".rstrip())
+            count = f" {done:,}{total} {self._unit}" if self._unit else ""
+            self.say(f"{self._name}{count}  {text}{self._eta(done, now)}".rstrip())
 
     def say(self, text: str) -> None:
         """Prints a line."""

@@ -15,9 +15,10 @@ from hypothesis import strategies as st
 from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.text import file_sha256, lines
+from t2t_flax.data.sources.text import lines
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 

@@ -11,7 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from etils import epath
 
+from t2t_flax.data.file_hashes import known_lines
 from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
@@ -31,8 +33,13 @@ class Source(abc.ABC):
     reasons: Mapping[str, str] = {}
     """The reasons for which the source drops pairs, and how each is shown after a number: "with a low score"."""
 
-    def __init__(self, spec: str, count: int | None = None):
+    pair_a_line = False
+    """Whether each line of the first file is a pair."""
+
+    def __init__(self, spec: str, count: int | None = None, *, files: Iterable[epath.Path] = ()):
         self.spec = spec
+        self.files = tuple(files)
+        """Those whose content the fingerprint covers."""
         self.count = count
         """Number of pairs, dropped ones too; None until it is known (a text file is counted by its first full reading)."""
 
@@ -45,6 +52,12 @@ class Source(abc.ABC):
     @abc.abstractmethod
     def fingerprint(self) -> str:
         """sha256 (hex) of the content, wherever it is stored."""
+
+    def expected_count(self) -> int | None:
+        """The number of pairs, for progress: `count`, or the lines of a file that was hashed; None if neither is known."""
+        if self.count is None and self.pair_a_line and self.files[0].suffix not in COMPRESSED:
+            return known_lines(self.files[0])
+        return self.count
 
     def where(self, i: int) -> str:
         """The location of pair i (from 0, dropped ones counted), for error messages: 'train.en line 17'."""
@@ -98,7 +111,7 @@ class TaggedSource(Source):
     """A source with a word before its source sentences, such as a control symbol of the tokenizer."""
 
     def __init__(self, source: Source, tag: str):
-        super().__init__(source.spec, source.count)
+        super().__init__(source.spec, source.count, files=source.files)
         self._source, self._first, self.reference_count = source, tag, source.reference_count
         self.tag, self.reasons = f"{tag} {source.tag}".strip(), source.reasons
 
@@ -113,6 +126,9 @@ class TaggedSource(Source):
     def fingerprint(self):
         return self._source.fingerprint()
 
+    def expected_count(self):
+        return self._source.expected_count()
+
     def where(self, i):
         return self._source.where(i)
 
@@ -122,6 +138,7 @@ class JoinedSource(Source):
 
     def __init__(self, spec: str, parts: Sequence[Source]):
         self.spec, self._parts = spec, tuple(parts)
+        self.files = tuple(file for part in parts for file in part.files)
 
     @property
     def parts(self):
@@ -130,8 +147,10 @@ class JoinedSource(Source):
     @property
     def count(self):  # type: ignore[override]
         """The sum of the parts' counts; None until all are known."""
-        counts = [part.count for part in self._parts]
-        return None if None in counts else sum(counts)
+        return _sum(part.count for part in self._parts)
+
+    def expected_count(self):
+        return _sum(part.expected_count() for part in self._parts)
 
     @property
     def reasons(self):  # type: ignore[override]
@@ -145,6 +164,11 @@ class JoinedSource(Source):
 
     def fingerprint(self):
         return sha256_of(*(part.fingerprint() for part in self._parts))
+
+
+def _sum(counts: Iterable[int | None]) -> int | None:
+    known = [*counts]
+    return None if None in known else sum(filter(None, known))
 
 
 @dataclasses.dataclass(frozen=True)

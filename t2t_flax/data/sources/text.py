@@ -2,10 +2,8 @@
 
 import codecs
 import contextlib
-import functools
 import glob
 import gzip
-import hashlib
 import io
 import itertools
 import lzma
@@ -16,11 +14,11 @@ from typing import IO, Any
 
 from etils import epath
 
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, require
-from t2t_flax.filesystem import is_remote, is_transient
+from t2t_flax.filesystem import is_transient
 
-_BLOCK = 1 << 20
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .zst an OSError without a number (`_is_damage`)."""
 
@@ -28,16 +26,17 @@ _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 class TextSource(Source):
     """A file of source sentences and one or more of references; line i of each translates line i of the first."""
 
+    pair_a_line = True
+
     def __init__(self, spec: str, source: epath.Path, *references: epath.Path):
-        super().__init__(spec)
-        self._paths = source, *references
+        super().__init__(spec, files=[source, *references])
 
     @property
     def reference_count(self):  # type: ignore[override]
-        return len(self._paths) - 1
+        return len(self.files) - 1
 
     def read(self):
-        streams = [lines(path) for path in self._paths]
+        streams = [lines(path) for path in self.files]
         for i, line in enumerate(itertools.zip_longest(*streams)):
             if None in line:
                 remaining = (
@@ -47,17 +46,17 @@ class TextSource(Source):
             yield line
 
     def fingerprint(self):
-        return sha256_of("text", *map(file_sha256, self._paths))
+        return sha256_of("text", *map(file_sha256, self.files))
 
     def _unequal(self, counts: list[int]) -> UserError:
-        (first, count), *others = zip(self._paths, counts, strict=True)
+        (first, count), *others = zip(self.files, counts, strict=True)
         return UserError(
             f"{first} has {count} lines and {' and '.join(f'{path} has {n}' for path, n in others)}: "
             "line i of one must be the translation of line i of the other"
         )
 
     def where(self, i):
-        return ", ".join(f"{path} line {i + 1}" for path in self._paths)
+        return ", ".join(f"{path} line {i + 1}" for path in self.files)
 
 
 def open_spec(spec: str, context: Context) -> TextSource:
@@ -122,23 +121,6 @@ def check_rereadable(path: epath.Path, label: str) -> None:
         raise UserError(
             f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
         )
-
-
-def file_sha256(path: epath.Path) -> str:
-    """sha256 (hex) of the bytes of a file; those of an unchanged file on disk are read once in a process."""
-    if is_remote(path):
-        return _sha256.__wrapped__(path)
-    about = os.stat(path)
-    return _sha256(path, about.st_size, about.st_mtime_ns, about.st_ctime_ns, about.st_ino)
-
-
-@functools.lru_cache(maxsize=64)
-def _sha256(path: epath.Path, *state: int) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    return digest.hexdigest()
 
 
 @contextlib.contextmanager

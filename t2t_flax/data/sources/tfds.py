@@ -4,7 +4,6 @@ New datasets are prepared as ArrayRecord. A folder that was prepared earlier as 
 is installed) is read as it is.
 """
 
-import hashlib
 import importlib
 import pkgutil
 import re
@@ -13,7 +12,8 @@ from collections.abc import Iterator
 
 from etils import epath
 
-from t2t_flax.data.sources import Context, Source
+from t2t_flax.data.file_hashes import file_sha256
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, require
 
 # NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
@@ -47,7 +47,7 @@ class TfdsSource(Source):
         except (ValueError, KeyError) as error:
             splits = ", ".join(f"{name} ({info.num_examples} pairs)" for name, info in builder.info.splits.items())
             raise UserError(f"{label}: no split {match['split']!r}: {error}. The dataset has {splits}") from None
-        super().__init__(spec, split.num_examples)
+        super().__init__(spec, split.num_examples, files=[epath.Path(part.filename) for part in self._parts])
         self._features, self._languages = builder.info.features, languages
 
     def read(self):
@@ -64,13 +64,8 @@ class TfdsSource(Source):
                 i += 1
 
     def fingerprint(self):
-        digest = hashlib.sha256(f"tfds {self._languages}".encode())
-        for part in self._parts:
-            digest.update(f"\n{part.skip} {part.take} ".encode())
-            with epath.Path(part.filename).open("rb") as file:
-                while block := file.read(1 << 20):
-                    digest.update(block)
-        return digest.hexdigest()
+        parts = zip(self._parts, self.files, strict=True)
+        return sha256_of("tfds", *self._languages, *(f"{part.skip} {part.take} {file_sha256(f)}" for part, f in parts))
 
 
 def open_spec(spec: str, context: Context) -> TfdsSource:

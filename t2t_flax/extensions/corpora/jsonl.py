@@ -6,8 +6,9 @@ object may also lie under "translation", as in Hugging Face's translation datase
 
 from etils import epath
 
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import existing_file, file_sha256, lines
+from t2t_flax.data.sources.text import existing_file, lines
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 
@@ -17,8 +18,10 @@ _PREFIX = "jsonl"
 class JsonLinesSource(Source):
     """The pairs of one file, plain or compressed."""
 
+    pair_a_line = True
+
     def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str]):
-        super().__init__(spec)
+        super().__init__(spec, files=[path])
         self._path, self._languages = path, languages
 
     def read(self):

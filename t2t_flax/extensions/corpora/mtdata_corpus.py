@@ -16,8 +16,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from etils import epath
+
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, install_hint
 
 _PREFIX = "mtdata"
@@ -33,7 +35,7 @@ class MtdataSource(Source):
     """
 
     def __init__(self, spec: str, entry: Any, paths: Any, files: list[Path], swap: bool):
-        super().__init__(spec)
+        super().__init__(spec, files=[epath.Path(file) for file in files])
         self._entry, self._paths, self._files, self._swap = entry, paths, files, swap
 
     def read(self):
@@ -61,7 +63,7 @@ class MtdataSource(Source):
 
     def fingerprint(self):
         parser = importlib.metadata.version("mtdata")
-        parts = [_PREFIX, parser, str(self._entry.did), str(self._swap), *map(file_sha256, self._files)]
+        parts = [_PREFIX, parser, str(self._entry.did), str(self._swap), *map(file_sha256, self.files)]
         return sha256_of(*parts)
 
     def where(self, i):

@@ -7,8 +7,9 @@ from typing import Any
 
 from etils import epath
 
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import existing_file, file_sha256
+from t2t_flax.data.sources.text import existing_file
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import ROWS, read_pairs, text_columns
 from t2t_flax.filesystem import is_remote
@@ -22,7 +23,7 @@ class ParquetSource(Source):
     def __init__(self, spec: str, paths: Sequence[epath.Path], languages: tuple[str, str]):
         self._paths, self._languages = tuple(paths), languages
         self._rows = [_metadata(path).num_rows for path in paths]
-        super().__init__(spec, sum(self._rows))
+        super().__init__(spec, sum(self._rows), files=self._paths)
         for path in paths:
             self._columns(path)
 

@@ -8,8 +8,8 @@ from typing import IO, Any
 
 from etils import epath
 
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import file_sha256
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.columns import is_damage, read_pairs, text_columns
 from t2t_flax.json_file import parse_json
@@ -26,7 +26,7 @@ class SavedDatasetSource(Source):
     """The rows of one split, in order. One record batch at a time is in memory; `datasets` writes 1,000 rows in each."""
 
     def __init__(self, spec: str, folder: epath.Path, paths: Sequence[epath.Path], languages: tuple[str, str]):
-        super().__init__(spec)
+        super().__init__(spec, files=paths)
         self._folder, self._paths, self._languages = folder, tuple(paths), languages
         for path in paths:
             with path.open("rb") as file:

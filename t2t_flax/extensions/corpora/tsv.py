@@ -2,16 +2,19 @@
 
 from etils import epath
 
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import existing_file, file_sha256, lines
+from t2t_flax.data.sources.text import existing_file, lines
 from t2t_flax.errors import UserError
 
 
 class TsvSource(Source):
     """One file with source TAB target on each line."""
 
+    pair_a_line = True
+
     def __init__(self, spec: str, path: epath.Path):
-        super().__init__(spec)
+        super().__init__(spec, files=[path])
         self._path = path
 
     def read(self):

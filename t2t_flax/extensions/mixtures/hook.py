@@ -14,7 +14,7 @@ class FirstPairs(Source):
     """The first `limit` pairs of a source."""
 
     def __init__(self, source: Source, limit: int):
-        super().__init__(source.spec, source.count and min(source.count, limit))
+        super().__init__(source.spec, source.count and min(source.count, limit), files=source.files)
         self._source, self._limit, self.reference_count = source, limit, source.reference_count
         self.tag = source.tag
 

@@ -6,8 +6,9 @@ from collections.abc import Iterator
 
 from etils import epath
 
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Source, sha256_of
-from t2t_flax.data.sources.text import check_rereadable, file_sha256, lines
+from t2t_flax.data.sources.text import check_rereadable, lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.trees import Node, leaves, linear, read_trees
 
@@ -20,7 +21,7 @@ class TreeSource(Source):
     """The trees of one or more files, in order."""
 
     def __init__(self, spec: str, paths: list[epath.Path]):
-        super().__init__(spec)
+        super().__init__(spec, files=paths)
         self._paths = paths
 
     def read(self):

@@ -85,6 +85,14 @@ def fsync_tree(folder: epath.PathLike) -> None:
     """An object is safe once it is written."""
 
 
+def file_state(path: epath.PathLike) -> list | None:
+    """As in `filesystem`: the size, and the generation of Google's store or the ETag of others."""
+    store, name = _store_of(path)
+    about = store.info(name)
+    version = next((about[key] for key in ("generation", "ETag", "etag") if about.get(key)), None)
+    return version and [about["size"], str(version)]
+
+
 def read_if_exists(path: epath.PathLike) -> str | None:
     """As in `filesystem`. One request, so that the text is whole while another host rewrites the object."""
     store, name = _store_of(path)
