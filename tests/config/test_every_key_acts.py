@@ -101,6 +101,13 @@ PREPARED = {
     "mixtures.tags": ("", "train=<bt>", {}),
     "mixtures.limits": ("", "train=100", {}),
     "filters.length_ratio": (0.0, 1.3, {}),
+    "filters.words": ((0, 0), (4, 9), {}),
+    "filters.characters": ((0, 0), (0, 40), {}),
+    "filters.copies": (False, True, {}),
+    "filters.letters": (0.0, 0.8, {}),
+    "filters.script": (0.0, 0.5, {}),
+    "filters.numbers": (0.0, 1.0, {}),
+    "filters.held_out": ("", "either", {"data.valid": "toy:valid:20"}),
 }
 
 # Keys covered by tests in other files.
@@ -123,6 +130,7 @@ ELSEWHERE = {
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
     "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",
+    "extensions/corpora/test_scorer.py": "filters.scorer filters.score",
     "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",
     "extensions/layer_types/test_path_length.py": "layer_types.conv_kernel_size",
     "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",

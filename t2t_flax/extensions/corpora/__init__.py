@@ -1,27 +1,80 @@
 """Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, mtdata's index; filters of pairs."""
 
-from dataclasses import dataclass
+import re
+from dataclasses import dataclass, fields
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import COMMANDS, DATA_HOOKS, GROUPS, SOURCES, Command, SourceForm
 
+SIDES = ("source", "target", "either", "pair")
+"""What of a held-out pair is looked for in the training pairs: one side, each of them, or both together."""
+
 
 @dataclass(frozen=True)
 class Filters:
-    duplicates: bool = key(False, "training pairs that occurred before, in any source, are dropped")
+    duplicates: bool = key(False, "drop training pairs that occurred before, in any source")
     length_ratio: float = key(
-        0.0, "training pairs are dropped if one side has more than this many times the tokens of the other; 0 = none",
+        0.0,
+        "drop training pairs of which one side has more than this many times the tokens of the other; 0 = none",
         low=0.0,
+    )
+    words: tuple[int, int] = key(
+        (0, 0),
+        "drop training pairs with a side of fewer or more words (split at spaces): least, most; 0 = no limit",
+        low=0,
+    )
+    characters: tuple[int, int] = key(
+        (0, 0), "drop training pairs with a side of fewer or more characters: least, most; 0 = no limit", low=0
+    )
+    copies: bool = key(False, "drop training pairs whose sides are equal")
+    letters: float = key(
+        0.0, "drop training pairs with a side of whose characters, spaces apart, fewer than this share are letters; 0 = none",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    script: float = key(
+        0.0, "drop training pairs with a side of whose letters fewer than this share are of its language's script; 0 = none",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    numbers: float = key(
+        0.0, "drop training pairs of whose numbers, written in digits, fewer than this share are on both sides; 0 = none",
+        low=0.0, high=1.0,
+    )  # fmt: skip
+    held_out: str = key(
+        "", "drop training pairs that occur in data.valid or data.test, compared without case, punctuation and spaces: the "
+        "source, the target, either, or the pair; empty = none",
     )  # fmt: skip
     language: float = key(
-        0.0, "training pairs are dropped if a side is identified as another language, at least this probable against the "
+        0.0, "drop training pairs with a side that is identified as another language, at least this probable against the "
         "side's own (0.95 drops few right pairs, even short ones); 0 = none. Needs the extra langid", low=0.0, high=1.0,
     )  # fmt: skip
+    scorer: str = key(
+        "", "a Python function of a list of (source, target) that returns a number for each, as FILE.py:FUNCTION or "
+        "PACKAGE.MODULE:FUNCTION; training pairs that it scores below filters.score are dropped; empty = none",
+    )  # fmt: skip
+    score: float = key(
+        0.0, "the least score that filters.scorer must give a training pair", ignored_with=("filters.scorer", "")
+    )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a limit that drops right pairs, and for languages of a task without."""
+        """Raises UserError for a limit that drops right pairs or all, and for languages of a task without."""
+        for name in ("words", "characters"):
+            least, most = getattr(self, name)
+            if 0 < most < least:
+                raise UserError(
+                    f"config.filters.{name} = {(least, most)} would drop every pair: write the least number first."
+                )
+        if self.held_out not in ("", *SIDES):
+            raise UserError(
+                f"config.filters.held_out = {self.held_out!r}: expected one of {', '.join(SIDES)}, or nothing."
+            )
+        if self.held_out and not (config.data.valid_sets or config.data.test_sets):
+            raise UserError(f"config.filters.held_out = {self.held_out!r}: data.valid and data.test name no set.")
+        if self.scorer and not re.fullmatch(r".+:\w+", self.scorer):
+            raise UserError(
+                f"config.filters.scorer = {self.scorer!r}: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
+            )
         if 0 < self.length_ratio < 1:
             raise UserError(
                 f"config.filters.length_ratio = {self.length_ratio} would drop every pair: the longer side has at least as "
@@ -32,10 +85,11 @@ class Filters:
                 f"config.filters.language = {self.language} is less than 0.5, where another language is as probable as the "
                 "side's own. Use 0.5 or more (0.95 is safe for short text), or 0 for no filter."
             )
-        if self.language and config.data.task != "translation":
-            raise UserError(
-                f"config.filters.language = {self.language} needs data.task = translation, not {config.data.task}."
-            )
+        for name in ("language", "script"):
+            if getattr(self, name) and config.data.task != "translation":
+                raise UserError(
+                    f"config.filters.{name} = {getattr(self, name)} needs data.task = translation, not {config.data.task}."
+                )
 
 
 _HERE = "t2t_flax.extensions.corpora"
@@ -74,4 +128,4 @@ SOURCES.add(
 )
 GROUPS.add("filters", Filters)
 COMMANDS.add("list_dropped", Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"))
-DATA_HOOKS.add(f"{_HERE}.filters", "filters.duplicates", "filters.length_ratio", "filters.language")
+DATA_HOOKS.add(f"{_HERE}.filters", *(f"filters.{item.name}" for item in fields(Filters) if item.name != "score"))

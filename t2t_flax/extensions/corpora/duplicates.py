@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import numpy as np
 
-from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
+from t2t_flax.extensions.corpora.rules import Rule
 
 _PARTITIONS = 64
 _IN_MEMORY = 1 << 21
@@ -21,7 +21,7 @@ _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
 
 
 @dataclasses.dataclass(frozen=True)
-class Duplicates(PairFilter):
+class Duplicates(Rule):
     """Drops pairs that occurred before, in any part, on both sides equal character by character; tags apart. The same pair in
     two directions, as names often are, is no duplicate.
     """

@@ -6,8 +6,8 @@ import importlib.metadata
 import re
 from typing import Any, ClassVar
 
-from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.errors import UserError, install_hint
+from t2t_flax.extensions.corpora.rules import Rule
 
 _NO_LANGUAGE = "zxx"
 """What py3langid calls numbers, markup and the like."""
@@ -67,7 +67,7 @@ def _identifier() -> Any:
 
 
 @dataclasses.dataclass(frozen=True)
-class OtherLanguages(PairFilter):
+class OtherLanguages(Rule):
     """Drops pairs with a side in another language. filters: of each part of the source."""
 
     reason: ClassVar[str] = "language"
@@ -77,5 +77,9 @@ class OtherLanguages(PairFilter):
     def as_stored(self):
         return {"language_filters": [of_part.as_stored() for of_part in self.filters]}
 
-    def drops(self, pairs):
-        return [not self.filters[pair.part].accepts(pair.source, pair.target) for pair in pairs]
+    @property
+    def rule(self):
+        return f"pairs in another language (probability {self.filters[0].confidence:g})"
+
+    def accepts(self, pair):
+        return self.filters[pair.part].accepts(pair.source, pair.target)

@@ -150,5 +150,5 @@ def test_explain_names_the_filters():
     keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate"}
     assert "dropped: pairs with an empty side\n" in describe(resolve(override(default_config(), keys)))
     keys |= {"filters.length_ratio": "3", "filters.duplicates": "True", "filters.language": "0.95"}
-    expected = "pairs with 3 times as many tokens on one side, duplicates, pairs in another language (probability 0.95)"
-    assert f"dropped, too: {expected}\n" in describe(resolve(override(default_config(), keys)))
+    expected = "duplicates, pairs with more than 3 times as many tokens on one side, pairs in another language"
+    assert f"dropped, too: {expected} (probability 0.95)\n" in describe(resolve(override(default_config(), keys)))

@@ -1,0 +1,80 @@
+"""The filter of training pairs that occur in the validation or test sets."""
+
+import dataclasses
+import functools
+import hashlib
+import unicodedata
+from typing import ClassVar
+
+import regex
+
+from t2t_flax.config import Config
+from t2t_flax.data.hooks import directions_of
+from t2t_flax.data.sources import one_line
+from t2t_flax.extensions.corpora.rules import Rule
+
+_NOT_COMPARED = regex.compile(r"[^\p{L}\p{M}\p{N}]+")
+
+
+@dataclasses.dataclass(frozen=True)
+class HeldOut(Rule):
+    """Drops pairs that occur in data.valid or data.test.
+
+    Texts of one language are compared, so that pairs of the other direction are found, too; without case, punctuation and
+    spaces, in Unicode's form NFKC. A text of nothing else is not compared. languages: (source, target) of each training source.
+    """
+
+    reason: ClassVar[str] = "held_out"
+    shown: ClassVar[str] = "in the validation or test sets"
+    side: str
+    config: Config
+    languages: tuple[tuple[str, str], ...]
+
+    @property
+    def rule(self):
+        what = {"pair": "both sides", "either": "a side"}.get(self.side, f"the {self.side}")
+        return f"pairs with {what} in the validation or test sets"
+
+    def as_stored(self):
+        texts = hashlib.sha256(b"".join(sorted(self._texts))).hexdigest()
+        unicode = [regex.__version__, unicodedata.unidata_version]
+        return {"held_out": self.side, "held_out_texts": texts, "held_out_unicode": unicode}
+
+    def accepts(self, pair):
+        side = "pair" if self.side == "pair" else "either"
+        return self._texts.isdisjoint(_keys((pair.source, pair.target), self.languages[pair.part], side))
+
+    @functools.cached_property
+    def _texts(self) -> frozenset[bytes]:
+        """Keys of what is looked for."""
+        from t2t_flax.data.dataset import split_source
+        from t2t_flax.tasks import task_of
+
+        found: set[bytes] = set()
+        for name in (*self.config.data.valid_sets, *self.config.data.test_sets):
+            (languages,) = directions_of(self.config, [name])
+            source = split_source(task_of(self.config), name)
+            for text, *references in source.read():
+                for reference in references:
+                    sides = source.without_tag(one_line(text)), one_line(reference)
+                    found.update(_keys(sides, languages, self.side))
+        return frozenset(found)
+
+
+def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list[bytes]:
+    """Digests of the texts with their languages: of one, of each, or one of both together."""
+    keys = [_key(text, language) for text, language in zip(texts, languages, strict=True)]
+    if side == "pair":
+        return [b"".join(sorted(keys))] if all(keys) else []
+    chosen = {"source": keys[:1], "target": keys[1:], "either": keys}[side]
+    return [key for key in chosen if key]
+
+
+def _key(text: str, language: str) -> bytes:
+    """Empty for a text without letters and digits."""
+    bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
+    return (
+        hashlib.blake2b(f"{language}\n{bare}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
+        if bare
+        else b""
+    )
