@@ -15,7 +15,7 @@ from etils import epath
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import Source
-from t2t_flax.data.token_store import StoreWriter, TokenStore, find_store, local_path, upload
+from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
@@ -97,7 +97,8 @@ class Policies:
 
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
-    source_eos: whether source sentences end with EOS. filters: drop further pairs.
+    source_eos: whether source sentences end with EOS. filters: drop further pairs. keep_texts: whether the store has the texts
+    of its pairs, too.
     """
 
     max_length: int
@@ -105,10 +106,12 @@ class Policies:
     empty_lines: str
     source_eos: bool = True
     filters: tuple[PairFilter, ...] = ()
+    keep_texts: bool = False
 
     def as_stored(self) -> dict[str, Any]:
         """The policies as JSON values, of which the digest of a store is computed."""
-        stored = {name: value for name, value in vars(self).items() if name != "filters"}
+        stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts")}
+        stored |= {"keep_texts": True} if self.keep_texts else {}
         for pair_filter in self.filters:
             stored |= pair_filter.as_stored()
         return stored
@@ -116,10 +119,12 @@ class Policies:
 
 @dataclass
 class Chunk:
-    """Encoded pairs. sides: (ids [total], lengths [pairs]), int32, of source and target. dropped: (index, reason)."""
+    """Encoded pairs. sides: (ids [total], lengths [pairs]) of source and target, int32, and of their texts if these are kept,
+    uint8 and int32. dropped: (index, reason).
+    """
 
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    sides: Sequence[tuple[np.ndarray, np.ndarray]] = ()
+    sides: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     dropped: list[tuple[int, str]] = field(default_factory=list)
 
 
@@ -163,6 +168,9 @@ class Encoder:
             )
             for side in kept
         ]
+        if policies.keep_texts:
+            texts = [pair for pair, reason in zip(pairs, reasons, strict=True) if not reason]
+            chunk.sides += [_as_bytes([text[side] for text in texts]) for side in (0, 1)]
         return chunk
 
     def _reasons(
@@ -197,6 +205,11 @@ class Encoder:
         return reasons
 
 
+def _as_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
+    encoded = [text.encode() for text in texts]
+    return np.frombuffer(b"".join(encoded), np.uint8), np.fromiter(map(len, encoded), np.int32, len(encoded))
+
+
 def prepare_split(
     source: Source,
     tokenizers: TokenizerPair,
@@ -221,7 +234,8 @@ def prepare_split(
     with exclusive_writer(local, "prepare"):
         if find_store(local, digest):  # written by another process during the wait
             return TokenStore.open(local, epath.Path(folder))
-        with StoreWriter(local, vocab_sizes=tokenizers.vocab_sizes) as writer:
+        sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
+        with StoreWriter(local, vocab_sizes=sizes) as writer:
             total: collections.Counter[str] = collections.Counter()
             shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
             of_sources: list[collections.Counter[str]] = []

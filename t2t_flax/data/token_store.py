@@ -19,8 +19,10 @@ from t2t_flax.json_file import parse_json
 FORMAT_VERSION = 2
 """Of the files; a store of another version is written again."""
 SIDES = ("source", "target")
+TEXTS = ("source_text", "target_text")
+"""Further sides of a store that keeps the texts of its pairs: their bytes in UTF-8, as ids."""
+BYTES = 256
 LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
-FILES = tuple(f"{side}.{part}" for side in SIDES for part in ("ids", "lengths", "offsets"))
 VERIFIED = ".verified"
 """File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
 _BLOCK = 1 << 20
@@ -45,7 +47,7 @@ class TokenStore:
         self.digest: str = meta.get("digest", "")
         """Identifies the inputs of the store: corpus, tokenizers, policies."""
         self._maps: list[mmap.mmap] = []
-        self._sides = {side: self._map(side) for side in SIDES}
+        self._sides = {side: self._map(side) for side in stored_sides(meta)}
         self.source_lengths = self._sides["source"].lengths
         self.target_lengths = self._sides["target"].lengths
 
@@ -68,6 +70,15 @@ class TokenStore:
     def side(self, side: str) -> Sentences:
         """The sentences of "source" or "target", memory-mapped: ids [tokens], offsets and lengths [num_pairs]."""
         return self._sides[side]
+
+    def all_sides(self) -> list[Sentences]:
+        """As `StoreWriter.write` takes them."""
+        return list(self._sides.values())
+
+    def texts(self, i: int) -> tuple[str, str]:
+        """The source (its tag included) and the target text of pair i, of a store that keeps them."""
+        source, target = (self._sentence(side, i).tobytes().decode() for side in TEXTS)
+        return source, target
 
     def release(self) -> None:
         """Unmaps the pages read so far from this process; they stay in the file cache. Otherwise the resident size of a
@@ -168,6 +179,16 @@ def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store, if `folder` is in one."""
 
 
+def stored_sides(meta: Mapping[str, Any]) -> list[str]:
+    """The sides of a store by its meta.json."""
+    return [side for side in (*SIDES, *TEXTS) if side in meta]
+
+
+def files_of(meta: Mapping[str, Any]) -> list[str]:
+    """The names of a store's files beside meta.json."""
+    return [f"{side}.{part}" for side in stored_sides(meta) for part in ("ids", "lengths", "offsets")]
+
+
 def matches(meta: dict | None, digest: str) -> bool:
     """Whether the metadata are of a store with this digest in today's format."""
     return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
@@ -199,11 +220,11 @@ def _verify(folder: Path, meta: dict[str, Any]) -> None:
     """Compares every file with its checksum in `meta`, in constant memory; reads nothing if the files are unchanged since they
     were last verified. Raises UserError that names the first damaged file.
     """
-    state = {name: [meta["crc32"][name], *(file_state(folder / name) or ())] for name in FILES}
+    state = {name: [meta["crc32"][name], *(file_state(folder / name) or ())] for name in files_of(meta)}
     with contextlib.suppress(OSError, ValueError):
         if parse_json((folder / VERIFIED).read_text()) == state:
             return
-    for name in FILES:
+    for name in files_of(meta):
         if _checksum(folder / name) != meta["crc32"][name]:
             raise _damaged(folder, f"the checksum of {name} is not that in meta.json")
     with contextlib.suppress(OSError):  # this account may only read the store
@@ -228,15 +249,19 @@ class StoreWriter:
 
     An older store at `folder` stays readable until then. After an error the new one is removed. The caller sees to it that no
     other process writes there (`locks.exclusive_writer`). Raises ValueError for ids outside of the vocabulary.
+
+    vocab_sizes: of source and target, and `BYTES` for each of their texts if these are kept.
     """
 
-    def __init__(self, folder: os.PathLike | str, *, vocab_sizes: tuple[int, int]):
+    def __init__(self, folder: os.PathLike | str, *, vocab_sizes: Sequence[int]):
         self.folder = Path(folder)
-        self._vocab_sizes = vocab_sizes
-        self._dtypes = [np.dtype("<u2" if size <= 1 << 16 else "<i4") for size in vocab_sizes]
+        self._names, self._vocab_sizes = (*SIDES, *TEXTS)[: len(vocab_sizes)], vocab_sizes
+        self._dtypes = [
+            np.dtype("<u1" if size <= 1 << 8 else "<u2" if size <= 1 << 16 else "<i4") for size in vocab_sizes
+        ]
         self._pairs = 0
-        self._tokens, self._longest = [0, 0], [0, 0]
-        self._checksums = dict.fromkeys(FILES, 0)
+        self._tokens, self._longest = [0] * len(vocab_sizes), [0] * len(vocab_sizes)
+        self._checksums = dict.fromkeys(files_of(dict.fromkeys(self._names)), 0)
         self.meta: dict = {}
         """Entries for meta.json, to be added by the caller before the block ends."""
 
@@ -245,16 +270,16 @@ class StoreWriter:
         with contextlib.ExitStack() as stack:
             self._partial = stack.enter_context(atomic_directory(self.folder))
             stack.push(self._write_meta)
-            self._files = {name: stack.enter_context(open(self._partial / name, "wb")) for name in FILES}
+            self._files = {name: stack.enter_context(open(self._partial / name, "wb")) for name in self._checksums}
             self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error) -> None:
         self._stack.__exit__(*error)
 
-    def write(self, source: tuple[np.ndarray, np.ndarray], target: tuple[np.ndarray, np.ndarray]) -> None:
+    def write(self, *sides: tuple[np.ndarray, np.ndarray]) -> None:
         """Appends pairs; each side is (ids [total], lengths [pairs]), the sentences one after another, EOS included."""
-        for n, (side, (ids, lengths)) in enumerate(zip(SIDES, (source, target), strict=True)):
+        for n, (side, (ids, lengths)) in enumerate(zip(self._names, sides, strict=True)):
             ids = np.asarray(ids)
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_sizes[n]:
                 raise ValueError(f"{side}: ids {ids.min()} to {ids.max()}, a vocabulary of {self._vocab_sizes[n]}")
@@ -281,7 +306,7 @@ class StoreWriter:
                 "dtype": self._dtypes[n].name,
                 "vocab_size": self._vocab_sizes[n],
             }
-            for n, side in enumerate(SIDES)
+            for n, side in enumerate(self._names)
         }
         meta = {"format_version": FORMAT_VERSION, "pairs": self._pairs, **sides, "crc32": self._checksums, **self.meta}
         (self._partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")

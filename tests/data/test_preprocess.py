@@ -1,3 +1,4 @@
+import dataclasses
 import itertools
 import os
 import signal
@@ -71,6 +72,27 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
     assert store.meta["recipe"]["source_fingerprint"] == source.fingerprint()
     assert progress_calls == [(50, 120), (100, 120), (120, 120)], "lines were counted with the hash"
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_store_may_keep_the_texts_of_its_pairs(tmp_path, tokenizers, monkeypatch, num_workers):
+    """In the order of the ids, without dropped pairs, and checked like them."""
+    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 20)
+    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 20)
+    pairs = [*PAIRS, ("", "leer"), ("😀  two ", "<2de> zwei")]
+    source = open_pairs(tmp_path, pairs)
+    plain = prepare_split(source, tokenizers, tmp_path / "plain", POLICIES)
+    keeping = dataclasses.replace(POLICIES, keep_texts=True)
+    store = prepare_split(source, tokenizers, tmp_path / "s", keeping, num_workers=num_workers)
+    assert [store.texts(i) for i in range(store.num_pairs)] == [pair for pair in pairs if all(pair)]
+    assert store.digest != plain.digest and store.longest == plain.longest
+    assert {name: content(store.folder)[name] for name in ("source.ids", "target.lengths")} == {
+        name: content(plain.folder)[name] for name in ("source.ids", "target.lengths")
+    }
+    file = store.folder / "target_text.ids"
+    file.write_bytes(b"x" + file.read_bytes()[1:])
+    with pytest.raises(UserError, match=r"the checksum of target_text\.ids"):
+        prepare_split(source, tokenizers, tmp_path / "s", keeping)
 
 
 def long_pairs(tokenizers, limit):

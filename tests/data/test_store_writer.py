@@ -19,7 +19,6 @@ from helpers.writer_processes import (
 
 from t2t_flax import filesystem
 from t2t_flax.config import Data
-from t2t_flax.data import token_store as writer
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -110,7 +109,9 @@ def test_files_are_synced_before_the_store_is_renamed(tmp_path, monkeypatch):
         monkeypatch.setattr(filesystem, name, lambda path: synced.append((Path(path).name, folder.exists())))
     write(folder, digest="a")
     *before, (last, existed) = synced
-    assert {name for name, _ in before} >= {*writer.FILES, "meta.json"} and not any(existed for _, existed in before)
+    assert {name for name, _ in before} >= {"source.ids", "target.offsets", "meta.json"} and not any(
+        existed for _, existed in before
+    )
     assert last == tmp_path.name and existed, "the folder entry is synced after the rename"
 
 

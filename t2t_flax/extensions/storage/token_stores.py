@@ -9,9 +9,10 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.data.token_store import FILES, TokenStore, matches, read_meta
+from t2t_flax.data.token_store import TokenStore, files_of, matches, read_meta
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file
+from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 
 LOCAL = "~/.cache/t2t_flax/stores"
@@ -52,13 +53,14 @@ def is_intact(folder: Path, digest: str) -> bool:
 def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store."""
     folder = epath.Path(folder)
-    meta = (local / "meta.json").read_text()
-    if read_meta(folder) == read_meta(local):  # uploaded by another host
+    text = (local / "meta.json").read_text()
+    meta = parse_json(text)
+    if read_meta(folder) == meta:  # uploaded by another host
         return
     (folder / "meta.json").unlink(missing_ok=True)
-    for name in FILES:
+    for name in files_of(meta):
         copy_file(local / name, folder / name)
-    atomic_write(folder / "meta.json", meta)
+    atomic_write(folder / "meta.json", text)
 
 
 def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
@@ -68,7 +70,7 @@ def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
     partial = local
     try:
         with atomic_directory(local) as partial:
-            for name in FILES:
+            for name in files_of(meta):
                 copy_file(folder / name, partial / name)
             (partial / "meta.json").write_text(json.dumps(meta, indent=2) + "\n")
             TokenStore.open(partial)

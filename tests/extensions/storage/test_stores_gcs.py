@@ -59,16 +59,20 @@ def test_store_in_bucket_has_the_bytes_of_one_on_disk(gcs, source, tokenizers, t
     assert max(gcs.objects[key][0] for key in gcs.objects) == gcs.objects["bucket", "cache/train/meta.json"][0], "last"
 
 
-def test_other_host_downloads_the_store_instead_of_preparing(gcs, source, tokenizers, tmp_path, monkeypatch):
-    prepare_split(source, tokenizers, FOLDER, POLICIES)
+@pytest.mark.parametrize("keep_texts", [False, True])
+def test_other_host_downloads_the_store_instead_of_preparing(
+    gcs, source, tokenizers, tmp_path, monkeypatch, keep_texts
+):
+    policies = dataclasses.replace(POLICIES, keep_texts=keep_texts)
+    prepare_split(source, tokenizers, FOLDER, policies)
     assert downloads(gcs) == 0, "the host that wrote it has a local copy"
     monkeypatch.setattr(preprocess.Encoder, "__call__", None)
     monkeypatch.setenv("HOME", str(tmp_path / "other"))
-    stores = run_processes(4, lambda group: prepare_split(source, tokenizers, FOLDER, POLICIES))
+    stores = run_processes(4, lambda group: prepare_split(source, tokenizers, FOLDER, policies))
     assert [store.num_pairs for store in stores] == [120] * 4 and downloads(gcs) == 1
     assert content(stores[0].folder) == in_bucket(gcs)
     assert [path.name for path in stores[0].folder.parent.iterdir()] == [stores[0].folder.name]
-    prepare_split(source, tokenizers, FOLDER, POLICIES)
+    prepare_split(source, tokenizers, FOLDER, policies)
     assert downloads(gcs) == 1
 
 
