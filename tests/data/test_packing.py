@@ -1,11 +1,13 @@
-"""First fit equals a naive implementation at any size."""
+"""First fit and the arrays of rows equal naive implementations at any size."""
 
 import time
 
 import numpy as np
 import pytest
 
-from t2t_flax.data.batching.packing import first_fit
+from t2t_flax.data.batching import packing
+from t2t_flax.data.batching.packing import fill_rows, first_fit
+from t2t_flax.data.token_store import Sentences
 
 
 def naive_first_fit(source, target, room):
@@ -25,8 +27,10 @@ def naive_first_fit(source, target, room):
 
 @pytest.mark.parametrize("kind", ["any", "alike", "lopsided", "equal", "no source"])
 @pytest.mark.parametrize("seed", range(12))
-def test_rows_match_a_plain_first_fit(kind, seed):
+def test_rows_match_a_plain_first_fit(kind, seed, monkeypatch):
     rng = np.random.default_rng(seed)
+    monkeypatch.setattr(packing, "_SCANNED", int(rng.integers(1, 40)))
+    monkeypatch.setattr(packing, "_MANY", int(rng.integers(1, 40)))
     room, count = int(rng.integers(3, 70)), int(rng.integers(1, 150))
     source = rng.integers(1, room + 1, count).astype(np.int32)
     target = {
@@ -44,6 +48,38 @@ def test_rows_match_a_plain_first_fit(kind, seed):
 
 def test_no_pairs_give_no_rows():
     assert [len(x) for x in first_fit(np.zeros(0, np.int32), np.zeros(0, np.int32), 8)] == [0, 0, 0]
+
+
+def naive_fill(sentences, pairs, row, start, shape):
+    """Sentence after sentence."""
+    arrays = {name: np.zeros(shape, np.int32) for name in ("ids", "segments", "positions")}
+    seen = np.zeros(shape[0], int)
+    for pair, r, at in zip(pairs, row, np.broadcast_to(start, row.shape), strict=True):
+        begin, length = sentences.offsets[pair], sentences.lengths[pair]
+        seen[r] += 1
+        arrays["ids"][r, at : at + length] = sentences.ids[begin : begin + length]
+        arrays["segments"][r, at : at + length] = seen[r]
+        arrays["positions"][r, at : at + length] = np.arange(length)
+    return arrays
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_arrays_match_a_plain_loop(seed):
+    rng = np.random.default_rng(seed)
+    room, count = int(rng.integers(3, 40)), int(rng.integers(1, 60))
+    lengths = rng.integers(0, (room if seed % 10 else 0) + 1, (2, count)).astype(np.int32)
+    pairs = rng.permutation(count)[: rng.integers(1, count + 1)]
+    row, *starts = first_fit(*lengths[:, pairs], room)
+    if seed % 3 == 0:  # a pair in each row
+        row, starts = rng.permutation(len(pairs)), [0, 0]
+    for length, start in zip(lengths, starts, strict=True):
+        ids = rng.integers(1, 60_000, length.sum()).astype(np.uint16)
+        sentences = Sentences(ids, np.cumsum(length) - length, length)
+        shape = int(row.max()) + 1 + int(rng.integers(3)), room
+        filled = fill_rows(sentences, pairs, row, start, shape)
+        for name, expected in naive_fill(sentences, pairs, row, start, shape).items():
+            np.testing.assert_array_equal(filled[name], expected)
+            assert filled[name].dtype == np.int32
 
 
 def test_packing_time_is_not_quadratic():
