@@ -6,7 +6,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -14,6 +14,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.shards import Shards
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
@@ -29,6 +30,8 @@ CHUNK_PAIRS = 2000
 """Pairs that a process tokenizes at a time."""
 INLINE_PAIRS = 60_000
 """Pairs tokenized before worker processes start: starting them takes seconds, these pairs about two."""
+SHARD_CHUNKS = 50
+"""Chunks of a shard, which a killed preparation does not tokenize again."""
 CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
@@ -119,13 +122,21 @@ class Policies:
 
 @dataclass
 class Chunk:
-    """Encoded pairs. sides: (ids [total], lengths [pairs]) of source and target, int32, and of their texts if these are kept,
-    uint8 and int32. dropped: (index, reason).
+    """Encoded pairs. number: of the chunk in the whole source; part: number of the part of the source. sides: (ids [total],
+    lengths [pairs]) of source and target, int32, and of their texts if these are kept, uint8 and int32. dropped: (index,
+    reason).
     """
 
+    number: int
+    part: int
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     sides: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     dropped: list[tuple[int, str]] = field(default_factory=list)
+
+    @property
+    def shard(self) -> int:
+        """The number of the shard to which it belongs."""
+        return self.number // SHARD_CHUNKS
 
 
 @dataclass
@@ -147,7 +158,7 @@ class Encoder:
         if self.segmentation:
             sides = self.tokenizers.source, self.tokenizers.target
             encode = self.segmentation.encoders(sides, number, policies.max_length)
-        chunk = Chunk(collections.Counter(pairs_read=len(pairs)))
+        chunk = Chunk(number, self.part, collections.Counter(pairs_read=len(pairs)))
         encoded: list[list[list[int]]] = [
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
             for pair in pairs
@@ -224,8 +235,8 @@ def prepare_split(
     folder in an object store, this host's copy of it.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. Raises UserError if no
-    pair of a source is left.
+    pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. A preparation that was
+    killed goes on after the last complete shard. Raises UserError if no pair of a source is left.
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))
     if store := find_store(folder, digest):
@@ -234,22 +245,28 @@ def prepare_split(
     with exclusive_writer(local, "prepare"):
         if find_store(local, digest):  # written by another process during the wait
             return TokenStore.open(local, epath.Path(folder))
+        shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
         sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
+        shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes)
+        of_sources, last = shards.counts(len(source.parts)), list[Chunk]()
+        encoder = Encoder(tokenizers, policies, segmentation)
+        for part, counts, chunks in zip(
+            source.parts, of_sources, encode_parts(encoder, source, num_workers, shards.complete.copy()), strict=True
+        ):
+            with contextlib.closing(chunks):
+                for chunk in chunks:
+                    if last and last[0].shard != chunk.shard:
+                        shards.write(last[0].shard, last)
+                        last = []
+                    last.append(chunk)
+                    counts.update(chunk.counts)
+                    if progress:
+                        progress(sum(one["pairs_read"] for one in of_sources), source.expected_count())
+            _require_nonempty(part, counts, policies, shown)
         with StoreWriter(local, vocab_sizes=sizes) as writer:
-            total: collections.Counter[str] = collections.Counter()
-            shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
-            of_sources: list[collections.Counter[str]] = []
-            for part, chunks in encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers):
-                counts: collections.Counter[str] = collections.Counter()
-                with contextlib.closing(chunks):
-                    for chunk in chunks:
-                        writer.write(*chunk.sides)
-                        counts.update(chunk.counts)
-                        if progress:
-                            progress(total["pairs_read"] + counts["pairs_read"], source.expected_count())
-                _require_nonempty(part, counts, policies, shown)
-                of_sources.append(counts)
-                total.update(counts)
+            for sides in itertools.chain(shards.read(), (chunk.sides for chunk in last)):
+                writer.write(*sides)
+            total = sum(of_sources, collections.Counter())
             names = [*COUNTS, *shown]
             writer.meta.update(digest=digest, recipe=recipe, **{name: total[name] for name in names})
             if shown:
@@ -257,6 +274,7 @@ def prepare_split(
             if len(of_sources) > 1:
                 writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
                 writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
+        shards.remove()
         upload(folder, local)
         return TokenStore.open(local, epath.Path(folder))
 
@@ -297,14 +315,16 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
 
 
 def encode_parts(
-    encoder: Encoder, source: Source, num_workers: int
-) -> Iterator[tuple[Source, Generator[Chunk, None, None]]]:
-    """The chunks of each part of a source, in order; never more than a few in memory."""
+    encoder: Encoder, source: Source, num_workers: int, without: Container[int] = ()
+) -> Iterator[Generator[Chunk, None, None]]:
+    """The chunks of each part of a source, in order; never more than a few in memory. Those of the shards `without` are read, but
+    neither tokenized nor returned.
+    """
     numbers = itertools.count()
     pairs = rows_of(source.parts, encoder.policies.filters)
     for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
         of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
-        yield part, _encode_all(of, of_part, num_workers or num_cores(), numbers)
+        yield _encode_all(of, of_part, num_workers or num_cores(), numbers, without)
 
 
 def rows_of(parts: Sequence[Source], filters: Sequence[PairFilter]) -> Sequence[Iterator[Unread]]:
@@ -322,9 +342,10 @@ def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator
 
 
 def _encode_all(
-    encoder: Encoder, pairs: Iterator[Unread], num_workers: int, numbers: Iterator[int]
+    encoder: Encoder, pairs: Iterator[Unread], num_workers: int, numbers: Iterator[int], without: Container[int]
 ) -> Generator[Chunk, None, None]:
-    chunks = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
+    numbered = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
+    chunks = (chunk for chunk in numbered if chunk[1] // SHARD_CHUNKS not in without)
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
     yield from itertools.starmap(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)

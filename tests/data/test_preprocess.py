@@ -311,7 +311,7 @@ def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, m
     policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
     assert texts(store, tokenizers) == [(f"house {i}", f"Haus {i}") for i in (0, 2, 4, 6)]
-    ((_, chunks),) = preprocess.encode_parts(preprocess.Encoder(tokenizers, policies), source, num_workers)
+    (chunks,) = preprocess.encode_parts(preprocess.Encoder(tokenizers, policies), source, num_workers)
     assert [(3 * n + i, reason) for n, chunk in enumerate(chunks) for i, reason in chunk.dropped] == [
         (1, "odd"), (3, "odd"), (5, "five"), (7, "empty")
     ]  # fmt: skip

@@ -60,7 +60,8 @@ def list_dropped(
     segmentation: Segmentation | None = None,
 ) -> Iterator[tuple[str, str]]:
     """(where it is, reason) of each pair that `preprocess.prepare_split` drops, in order; tokenizes the source again."""
-    for part, chunks in encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers):
+    encoded = encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers)
+    for part, chunks in zip(source.parts, encoded, strict=True):
         first = 0
         with contextlib.closing(chunks):
             for chunk in chunks:
