@@ -1,8 +1,10 @@
 """The data of a run: its tokenizers and token stores, prepared once and identified by digest."""
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -15,12 +17,13 @@ from t2t_flax.data.file_hashes import INDEX, hash_files
 from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
 from t2t_flax.data.preprocess import Policies, Segmentation, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
+from t2t_flax.data.shards import SUFFIX
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import check_reachable
+from t2t_flax.filesystem import check_reachable, is_remote, list_names, remove_folder
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
 
@@ -107,6 +110,7 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     training_policies(config).as_stored()  # errors before minutes of hashing and training
     source = split_source(task, "train")
     others = [split_source(task, name) for split in ("valid", "test") for name in _sets(config)[split]]
+    _remove_leftovers(cache)
     hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
     tokenizers = _tokenizers(task, workdir, source, report)
     train, *further = (
@@ -117,6 +121,24 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     Corpus(tokenizers, train, {}, tuple(further)).batches(config)
     sets = config.data.valid_sets
     return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train, *further]
+
+
+_WEEK = 7 * 24 * 3600.0
+
+
+def _remove_leftovers(cache: epath.Path) -> None:
+    """Removes what killed preparations left in the cache: what is half written, and shards that nobody went on from in a week.
+    All that is written there is written under `exclusive_writer`, of which this waits for none.
+    """
+    for name in [] if is_remote(cache) else list_names(cache):
+        owner, shards, _ = name.partition(SUFFIX)
+        with contextlib.suppress(UserError, OSError):  # it is being written, or another account's
+            if ".partial-" in name:
+                with exclusive_writer(cache / name.partition(".partial-")[0], "prepare", wait=False):
+                    """What is half written is removed on entering."""
+            elif shards and time.time() - (cache / name).stat().mtime > _WEEK:
+                with exclusive_writer(cache / owner, "prepare", wait=False):
+                    remove_folder(cache / name)
 
 
 def segmentations(config: Config) -> list[Segmentation | None]:

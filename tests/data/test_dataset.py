@@ -1,20 +1,24 @@
 """The data of a run: prepared once, by process 0, and reused by later versions."""
 
+import os
 import shutil
 import threading
+import time
 
 import pytest
 from etils import epath
 from helpers.configs import small_config
 from helpers.thread_groups import run_processes
+from helpers.writer_processes import PROCESSES, prepare_and_count_tokenizers, start
 
 from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.batching import layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.token_store import VERIFIED
-from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.locks import exclusive_writer
 from t2t_flax.tasks import task_of
 
 DATA = dict(
@@ -138,3 +142,32 @@ def test_seed_does_not_change_the_text(tmp_path, single_process):
     assert prepare_corpus(task_of(config), tmp_path).train.digest == single_process.train.digest
     shutil.rmtree(tmp_path / "data")
     assert prepare_corpus(task_of(config), epath.Path(tmp_path)).train.digest == single_process.train.digest
+
+
+def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_path):
+    cache = tmp_path / "run" / "data"
+    cache.mkdir(parents=True)
+    hexadecimal = "0" * 32
+    for name in ("train-1", "train-2", "tokenizer-3"):
+        (cache / f"{name}.partial-{hexadecimal}").mkdir()
+    (cache / f"train-1.plan-4.json.partial-{hexadecimal}").write_text("{")
+    for name, days in (("train-5", 8), ("train-6", 6), ("train-7", 8)):
+        shards = cache / f"{name}.shards-{hexadecimal}"
+        (shards / "0").mkdir(parents=True)
+        os.utime(shards, (time.time() - days * 24 * 3600,) * 2)
+    with exclusive_writer(cache / "train-2", "prepare"), exclusive_writer(cache / "train-7", "prepare"):
+        (cache / f"train-2.partial-{hexadecimal}").mkdir()
+        prepare_corpus(task_of(config_of()), tmp_path / "run")
+    left = {path.name for path in cache.iterdir() if ".partial-" in path.name or ".shards-" in path.name}
+    assert left == {f"train-2.partial-{hexadecimal}", f"train-6.shards-{hexadecimal}", f"train-7.shards-{hexadecimal}"}
+
+
+def test_several_preparations_in_one_cache_train_one_tokenizer(tmp_path):
+    config = config_of(cache=str(tmp_path / "cache"))
+    trained = PROCESSES.Value("i", 0)
+    processes = [start(prepare_and_count_tokenizers, config, tmp_path / str(i), trained) for i in range(3)]
+    for process in processes:
+        process.join(120)
+    assert [process.exitcode for process in processes] == [0] * 3 and trained.value == 1
+    digests = {TokenizerPair.load(tmp_path / str(i) / "tokenizer").digest for i in range(3)}
+    assert len(digests) == 1

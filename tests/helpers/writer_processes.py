@@ -3,14 +3,18 @@
 import errno
 import json
 import multiprocessing
+import time
 
 import numpy as np
 
 from t2t_flax import locks
 from t2t_flax.data import preprocess
+from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import prepare_split
 from t2t_flax.data.token_store import StoreWriter
+from t2t_flax.data.tokenizers import SentencePieceTokenizer
 from t2t_flax.locks import exclusive_writer
+from t2t_flax.tasks import task_of
 
 PROCESSES = multiprocessing.get_context("forkserver")
 PROCESSES.set_forkserver_preload(["helpers.writer_processes"])
@@ -74,3 +78,17 @@ def prepare_and_report(source, tokenizers, folder, policies, prepared, answer, l
     preprocess.Encoder.__call__ = count
     store = prepare_split(source, tokenizers, folder, policies)
     answer.write_text(json.dumps([store.num_pairs, store.source(store.num_pairs - 1).tolist()]))
+
+
+def prepare_and_count_tokenizers(config, workdir, trained):
+    """Counts in `trained` the tokenizers that were trained."""
+    real = SentencePieceTokenizer.train
+
+    def train(*arguments):
+        with trained:
+            trained.value += 1
+        time.sleep(0.5)
+        return real(*arguments)
+
+    SentencePieceTokenizer.train = staticmethod(train)
+    prepare_corpus(task_of(config), workdir)
