@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
-from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.batching.layouts import Draw, MakeStream, plain_stream
 from t2t_flax.data.preprocess import PairFilter, Segmentation
 from t2t_flax.data.sources import Source
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizer_text import Shares
 from t2t_flax.data.tokenizers import Tokenizer
 from t2t_flax.registry import DATA_HOOKS
@@ -51,6 +52,10 @@ class DataHook:
         """A function that makes the sampler of a store's updates, in place of `BatchSampler`."""
         return None
 
+    def draw(self, store: TokenStore) -> Draw | None:
+        """What draws the ids of the training pairs anew in each pass, in place of those of their store; None = nothing."""
+        return None
+
     def make_stream(self, make: MakeStream) -> MakeStream:
         """A function that makes the stream of the training pairs, from `make` of the hooks before this one."""
         return make
@@ -89,7 +94,11 @@ def training_stream(config: Config) -> MakeStream:
     """The function that makes the stream of a run's training pairs."""
     hooks = data_hooks(config)
     sampler = next(filter(None, (hook.make_sampler() for hook in hooks)), BatchSampler)
-    make: MakeStream = functools.partial(plain_stream, make_sampler=sampler)
+
+    def draw(store: TokenStore) -> Draw | None:
+        return next(filter(None, (hook.draw(store) for hook in hooks)), None)
+
+    make: MakeStream = functools.partial(plain_stream, make_sampler=sampler, make_draw=draw)
     for hook in hooks:
         make = hook.make_stream(make)
     return make

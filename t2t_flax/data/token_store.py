@@ -1,6 +1,7 @@
 """Token stores: the tokenized pairs of a split in a folder, which is written whole or not at all and then memory-mapped."""
 
 import contextlib
+import functools
 import json
 import mmap
 import os
@@ -67,9 +68,13 @@ class TokenStore:
         _verify(folder, meta)
         return store
 
-    def side(self, side: str) -> Sentences:
-        """The sentences of "source" or "target", memory-mapped: ids [tokens], offsets and lengths [num_pairs]."""
-        return self._sides[side]
+    def __reduce__(self):
+        return _reopen, (self.folder, self.origin)
+
+    @property
+    def sides(self) -> tuple[Sentences, Sentences]:
+        """The source and the target sentences, memory-mapped: ids [tokens], offsets and lengths [num_pairs]."""
+        return self._sides["source"], self._sides["target"]
 
     def all_sides(self) -> list[Sentences]:
         """As `StoreWriter.write` takes them."""
@@ -158,6 +163,14 @@ class TokenStore:
         self._maps.append(mapped._mmap)  # type: ignore[attr-defined]
         # As a plain array: every slice of the memmap class costs microseconds, and it is sliced for each sentence.
         return np.asarray(mapped)
+
+
+@functools.lru_cache(8)
+def _reopen(folder: Path, origin: epath.Path) -> TokenStore:
+    """A store that another process has opened, and verified."""
+    meta = read_meta(folder)
+    assert meta, f"{folder} was open a moment ago"
+    return TokenStore(folder, meta, origin)
 
 
 @by_storage

@@ -2,12 +2,12 @@
 
 import numpy as np
 import pytest
-from helpers.configs import pairs_of
-from helpers.update_checks import Lengths
+from helpers.update_checks import Lengths, pass_of
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching import batch_sampler
-from t2t_flax.data.batching.batch_sampler import BatchSampler, cut, cut_evenly
+from t2t_flax.data.batching import streams
+from t2t_flax.data.batching.batch_sampler import cut, cut_evenly
+from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.hashing import bijection, permutation
 from t2t_flax.errors import UserError
 
@@ -19,60 +19,56 @@ def lengths(count, seed=0):
     return source, target
 
 
-def sampler_of(source, target, batching, seed=3):
-    return BatchSampler(Lengths(source, target), Data(batch_tokens=1500, batching=batching), seed)
+def batches_of(source, target, batching, seed=3):
+    config = Data(batch_tokens=1500, max_length=80, pack_length=80, batching=batching)
+    return Batches(Lengths(source, target), config, seed=seed)
 
 
 @pytest.fixture(params=["packed", "buckets"])
-def sampler_case(request, monkeypatch):
-    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 2000)
-    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 8)
+def case(request, monkeypatch):
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 2000)
     source, target = lengths(6007)
-    sampler = sampler_of(source, target, request.param)
-    assert len(sampler.counts) > 1  # several windows
-    return sampler, source, target
+    batches = batches_of(source, target, request.param)
+    assert batches.stream.layouter.windows.count > 1
+    return batches, source, target, request.param
 
 
-def test_epoch_contains_every_pair_once(sampler_case):
-    sampler, source, _ = sampler_case
-    for epoch in (0, 1, 5):
-        updates = range(epoch * sampler.updates_per_epoch, (epoch + 1) * sampler.updates_per_epoch)
-        pairs = np.concatenate([pairs_of(sampler, k) for k in updates])
-        assert {sampler.locate(k).epoch for k in updates} == {epoch}
+def test_epoch_contains_every_pair_once(case):
+    batches, source, *_ = case
+    for epoch in (0, 1, 3):
+        pairs = np.concatenate([batch.pairs for batch in pass_of(batches, epoch)])
         np.testing.assert_array_equal(np.sort(pairs), np.arange(len(source)))
 
 
-def test_batches_nearly_fill_batch_tokens(sampler_case):
-    sampler, source, target = sampler_case
-    sums = [
-        (source[p].sum(), target[p].sum()) for p in (pairs_of(sampler, k) for k in range(2 * sampler.updates_per_epoch))
-    ]
+def test_batches_nearly_fill_batch_tokens(case):
+    batches, source, target, _ = case
+    pairs = [batch.pairs for epoch in (0, 1) for batch in pass_of(batches, epoch)]
+    sums = [(source[p].sum(), target[p].sum()) for p in pairs]
     assert np.max(sums) <= 1500
     assert np.mean([max(s) for s in sums]) >= 0.97 * 1500
 
 
-def test_batches_do_not_depend_on_access_order(sampler_case):
-    sampler, source, target = sampler_case
-    in_order = [pairs_of(sampler, k) for k in range(60)]
-    rebuilt = sampler_of(source, target, sampler.config.batching)
+def test_batches_do_not_depend_on_access_order(case):
+    batches, source, target, batching = case
+    in_order = [batches.batch(k).pairs for k in range(60)]
+    rebuilt = batches_of(source, target, batching)
     for k in (59, 3, 40, 3, 0, 17):
-        np.testing.assert_array_equal(pairs_of(rebuilt, k), in_order[k])
+        np.testing.assert_array_equal(rebuilt.batch(k).pairs, in_order[k])
 
 
-def test_epochs_and_seeds_differ(sampler_case):
-    sampler, source, target = sampler_case
-    other_seed = sampler_of(source, target, sampler.config.batching, seed=4)
-    first = pairs_of(sampler, 0)
-    assert not np.array_equal(first, pairs_of(sampler, sampler.updates_per_epoch))
-    assert not np.array_equal(first, pairs_of(other_seed, 0))
+def test_epochs_and_seeds_differ(case):
+    batches, source, target, batching = case
+    first, other_seed = batches.batch(0).pairs, batches_of(source, target, batching, seed=4).batch(0).pairs
+    assert not np.array_equal(first, next(pass_of(batches, 1)).pairs)
+    assert not np.array_equal(first, other_seed)
 
 
 def test_by_length_groups_similar_lengths():
     source, target = lengths(5000)
     spread = {}
     for batching in ("packed", "buckets"):
-        sampler = sampler_of(source, target, batching, seed=0)
-        pairs = [pairs_of(sampler, k) for k in range(sampler.updates_per_epoch)]
+        batches = batches_of(source, target, batching, seed=0)
+        pairs = [batch.pairs for batch in pass_of(batches, 0)]
         spread[batching] = np.mean([np.ptp(np.maximum(source[p], target[p])) for p in pairs])
     assert spread["buckets"] < 0.2 * spread["packed"]
 

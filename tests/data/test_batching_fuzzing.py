@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching import batch_sampler, layouts
+from t2t_flax.data.batching import streams
 from t2t_flax.data.batching.batches import Batches
 
 
@@ -39,19 +39,11 @@ def runs(draw):
 
 
 @pytest.fixture(autouse=True, scope="module")
-def no_count_cache():
-    """These stores have no folder, so update counts cannot be cached."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(layouts, "MIN_CACHED_PAIRS", 10**9)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="module")
 def small_windows():
     """Small windows, so that a small corpus has several; slow tests use the real size."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(batch_sampler, "WINDOW_PAIRS", 200)
-        patch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
+        patch.setattr(streams, "WINDOW_PAIRS", 200)
+        patch.setattr(streams, "WINDOW_UPDATES", 4)
         yield patch
 
 

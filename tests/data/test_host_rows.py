@@ -26,9 +26,12 @@ class RecordingStore:
     def __getattr__(self, name):
         return getattr(self._store, name)
 
-    def side(self, side):
-        sentences = self._store.side(side)
-        return sentences._replace(ids=_RecordingArray(sentences.ids, self.read[side]))
+    @property
+    def sides(self):
+        return [
+            sentences._replace(ids=_RecordingArray(sentences.ids, read))
+            for sentences, read in zip(self._store.sides, self.read.values(), strict=True)
+        ]
 
 
 class _RecordingArray:

@@ -41,7 +41,7 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
     assert store.meta["source"] == {"tokens": 7, "longest": 4, "dtype": "uint16", "vocab_size": 65_536}
     assert store.meta["target"] == {"tokens": 7, "longest": 3, "dtype": "int32", "vocab_size": 70_001}
     assert store.meta["dropped"] == 4
-    ids, offsets, lengths = store.side("target")
+    ids, offsets, lengths = store.sides[1]
     assert [ids[o : o + n].tolist() for o, n in zip(offsets, lengths, strict=True)] == [t for _, t in PAIRS]
     with pytest.raises(IndexError):
         store.source(3)
@@ -49,7 +49,7 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
 
 def test_arrays_are_memory_mapped(tmp_path):
     write(tmp_path / "s")
-    for array in TokenStore.open(tmp_path / "s").side("source"):
+    for array in TokenStore.open(tmp_path / "s").sides[0]:
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
 
 
@@ -168,8 +168,8 @@ def test_released_pages_free_memory_and_can_be_reread(tmp_path):
         at = [i for i, line in enumerate(lines) if str(tmp_path) in line]
         return sum(int(line.split()[1]) for i in at for line in lines[i : i + 8] if line.startswith("Rss:"))
 
-    total = int(store.side("source")[0].sum()) + int(store.side("target")[1].sum())
+    total = int(store.sides[0][0].sum()) + int(store.sides[1][1].sum())
     assert mapped() > 4000
     store.release()
     assert mapped() < 400
-    assert int(store.side("source")[0].sum()) + int(store.side("target")[1].sum()) == total
+    assert int(store.sides[0][0].sum()) + int(store.sides[1][1].sum()) == total

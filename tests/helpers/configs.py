@@ -76,12 +76,6 @@ def rows_alone(pairs: list[tuple[list[int], list[int]]], length: int = 24) -> di
     return arrays
 
 
-def pairs_of(plan, k):
-    """The pairs of update k by the preferred cut of its window."""
-    epoch, window, piece = plan.locate(k)
-    return next(plan.cuts(epoch, window))[piece]
-
-
 TINY_FLAGS = [
     "--config=configs/toy.py",
     *(

@@ -1,22 +1,29 @@
 """Corpora of lengths alone, and the invariants of every update of some epochs."""
 
+import itertools
 from collections import Counter
+from collections.abc import Iterator
 
 import numpy as np
+from etils import epath
 
 from t2t_flax.config import Data
+from t2t_flax.data.batching.batch_sampler import Lengths as WindowLengths
 from t2t_flax.data.batching.batch_sampler import MakeSampler, smallest_fitting
-from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.token_store import Sentences
 
 
 class Lengths:
     """A token store with lengths only, which is all that computing the rows of an update reads."""
 
     digest = ""
+    origin = epath.Path("/dev/null/store")  # a plan beside it cannot be kept
 
     def __init__(self, source: np.ndarray, target: np.ndarray):
         self.lengths = self.source_lengths, self.target_lengths = source.astype(np.int32), target.astype(np.int32)
+        self.sides = [Sentences(np.zeros(0, int), np.zeros(0, int), x) for x in self.lengths]
         self.num_pairs = len(source)
         self.longest = int(max(x.max() for x in self.lengths))
         self.mean_length = max(float(x.mean()) for x in self.lengths)
@@ -65,6 +72,12 @@ def corpus(kind, count: int, longest: int, seed: int = 0) -> Lengths:
     return Lengths(*(np.clip(np.round(side), 2, longest) for side in sides))
 
 
+def pass_of(batches: Batches, epoch: int) -> Iterator[Batch]:
+    """The batches of an epoch."""
+    several = itertools.dropwhile(lambda batch: batch.epoch < epoch, map(batches.batch, itertools.count()))
+    return itertools.takewhile(lambda batch: batch.epoch == epoch, several)
+
+
 def check_updates(
     store: Lengths, config: Data, seed: int, epochs: int = 3, make_stream: MakeStream = plain_stream
 ) -> Batches:
@@ -73,8 +86,7 @@ def check_updates(
     allowed = set(batches.shapes)
     for epoch in range(epochs):
         visits = np.zeros(store.num_pairs, int)
-        for k in range(epoch * batches.updates_per_epoch, (epoch + 1) * batches.updates_per_epoch):
-            batch = batches.batch(k)
+        for batch in pass_of(batches, epoch):
             shape = batch.shape
             assert batch.epoch == epoch and shape in allowed
             assert 0 < max(batch.source_tokens, batch.target_tokens) <= config.batch_tokens
@@ -92,7 +104,7 @@ def check_sizes(make_sampler: MakeSampler, batching: str) -> None:
     """Compares the closed list of random sizes with them."""
     rng = np.random.default_rng(0)
     lengths = rng.integers(2, 65, 300).tolist() if batching == "buckets" else [64] * 300
-    sampler = make_sampler(Lengths(*np.array([lengths] * 2)), Data(batching=batching, pack_length=64), 0, None)
+    sampler = make_sampler(Data(batching=batching, pack_length=64), 0, WindowLengths(*np.array([lengths] * 2)))
     needed = Counter(zip(lengths, rng.integers(1, 90, 300).tolist(), strict=True))
     sizes = sampler.sizes(needed)
     assert sizes == sorted(set(sizes)) and len(sizes) <= 10

@@ -1,158 +1,104 @@
-"""Assigns pairs to updates: a pure function of (lengths, config, seed, k).
+"""Cuts the pairs of a window into updates: a pure function of (their lengths, config, seed, window)."""
 
-The corpus is divided, by a seeded bijection of its indices, into windows of fixed membership. Every epoch visits all
-windows in a new order and cuts each window, in a new order of its pairs, into a number of updates that is known before
-training starts. So update k is computed in O(window), nothing is stored, and there is no iterator state to save.
-"""
-
-import functools
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.hashing import bijection, hashes, key_of, permutation
-from t2t_flax.data.token_store import TokenStore
+from t2t_flax.data.hashing import hashes, key_of, permutation
 from t2t_flax.errors import UserError
 
-WINDOW_PAIRS = 65536
-WINDOW_UPDATES = 64
 _REFERENCE_ORDERS = 2
-_ATTEMPTS = 100
 _SLOTS = 2
 """An update of pairs of similar length takes at most this many times batch_tokens slots, padding included."""
 
 Size = tuple[int, int]
 """(length of a row, rows)."""
 Pieces = list[np.ndarray]
-"""The pairs (indices into the store) of each update of a window, in the order in which they are laid out."""
+"""The pairs of each update of a window (indices into its lengths), in the order in which they are laid out."""
 
 
-class Location(NamedTuple):
-    """An update: piece `piece` of window `window`, as cut in `epoch`."""
+class Lengths(NamedTuple):
+    """Tokens of the pairs of a window, [P] each."""
 
-    epoch: int
-    window: int
-    piece: int
+    source: np.ndarray
+    target: np.ndarray
 
-
-class Slots(Protocol):
-    """The pairs of an epoch, some of them perhaps several times, others not at all. key: what they depend on, as JSON."""
-
-    size: int
-    key: Any
-
-    def pairs_at(self, slots: np.ndarray) -> np.ndarray:
-        """The pairs (int64 indices into the store) of slots from 0 to size - 1."""
+    @property
+    def longer(self) -> np.ndarray:
+        """Of the longer side of each pair."""
+        return np.maximum(self.source, self.target)
 
 
 class BatchSampler:
-    """Update k of a store as a function of k.
+    """The ways to cut a window into updates.
 
     Each update holds at most data.batch_tokens real tokens of each side. With data.batching = buckets it holds pairs of similar
-    length (5.1), so that with one pair in a row it has at most twice as many slots as data.batch_tokens. slots: the pairs of an
-    epoch; without them, each pair once.
+    length (5.1), so that with one pair in a row it has at most twice as many slots as data.batch_tokens.
     """
 
-    key: tuple = ()
+    key: Any = ()
     """What the updates depend on beside the arguments, as JSON."""
     alike = True
     """Whether packed updates need about the same number of rows, so that all get one size."""
     room = 1.05
-    """Rows of a bucket relative to the maximum of epoch 0: later epochs break ties differently and cut the pairs elsewhere."""
+    """Rows of a bucket relative to the most in the sample: other windows cut their pairs elsewhere."""
 
-    def __init__(self, store: TokenStore, config: Data, seed: int, slots: Slots | None = None):
-        self.source_lengths, self.target_lengths = store.lengths
-        self.config, self.seed, self._slots = config, seed, slots
+    def __init__(self, config: Data, seed: int, lengths: Lengths):
+        self.config, self.seed, self.lengths = config, seed, lengths
         self._by_length = config.batching == "buckets"
-        self._size = slots.size if slots else store.num_pairs
-        pairs = int(WINDOW_UPDATES * config.batch_tokens / store.mean_length)
-        self.windows = max(1, round(self._size / max(WINDOW_PAIRS, pairs)))
-        self._bounds = np.linspace(0, self._size, self.windows + 1).astype(np.int64)
 
-    @functools.cached_property
-    def counts(self) -> np.ndarray:
-        """Updates of each window, int64 [windows]. Counting reads all lengths; cached counts are assigned instead."""
-        return np.array([self.count(window) for window in range(self.windows)])
+    def count(self) -> int:
+        """The number of updates that the pairs should be cut into."""
+        orders = (self._order(key_of(self.seed, 3, 0, i)) for i in range(_REFERENCE_ORDERS))
+        return max(len(cut(*self._limits(order), cap=self.config.batch_tokens)) - 1 for order in orders)
 
-    @functools.cached_property
-    def updates_per_epoch(self) -> int:
-        return int(self.counts.sum())
-
-    def locate(self, k: int) -> Location:
-        """The location of update k >= 0."""
-        epoch, offset = divmod(k, self.updates_per_epoch)
-        order = permutation(self.windows, key_of(self.seed, 1, epoch))
-        ends = np.cumsum(self.counts[order])
-        at = int(np.searchsorted(ends, offset, side="right"))
-        window = int(order[at])
-        number = offset - int(ends[at] - self.counts[window])
-        drawn = permutation(int(self.counts[window]), key_of(self.seed, 5, window, epoch))
-        return Location(epoch, window, int(drawn[number]))
-
-    def cuts(self, epoch: int, window: int) -> Iterator[Pieces]:
-        """The ways in which an epoch may cut a window into its number of updates, the preferred one first.
-
-        There is at least one: the last is the order in which the updates of the window were counted.
+    def cuts(self, window: int, count: int, attempts: int) -> Iterator[Pieces]:
+        """Ways to cut window number `window` into `count` updates, at most one for each attempt, the preferred one first.
+        There is at least one: the last is in the order in which the updates were counted.
         """
-        drawn = (key_of(self.seed, 4, window, epoch, attempt) for attempt in range(_ATTEMPTS))
-        for key in itertools.chain(drawn, [key_of(self.seed, 3, window, 0)]):
-            pieces = self.cut(window, key, int(self.counts[window]))
-            if pieces:
-                yield pieces
+        drawn = (key_of(self.seed, 4, 0, window, attempt) for attempt in range(attempts))
+        cuts = (self.cut(key, count) for key in itertools.chain(drawn, [key_of(self.seed, 3, 0, 0)]))
+        return (pieces for pieces in cuts if pieces)
 
-    def sizes(self, needed: Counter[Size], expected: Sequence[Size] = ()) -> list[Size]:
+    def cut(self, key: int, count: int) -> Pieces | None:
+        """The pairs in the order drawn by `key`, cut into `count` updates; None if that is impossible."""
+        order = self._order(key)
+        starts = cut_evenly(*self._limits(order), count=count, cap=self.config.batch_tokens)
+        return None if starts is None else np.split(order, starts[1:-1])
+
+    def sizes(self, needed: Counter[Size], expected: Sequence[Size] = (), longest: int = 0) -> list[Size]:
         """The closed list: sizes, ascending, such that each of `needed` (with the number of updates that need it) fits into one
-        of them. Packed rows have one size, at least `expected`; buckets have one for each length that occurs.
+        of them. Packed rows have one size, at least `expected`; buckets have one for each length that occurs, and one for
+        pairs of `longest` tokens.
         """
         if not self._by_length:
             return [(self.config.pack_length, max(rows for _, rows in (*needed, *expected)))]
-        edges = bucket_edges(max(length for length, _ in needed))
+        edges = bucket_edges(max(longest, *(length for length, _ in needed)))
         most: dict[int, int] = {}
         for length, rows in needed:
             edge = next(edge for edge in edges if edge >= length)
             most[edge] = max(most.get(edge, 0), rows)
-        return [(edge, math.ceil(self.room * most[edge])) for edge in sorted(most)]
+        sizes = {edge: math.ceil(self.room * most[edge]) for edge in sorted(most)}
+        sizes.setdefault(edges[-1], max(1, _SLOTS * self.config.batch_tokens // edges[-1]))
+        return list(sizes.items())
 
-    def count(self, window: int) -> int:
-        """The number of updates of a window."""
-        orders = (self._order(window, key_of(self.seed, 3, window, i)) for i in range(_REFERENCE_ORDERS))
-        return max(len(cut(*self._limits(order), cap=self.config.batch_tokens)) - 1 for order in orders)
-
-    def cut(self, window: int, key: int, count: int) -> Pieces | None:
-        """A window in the order drawn by `key`, cut into `count` updates; None if that is impossible."""
-        order = self._order(window, key)
-        starts = cut_evenly(*self._limits(order), count=count, cap=self.config.batch_tokens)
-        return None if starts is None else np.split(order, starts[1:-1])
-
-    def members(self, window: int) -> np.ndarray:
-        """The pairs of a window, int64 indices into the store."""
-        index = np.arange(self._bounds[window], self._bounds[window + 1])
-        index = bijection(index, self._size, key_of(self.seed, 2)) if self.windows > 1 else index
-        return self._slots.pairs_at(index) if self._slots else index
-
-    def longer_side(self, pairs: np.ndarray) -> np.ndarray:
-        """The tokens of the longer side of each pair."""
-        return np.maximum(self.source_lengths[pairs], self.target_lengths[pairs])
-
-    def _order(self, window: int, key: int) -> np.ndarray:
-        members = self.members(window)
+    def _order(self, key: int) -> np.ndarray:
         if not self._by_length:
-            return members[permutation(len(members), key)]
-        jitter = hashes(len(members), key) / 2.0**64
-        return members[np.argsort(self.longer_side(members) + jitter, kind="stable")]
+            return permutation(len(self.lengths.source), key)
+        jitter = hashes(len(self.lengths.source), key) / 2.0**64
+        return np.argsort(self.lengths.longer + jitter, kind="stable")
 
     def _limits(self, order: np.ndarray) -> tuple[np.ndarray, np.ndarray, Callable[[int], int] | None]:
         """The limits of the pieces of an order, as arguments of `cut`."""
-        sides = (self.source_lengths, self.target_lengths)
-        source, target = (np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in sides)
+        source, target = (np.concatenate([[0], np.cumsum(x[order], dtype=np.int64)]) for x in self.lengths)
         if not self._by_length:
             return source, target, None
-        longer = self.longer_side(order)
+        longer = self.lengths.longer[order]
         edges = np.array(bucket_edges(int(longer[-1])))
         ends = np.searchsorted(longer, edges, side="right")
         begins = np.concatenate([[0], ends[:-1]])
@@ -164,8 +110,8 @@ class BatchSampler:
         return source, target, furthest
 
 
-MakeSampler = Callable[[TokenStore, Data, int, Slots | None], BatchSampler]
-"""(store, config.data, seed, the pairs of an epoch if not each once) -> sampler; `BatchSampler` is one."""
+MakeSampler = Callable[[Data, int, Lengths], BatchSampler]
+"""(config.data, seed, lengths of the pairs of a window) -> sampler; `BatchSampler` is one. It is pickled."""
 
 
 def cut(

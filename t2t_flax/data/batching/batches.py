@@ -6,17 +6,18 @@ data.microbatch_tokens. Rows are numbered across the microbatches, so that their
 
 import dataclasses
 import functools
-import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import WINDOW_UPDATES, Size, smallest_fitting
+from t2t_flax.data.batching.batch_sampler import smallest_fitting
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.token_store import TokenStore
+from t2t_flax.data.token_store import Sentences, TokenStore
+
+_RELEASED_EVERY = 64
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -42,7 +43,7 @@ class Batch:
     host builds only its own; the token counts are of the whole update.
 
     `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
-    row's source and target.
+    row's source and target. `sides`: the sentences, at `index` [P], which are those of the store at `pairs` or drawn ones.
     """
 
     store: TokenStore
@@ -50,6 +51,8 @@ class Batch:
     pairs: np.ndarray
     row: np.ndarray
     starts: Sequence[np.ndarray | int]
+    sides: tuple[Sentences, Sentences]
+    index: np.ndarray
     epoch: int = 0
 
     def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
@@ -61,10 +64,10 @@ class Batch:
         row = micro[mine] * (last - first) + within[mine] - first
         arrays: dict[str, np.ndarray] = {}
         size = (self.shape.micro, last - first, self.shape.length)
-        for side, start in zip(("source", "target"), self.starts, strict=True):
+        for side, sentences, start in zip(("source", "target"), self.sides, self.starts, strict=True):
             start = start[mine] if isinstance(start, np.ndarray) else start
             shape = size[0] * size[1], self.shape.length
-            parts = fill_rows(self.store.side(side), self.pairs[mine], row, start, shape)
+            parts = fill_rows(sentences, self.index[mine], row, start, shape)
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
         return arrays
 
@@ -76,12 +79,12 @@ class Batch:
     @functools.cached_property
     def source_tokens(self) -> int:
         """Real source tokens of the update, in all rows."""
-        return int(self.store.source_lengths[self.pairs].sum())
+        return int(self.sides[0].lengths[self.index].sum())
 
     @functools.cached_property
     def target_tokens(self) -> int:
         """Real target tokens of the update, in all rows."""
-        return int(self.store.target_lengths[self.pairs].sum())
+        return int(self.sides[1].lengths[self.index].sum())
 
     @property
     def fill(self) -> float:
@@ -102,7 +105,7 @@ class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
     `further`: stores of the same pairs, which `make_stream` uses too. `shapes`: the closed list, ascending; every batch has one
-    of them. `updates_per_epoch`: of the first epoch.
+    of them. `updates_per_epoch`: of the first epoch, see `Layouts`.
     """
 
     def __init__(
@@ -119,34 +122,20 @@ class Batches:
         self.stream = make_stream(self._stores, config, seed, None)
         self.updates_per_epoch = self.stream.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._sizes = _common_sizes([part.sizes for part in self.stream.parts])
+        self._sizes = self.stream.sizes
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
-        self._release()
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""
-        if k % WINDOW_UPDATES == 0:
-            self._release()
+        if k % _RELEASED_EVERY == 0:
+            for store in self._stores:
+                store.release()
         store, epoch, layout = self.stream.update(k)
         fitting = smallest_fitting(self._sizes, layout.needed)
         assert fitting is not None, "sizes hold every update"
-        shape = self._shapes[fitting]
-        return Batch(store, shape, layout.pairs, layout.row, layout.starts, epoch)
-
-    def _release(self) -> None:
-        for store in self._stores:
-            store.release()
-
-
-def _common_sizes(lists: Sequence[list[Size]]) -> list[Size]:
-    """One list for several layouts: of rows of a length, as many as any needs, so that no program is compiled for each."""
-    if len(lists) == 1:
-        return lists[0]
-    most: dict[int, int] = {}
-    for length, rows in itertools.chain(*lists):
-        most[length] = max(most.get(length, 0), rows)
-    return sorted(most.items())
+        sides = layout.sides or store.sides
+        return Batch(store, self._shapes[fitting], layout.pairs, layout.row, layout.starts, sides, layout.index, epoch)
 
 
 def validation_batches(
@@ -178,4 +167,5 @@ def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Ba
     row, *starts = first_fit(source, target, shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = (first <= row) & (row < first + shape.rows)
-        yield Batch(store, shape, members[here], row[here] - first, [start[here] for start in starts])
+        pairs = members[here]
+        yield Batch(store, shape, pairs, row[here] - first, [start[here] for start in starts], store.sides, pairs)

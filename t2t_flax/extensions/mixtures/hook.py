@@ -68,12 +68,8 @@ class MixturesHook(DataHook):
         return lines
 
     def describe(self, corpus):
-        phases = mixtures(corpus.train, self._config)
-        return [
-            f"mixture from update {start:,}: {mixture.describe() if mixture else 'every pair once'}"
-            for start, mixture in phases
-            if mixture or len(phases) > 1
-        ]
+        phases = mixtures(corpus.train, self._config, self._config.data, self._config.seed.data) or []
+        return [f"mixture from update {start:,}: {mixture.describe()}" for start, mixture in phases]
 
 
 def hook(config: Config) -> MixturesHook:

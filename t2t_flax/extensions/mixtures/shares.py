@@ -1,134 +1,197 @@
-"""Mixtures: epochs in which each source of the corpus occurs in a given proportion.
+"""Mixtures: windows in which each source of the corpus has a given share.
 
-An epoch is a list of slots, each of which is a pair of the store. The source that is used least for its size has each of its
-pairs once, the others have theirs several times. So an epoch leaves no pair out, its slots are a function of the config alone,
-and the batch sampler shuffles and cuts them as it does the pairs of a single corpus.
+Each source is an endless stream of permutations of its pairs. A window takes from each of them as many pairs as its share says,
+so that at the end of any window the pairs of a source have been seen equally often, but for one time. Where other shares begin,
+the streams go on: first with the pairs of the window whose updates were not all trained on.
 """
 
 import bisect
 import dataclasses
+import functools
+import itertools
 from collections.abc import Sequence
+from fractions import Fraction
 
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
+from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update, common_sizes
+from t2t_flax.data.batching.streams import PairStream, Visits, join, pairs_of_updates, pairs_of_window
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_shares
 
-LARGEST = 32
-"""An epoch has at most this many slots for each pair of its sources, since all of them are laid out before training."""
+
+@dataclasses.dataclass(frozen=True)
+class SourceStream:
+    """A source from where a phase begins: the visits `left` by the phase before, then its stream from `position` on."""
+
+    stream: PairStream
+    position: int = 0
+    left: Visits = Visits(*np.zeros((2, 0), np.int64))
+
+    @property
+    def key(self) -> list[int]:
+        return [self.stream.first, self.stream.count, self.position, len(self.left.pairs)]
+
+    def visits(self, begin: int, end: int) -> list[Visits]:
+        left = len(self.left.pairs)
+        parts = [self.left.at(slice(begin, end))] if begin < left else []
+        begin, end = (self.position + max(0, at - left) for at in (begin, end))
+        return [*parts, *self.stream.visits(begin, end)]
+
+    def after(self, used: int, left: Visits) -> "SourceStream":
+        """From where the next phase begins, after `used` visits, of which `left` were not trained on."""
+        before = len(self.left.pairs)
+        rest = self.left.at(slice(used, None))
+        return SourceStream(self.stream, self.position + max(0, used - before), join([left, rest]))
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """names [S]; first [S]: index in the store of each source's first pair; pairs [S]: its pairs; slots [S]: its slots in an
-    epoch, at least as many, or 0.
+    """The windows of a phase; `data.batching.streams.Windows`. rates: the pairs of each source in a window, 0 for those without a
+    share. reference: the source with the largest share, by whose passes epochs are counted.
     """
 
     names: tuple[str, ...]
-    first: np.ndarray
-    pairs: np.ndarray
-    slots: np.ndarray
+    sources: tuple[SourceStream, ...]
+    rates: tuple[Fraction, ...]
+    reference: int
 
     @property
-    def size(self) -> int:
-        """Slots of an epoch."""
-        return int(self.slots.sum())
+    def key(self) -> list:
+        return [[*source.key, str(rate)] for source, rate in zip(self.sources, self.rates, strict=True)]
 
     @property
-    def key(self) -> list[int]:
-        """What the pairs of an epoch depend on."""
-        return self.slots.tolist()
+    def a_pass(self) -> Fraction:
+        return self.sources[self.reference].stream.count / self.rates[self.reference]
 
-    def pairs_at(self, slots: np.ndarray) -> np.ndarray:
-        """The pairs (int64 indices into the store) of slots from 0 to size - 1. Pair i of a source is in its slots i,
-        i + pairs, i + 2 * pairs ...
-        """
-        ends = np.cumsum(self.slots)
-        source = np.searchsorted(ends, slots, side="right")
-        return self.first[source] + (slots - (ends - self.slots)[source]) % self.pairs[source]
+    def visits(self, window: int) -> Visits:
+        spans = (self._span(source, window) for source in range(len(self.sources)))
+        parts = [source.visits(*span) for source, span in zip(self.sources, spans, strict=True)]
+        return join(list(itertools.chain(*parts)))
+
+    def epoch(self, window: int) -> int:
+        source = self.sources[self.reference]
+        begin = source.position + max(0, self._span(self.reference, window)[0] - len(source.left.pairs))
+        return begin // source.stream.count
+
+    def _span(self, source: int, window: int) -> tuple[int, int]:
+        begin, end = (int(at * self.rates[source]) for at in (window, window + 1))
+        return begin, end
+
+    def after(self, windows: int, left: Visits) -> tuple[SourceStream, ...]:
+        """The sources from where the next phase begins, after `windows`, of whose visits `left` were not trained on."""
+        sources = []
+        for number, source in enumerate(self.sources):
+            stream = source.stream
+            own = (stream.first <= left.pairs) & (left.pairs < stream.first + stream.count)
+            sources.append(source.after(self._span(number, windows)[0], left.at(own)))
+        return tuple(sources)
 
     def describe(self) -> str:
-        """ "clean 1,000 pairs, 75 % of an epoch (3.00 times each); ..."."""
-        parts = []
-        for name, pairs, slots in zip(self.names, self.pairs, self.slots, strict=True):
-            share = f"{slots / self.size:.1%} of an epoch ({slots / pairs:.2f} times each)" if slots else "not used"
-            parts.append(f"{name} {pairs:,} pairs, {share}")
+        """ "clean 1,000 pairs, 75.0% of an update (3 of its passes in one of bt); ..."."""
+        total, parts = sum(self.rates), []
+        for name, source, rate in zip(self.names, self.sources, self.rates, strict=True):
+            passes = rate / source.stream.count / self.a_pass**-1
+            share = f"{float(rate / total):.1%} ({float(passes):.2f} times each in an epoch)" if rate else "not used"
+            parts.append(f"{name} {source.stream.count:,} pairs, {share}")
         return "; ".join(parts)
 
 
-def mixtures(store: TokenStore, config: Config) -> list[tuple[int, Mixture | None]]:
-    """(first update, mixture) of each phase of the config; None where every pair occurs once. Raises UserError for shares so
-    unequal that an epoch would be too long.
-    """
-    names = tuple(config.data.train_sources)
-    if len(names) < 2:
-        return [(0, None)]
+def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[tuple[int, Mixture]] | None:
+    """(first update, mixture) of each phase of the config, as if it were the first; None if all pairs count equally."""
+    names, temperature = tuple(config.data.train_sources), config.group("mixtures").temperature or 1.0
+    phases = parse_shares(config)
+    if len(names) < 2 or temperature == 1 and not phases[0].weights:
+        return None
     pairs = store.pairs_of_sources
     if len(names) != len(pairs):
         raise UserError(
             f"config.data.train has {len(names)} sources, but the token store {store.folder} was written from {len(pairs)}: "
             "prepare it with this config."
         )
-    temperature = config.group("mixtures").temperature or 1.0
-    return [(start, _mixture(names, pairs, weights, temperature)) for start, weights in parse_shares(config)]
+    first = itertools.accumulate(pairs, initial=0)
+    sources = tuple(
+        SourceStream(PairStream(at, count, key_of(seed, 8, number)))
+        for number, (at, count) in enumerate(zip(first, pairs, strict=False))
+    )
+    least, wanted = pairs_of_updates(store, data), pairs_of_window(store, data)
+    return [
+        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), least, wanted))
+        for start, weights in phases
+    ]
+
+
+def _shares(
+    names: Sequence[str], pairs: Sequence[int], weights: dict[str, float] | None, temperature: float
+) -> list[Fraction]:
+    """The share of each source in the pairs of an update, in proportion to the largest."""
+    sizes = [
+        count ** (1 / temperature) if weights is None else weights.get(name, 0.0)
+        for name, count in zip(names, pairs, strict=True)
+    ]
+    return [Fraction(f"{size / max(sizes):.9g}") for size in sizes]
 
 
 def _mixture(
-    names: tuple[str, ...], pairs: Sequence[int], weights: dict[str, float] | None, temperature: float
-) -> Mixture | None:
-    sizes = np.array(pairs, np.int64)
-    if weights is None:
-        shares = sizes ** (1 / temperature)
-    else:
-        shares = np.array([weights.get(name, 0.0) for name in names])
-    used = shares > 0
-    # Slots per unit of share, so that the source with the most pairs for its share has each pair once.
-    unit = (sizes[used] / shares[used]).max()
-    slots = np.where(used, np.maximum(np.rint(shares * unit), sizes), 0)
-    if slots.sum() > LARGEST * sizes[used].sum():
-        rare = names[int(np.argmax(np.where(used, sizes / np.where(used, shares, 1), 0)))]
-        if weights is None:
-            raise UserError(
-                f"config.mixtures.temperature = {temperature:g} makes an epoch of {slots.sum():,.0f} pairs from "
-                f"{sizes[used].sum():,}: lower it, or use fewer pairs of large sources with --config.mixtures.limits=NAME=N."
-            )
-        raise UserError(
-            f"config.mixtures.shares: with so small a share of {rare}, an epoch that has each of its pairs once would have "
-            f"{slots.sum():,.0f} pairs, {slots.sum() / sizes[used].sum():.0f} times those of the sources. Raise its share, or "
-            f"use fewer of its pairs with --config.mixtures.limits={rare}=N."
-        )
-    slots = slots.astype(np.int64)
-    if (slots == sizes).all():
-        return None
-    return Mixture(names, np.cumsum(sizes) - sizes, sizes, slots)
+    names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction], least: int, wanted: int
+) -> Mixture:
+    """Windows of about `wanted` pairs, of which the reference source has a whole number in a pass; or of about `least` pairs, in
+    which it has a whole number of passes: one if they are passes of all sources.
+    """
+    reference = max(range(len(names)), key=lambda number: (shares[number], sources[number].stream.count))
+    count, share = sources[reference].stream.count, shares[reference] / sum(shares)
+    a_pass = max(1, round(count / (share * wanted)))
+    by_size = len({share / source.stream.count for share, source in zip(shares, sources, strict=True) if share}) == 1
+    passes = 1 if by_size or a_pass > 1 else max(1, round(share * least / count))
+    rates = tuple(share / shares[reference] * count * passes / a_pass for share in shares)
+    return Mixture(names, sources, rates, reference)
 
 
 class Phases:
-    """Streams of which each goes on from an update; a `Stream`. streams: by their first update."""
+    """The updates of mixtures of which each begins at an update; a `Stream`. phases: by their first update, each as if it were
+    the first one. Later ones do not change those before.
+    """
 
-    def __init__(self, streams: dict[int, Stream]):
-        self._starts, self._streams = list(streams), list(streams.values())
-        self.parts = [part for stream in self._streams for part in stream.parts]
-        self.updates_per_epoch = self._streams[0].updates_per_epoch
+    def __init__(self, phases: dict[int, Layouts]):
+        self._starts, self._phases = list(phases), list(phases.values())
+        self.sizes = common_sizes([phase.sizes for phase in self._phases])
+        self.updates_per_epoch = self._phases[0].updates_per_epoch
+        self._phase = functools.cache(self._continued)
 
     def update(self, k: int) -> Update:
-        phase = bisect.bisect_right(self._starts, k) - 1
-        return self._streams[phase].update(k - self._starts[phase])
+        number = bisect.bisect_right(self._starts, k) - 1
+        return self._phase(number).update(k - self._starts[number])
+
+    def _continued(self, number: int) -> Layouts:
+        """A phase from where the one before ends."""
+        phase = self._phases[number]
+        if not number:
+            return phase
+        before = self._phase(number - 1)
+        windows = before.layouter.windows
+        window, trained = before.locate(self._starts[number] - self._starts[number - 1])
+        left = windows.visits(window).at(before.window(window).visits_from(trained))
+        sources = windows.after(window + 1, left)
+        return phase.of_windows(dataclasses.replace(phase.layouter.windows, sources=sources))
 
 
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
     """The phases of mixtures.shares, each a stream of `make`."""
 
-    def make_phases(stores: Sequence[TokenStore], data: Data, seed: int, slots_of: SlotsOf | None = None) -> Stream:
-        def of_phase(number: int) -> Stream:
-            of_seed = key_of(seed, 7, number) if number else seed
-            return make(stores, data, of_seed, lambda store: mixtures(store, config)[number][1])
-
-        starts = [start for start, _ in mixtures(stores[0], config)]
-        return Phases({start: of_phase(number) for number, start in enumerate(starts)})
+    def make_phases(
+        stores: Sequence[TokenStore], data: Data, seed: int, windows_of: MakeWindows | None = None
+    ) -> Stream:
+        (store,) = stores
+        phases = mixtures(store, config, data, seed)
+        if phases is None:
+            return make(stores, data, seed, windows_of)
+        seeds = [key_of(seed, 7, number) if number else seed for number in range(len(phases))]
+        return Phases({
+            start: make(stores, data, of_phase, lambda store, mixture=mixture: mixture)
+            for of_phase, (start, mixture) in zip(seeds, phases, strict=True)
+        })  # fmt: skip
 
     return make_phases

@@ -8,16 +8,15 @@ from collections.abc import Sequence
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler, Pieces, Size, Slots
+from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSampler, Pieces, Size
 from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 
 GROUP_MULTIPLE = 8
 """Sizes of groups are multiples of this (fairseq's required-batch-size-multiple)."""
 _ROOM = 1.02
-"""Rows relative to the maximum of epoch 0 for updates of several groups: later epochs combine other groups."""
+"""Rows relative to the most in the sample for updates of several groups: other windows combine other groups."""
 _LEVELS = 4
 _TOLERANCE = 0.003
 
@@ -25,31 +24,29 @@ _TOLERANCE = 0.003
 class PaddedBatchSampler(BatchSampler):
     """Each update is `groups` groups; (pairs of a group) * (its longest side) is at most data.batch_tokens / groups.
 
-    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into fixed groups;
-    each epoch draws which groups form an update.
+    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into groups, of which
+    those that form an update are drawn.
     """
 
     alike = False
     room = 1.0  # of buckets, one group an update: groups do not change
 
-    def __init__(self, store: TokenStore, config: Data, seed: int, slots: Slots | None = None, *, groups: int):
-        super().__init__(store, config, seed, slots)
-        self._groups_per_update, self.key = groups, (groups,)
-        self._groups = functools.lru_cache(maxsize=2)(self._form_groups)
+    def __init__(self, config: Data, seed: int, lengths: Lengths, *, groups: int):
+        super().__init__(config, seed, lengths)
+        self._groups_per_update, self.key = groups, [groups]
 
-    def count(self, window: int) -> int:
-        return -(-len(self._groups(window)) // self._groups_per_update)
+    def count(self) -> int:
+        return -(-len(self._groups) // self._groups_per_update)
 
-    def cut(self, window: int, key: int, count: int) -> Pieces:
-        formed = self._groups(window)
-        groups = [formed[i] for i in permutation(len(formed), key)]
+    def cut(self, key: int, count: int) -> Pieces:
+        groups = [self._groups[i] for i in permutation(len(self._groups), key)]
         n = self._groups_per_update
         return [np.concatenate(groups[i : i + n]) for i in range(0, len(groups), n)]
 
-    def sizes(self, needed: Counter[Size], expected: Sequence[Size] = ()) -> list[Size]:
+    def sizes(self, needed: Counter[Size], expected: Sequence[Size] = (), longest: int = 0) -> list[Size]:
         """As in `BatchSampler`, but packed rows get a few sizes: real tokens differ from update to update."""
         if self.config.batching == "buckets":
-            return super().sizes(needed)
+            return super().sizes(needed, longest=longest)
         rows: Counter[int] = Counter()
         for (_, n), updates in needed.items():
             rows[n] += updates
@@ -57,12 +54,13 @@ class PaddedBatchSampler(BatchSampler):
             rows[math.ceil(_ROOM * max(rows))] += 1
         return [(self.config.pack_length, n) for n in levels(rows, _LEVELS)]
 
-    def _form_groups(self, window: int) -> list[np.ndarray]:
-        members = self.members(window)
-        members = members[permutation(len(members), key_of(self.seed, 6, window))]
-        members = members[np.lexsort((self.target_lengths[members], self.source_lengths[members]))]
-        starts = group_starts(self.longer_side(members), self.config.batch_tokens // self._groups_per_update)
-        return np.split(members, starts)
+    @functools.cached_property
+    def _groups(self) -> list[np.ndarray]:
+        source, target = self.lengths
+        order = permutation(len(source), key_of(self.seed, 6, 0))
+        order = order[np.lexsort((target[order], source[order]))]
+        starts = group_starts(self.lengths.longer[order], self.config.batch_tokens // self._groups_per_update)
+        return np.split(order, starts)
 
 
 def group_starts(lengths: np.ndarray, cap: int) -> list[int]:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.layouts import MakeStream, SlotsOf, Stream, Update
+from t2t_flax.data.batching.layouts import MakeStream, MakeWindows, Stream, Update, common_sizes
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.hooks import DataHook
 from t2t_flax.data.preprocess import Encode
@@ -77,7 +77,7 @@ class Turns:
 
     def __init__(self, streams: Sequence[Stream]):
         self._streams = streams
-        self.parts = [part for stream in streams for part in stream.parts]
+        self.sizes = common_sizes([stream.sizes for stream in streams])
         self.updates_per_epoch = streams[0].updates_per_epoch
         self._ends = np.cumsum([stream.updates_per_epoch for stream in streams])
 
@@ -93,9 +93,11 @@ class Turns:
 def take_turns(make: MakeStream) -> MakeStream:
     """Of the stores, each a stream of `make`."""
 
-    def make_turns(stores: Sequence[TokenStore], data: Data, seed: int, slots_of: SlotsOf | None = None) -> Stream:
+    def make_turns(
+        stores: Sequence[TokenStore], data: Data, seed: int, windows_of: MakeWindows | None = None
+    ) -> Stream:
         seeds = [key_of(seed, 8, number) if number else seed for number in range(len(stores))]
-        return Turns([make([store], data, of_store, slots_of) for store, of_store in zip(stores, seeds, strict=True)])
+        return Turns([make([store], data, of_store, windows_of) for store, of_store in zip(stores, seeds, strict=True)])
 
     return make_turns
 

@@ -7,14 +7,14 @@ from collections import Counter
 import hypothesis
 import numpy as np
 import pytest
-from helpers.configs import pairs_of, random_pairs, small_config, write_store
-from helpers.update_checks import CORPORA, Lengths, bimodal, check_sizes, check_updates, corpus
+from helpers.configs import random_pairs, small_config, write_store
+from helpers.update_checks import CORPORA, Lengths, bimodal, check_sizes, check_updates, corpus, pass_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
 from t2t_flax.config.overrides import check_combinations
-from t2t_flax.data.batching import batch_sampler, layouts
+from t2t_flax.data.batching import streams
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.layouts import plain_stream
 from t2t_flax.data.hooks import training_stream
@@ -64,22 +64,14 @@ def lengths():
 
 
 def test_epoch_contains_every_pair_once_in_fixed_groups(lengths):
-    plan = PaddedBatchSampler(lengths, Data(batch_tokens=800), 3, groups=2)
-    n = plan.updates_per_epoch
-    for epoch in range(2):
-        updates = [pairs_of(plan, epoch * n + k) for k in range(n)]
-        assert sorted(np.concatenate(updates).tolist()) == list(range(3000))
-        assert {plan.locate(epoch * n + k).epoch for k in range(n)} == {epoch}
-    first, second = ({tuple(sorted(pairs_of(plan, e * n + k).tolist())) for k in range(n)} for e in range(2))
+    batches = Batches(lengths, Data(batch_tokens=800, max_length=30, pack_length=30), seed=3, make_stream=padded(2))
+    epochs = [[batch.pairs.tolist() for batch in pass_of(batches, epoch)] for epoch in (0, 1)]
+    assert all(sorted(itertools.chain(*updates)) == list(range(3000)) for updates in epochs)
+    first, second = ({tuple(sorted(update)) for update in updates} for updates in epochs)
     assert first != second, "each epoch combines groups differently"
-    rebuilt = PaddedBatchSampler(lengths, Data(batch_tokens=800), 3, groups=2)
-    np.testing.assert_array_equal(pairs_of(rebuilt, n + 5), pairs_of(plan, n + 5))
     longer = np.maximum(*lengths.lengths)
-    one = PaddedBatchSampler(lengths, Data(batch_tokens=400), 3, groups=1)
-    groups = [
-        {frozenset(pairs_of(one, e * one.updates_per_epoch + k).tolist()) for k in range(one.updates_per_epoch)}
-        for e in (0, 1)
-    ]
+    one = Batches(lengths, Data(batch_tokens=400, max_length=30, pack_length=30), seed=3, make_stream=padded(1))
+    groups = [{frozenset(batch.pairs.tolist()) for batch in pass_of(one, epoch)} for epoch in (0, 1)]
     assert groups[0] == groups[1]
     assert all(len(g) * max(longer[i] for i in g) <= 400 for g in groups[0])
 
@@ -114,9 +106,8 @@ def test_impossible_groups_are_refused(keys, message):
 
 @pytest.fixture
 def small_windows(monkeypatch):
-    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 10**9)
-    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 200)
-    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 4)
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 200)
+    monkeypatch.setattr(streams, "WINDOW_UPDATES", 4)
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -137,7 +128,6 @@ def test_later_updates_with_other_lengths_keep_their_bounds(small_windows, group
 @pytest.mark.slow
 @pytest.mark.parametrize(("groups", "batching"), [(1, "packed"), (1, "buckets"), (2, "packed"), (8, "packed")])
 def test_three_epochs_of_large_corpora(monkeypatch, groups, batching):
-    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 10**9)
     kind = CORPORA[groups % len(CORPORA)]
     for pairs, tokens in ((29_000, max(4096, 512 * groups)), (200_000, 25_000)):
         config = Data(batch_tokens=tokens, batching=batching)
@@ -145,11 +135,10 @@ def test_three_epochs_of_large_corpora(monkeypatch, groups, batching):
 
 
 def test_counts_are_cached_for_each_number_of_groups(tmp_path, monkeypatch):
-    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 0)
     store, data = write_store(tmp_path / "store", random_pairs(600)), small_config(data=dict(batch_tokens=400)).data
     first = [Batches(store, data, seed=0, make_stream=make) for make in (plain_stream, padded(1), padded(2))]
     assert len(list(tmp_path.glob("store.plan-*.json"))) == len(first)
-    monkeypatch.setattr(PaddedBatchSampler, "count", lambda self, window: pytest.fail("counted again"))
+    monkeypatch.setattr(PaddedBatchSampler, "count", lambda self: pytest.fail("counted again"))
     again = Batches(store, data, seed=0, make_stream=padded(2))
     assert again.shapes == first[2].shapes and again.updates_per_epoch == first[2].updates_per_epoch
 
