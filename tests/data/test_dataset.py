@@ -12,7 +12,6 @@ from helpers.thread_groups import run_processes
 from helpers.writer_processes import PROCESSES, prepare_and_count_tokenizers, start
 
 from t2t_flax.data import dataset, preprocess
-from t2t_flax.data.batching import layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.token_store import VERIFIED
@@ -96,9 +95,7 @@ def test_failure_of_process_0_ends_the_others(tmp_path, monkeypatch):
     assert all("aborted" in str(error) for error in failed[1:])
 
 
-def test_every_process_opens_stores_whose_updates_are_cached(tmp_path, monkeypatch):
-    """The number of updates in each window is stored beside a large store, which all processes read."""
-    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 1)
+def test_every_process_opens_stores_whose_updates_are_planned(tmp_path):
     config = config_of()
 
     def updates(group):

@@ -303,6 +303,7 @@ class Layouts:
     def updates_per_epoch(self) -> int:
         a_pass = self.layouter.windows.a_pass
         sampled = math.ceil(a_pass) if a_pass <= _SHORT_PASS else bisect.bisect_left(self._ends, _SAMPLE) + 1
+        sampled = min(sampled, len(self._ends))
         return max(1, round(self._ends[sampled - 1] * a_pass / sampled))
 
     def of_windows(self, windows: Windows) -> "Layouts":

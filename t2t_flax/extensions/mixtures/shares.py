@@ -91,12 +91,14 @@ class Mixture:
         return tuple(sources)
 
     def describe(self) -> str:
-        """ "clean 1,000 pairs, 75.0% of an update (3 of its passes in one of bt); ..."."""
-        total, parts = sum(self.rates), []
+        """ "clean 1,000 pairs, 75.0% of an update, 1 time each in an epoch; ..."."""
+        parts = []
         for name, source, rate in zip(self.names, self.sources, self.rates, strict=True):
-            passes = rate / source.stream.count / self.a_pass**-1
-            share = f"{float(rate / total):.1%} ({float(passes):.2f} times each in an epoch)" if rate else "not used"
-            parts.append(f"{name} {source.stream.count:,} pairs, {share}")
+            times = f"{float(rate * self.a_pass / source.stream.count):.3g}"
+            share = (
+                f"{float(rate / sum(self.rates)):.1%} of an update, {times} time{'s' * (times != '1')} each in an epoch"
+            )
+            parts.append(f"{name} {source.stream.count:,} pairs, {share if rate else 'not used'}")
         return "; ".join(parts)
 
 
@@ -127,12 +129,12 @@ def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[t
 def _shares(
     names: Sequence[str], pairs: Sequence[int], weights: dict[str, float] | None, temperature: float
 ) -> list[Fraction]:
-    """The share of each source in the pairs of an update, in proportion to the largest."""
+    """The shares of the sources in the pairs of an update, in proportion."""
     sizes = [
         count ** (1 / temperature) if weights is None else weights.get(name, 0.0)
         for name, count in zip(names, pairs, strict=True)
     ]
-    return [Fraction(f"{size / max(sizes):.9g}") for size in sizes]
+    return [Fraction(f"{size:.9g}") for size in sizes]
 
 
 def _mixture(

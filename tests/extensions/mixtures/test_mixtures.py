@@ -1,4 +1,4 @@
-"""Several training sources in proportion: batch k stays a function of (config, k), and no pair is left out."""
+"""Several training sources in proportion: batch k stays a function of (config, k), and pairs are seen equally often."""
 
 import dataclasses
 from collections import Counter
@@ -6,6 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 from helpers.configs import DATA, random_pairs, write_store
+from helpers.update_checks import Lengths, pass_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_shares
 from t2t_flax.extensions.mixtures.hook import FirstPairs
-from t2t_flax.extensions.mixtures.shares import Mixture, mixtures
+from t2t_flax.extensions.mixtures.shares import mixtures
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -49,72 +50,105 @@ def sources_of(batch) -> Counter:
     return Counter("clean" if pair < 30 else "bt" for pair in batch.pairs)
 
 
-def an_epoch(batches) -> list:
-    return [batches.batch(k) for k in range(batches.updates_per_epoch)]
+def mixtures_of(store, config) -> list:
+    return mixtures(store, config, config.data, 0)
+
+
+def visits_of(mixture, windows) -> Counter:
+    return Counter(np.concatenate([mixture.visits(window).pairs for window in range(windows)]).tolist())
 
 
 @given(
-    pairs=st.lists(st.integers(1, 50), min_size=1, max_size=5),
-    shares=st.lists(st.floats(0.2, 5), min_size=5, max_size=5),
+    pairs=st.lists(st.integers(1, 50), min_size=2, max_size=5),
+    shares=st.lists(st.floats(0.05, 5), min_size=5, max_size=5),
+    temperature=st.sampled_from([None, 1.5, 5.0, 1e6]),
+    windows=st.integers(1, 4),
 )
 @settings(max_examples=200, deadline=None)
-def test_every_pair_is_in_an_epoch_and_shares_are_kept(pairs, shares):
+def test_pairs_of_a_source_are_seen_equally_often_and_shares_are_kept(pairs, shares, temperature, windows):
     names = [f"s{i}" for i in range(len(pairs))]
     weights = dict(zip(names, shares, strict=False))
-    config = config_of(
-        train="; ".join(f"{name}=x.tsv" for name in names),
-        shares=", ".join(f"{name}={weight}" for name, weight in weights.items()),
-    )
+    keys = dict(temperature=temperature)
+    if temperature is None:
+        keys = dict(shares=", ".join(f"{name}={weight}" for name, weight in weights.items()))
+    else:
+        weights = {name: count ** (1 / temperature) for name, count in zip(names, pairs, strict=True)}
+    config = config_of(train="; ".join(f"{name}=x.tsv" for name in names), **keys)
 
     class Store:
-        pairs_of_sources = pairs
+        pairs_of_sources, num_pairs, mean_length = pairs, sum(pairs), 10.0
 
-    try:
-        ((_, mixture),) = mixtures(Store, config)
-    except UserError as error:
-        assert "Raise its share" in str(error)
-        return
-    if mixture is None:
-        return
-    drawn = Counter(mixture.pairs_at(np.arange(mixture.size)).tolist())
-    assert sorted(drawn) == list(range(sum(pairs)))
+    ((_, mixture),) = mixtures_of(Store, config)
+    drawn = visits_of(mixture, windows)
     source = np.repeat(np.arange(len(pairs)), pairs)
-    counts = [sum(drawn[pair] for pair in np.flatnonzero(source == i)) for i in range(len(pairs))]
     total = sum(weights.values())
-    assert counts == mixture.slots.tolist()
     for i, name in enumerate(names):
-        assert counts[i] == pytest.approx(weights[name] / total * mixture.size, abs=len(pairs) + 1)
         of_source = [drawn[pair] for pair in np.flatnonzero(source == i)]
-        assert max(of_source) - min(of_source) <= 1, "the pairs of a source occur equally often"
+        assert max(of_source) - min(of_source) <= 1, "the pairs of a source are seen equally often"
+        assert sum(of_source) == pytest.approx(weights[name] / total * drawn.total(), abs=len(pairs) + 1)
+
+
+@given(
+    pairs=st.lists(st.integers(1, 60), min_size=2, max_size=3),
+    weights=st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=2, max_size=4),
+    lengths=st.lists(st.integers(1, 25), min_size=4, max_size=4),
+    seed=st.integers(0, 3),
+)
+@settings(max_examples=50, deadline=None)
+def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed):
+    """Together with what is left for a next phase, the visits of two pairs of a source differ by at most one."""
+    names = [f"s{i}" for i in range(len(pairs))]
+    of_phases = [", ".join(f"{n}={w}" for n, w in zip(names, one, strict=False) if w) for one in weights]
+    of_phases = [one or f"{names[0]}=1" for one in of_phases]
+    starts = np.cumsum([0, *lengths])[: len(of_phases)]
+    shares = "; ".join(f"{start}: {one}" if start else one for start, one in zip(starts, of_phases, strict=True))
+    store = Lengths(*np.random.default_rng(seed).integers(2, 20, (2, sum(pairs))))
+    store.pairs_of_sources = pairs
+    config = config_of(train="; ".join(f"{name}=x.tsv" for name in names), shares=shares)
+    batches = Batches(store, config.data, seed=seed, make_stream=training_stream(config))
+    seen = np.zeros(sum(pairs), int)
+    ends = np.cumsum(pairs)
+    for k in range(int(starts[-1]) + 20):
+        batch = batches.batch(k)
+        assert batch.shape in batches.shapes
+        np.add.at(seen, batch.pairs, 1)
+        phase = int(np.searchsorted(starts, k, side="right")) - 1
+        used = {names[i] for i in np.searchsorted(ends, batch.pairs, side="right")}
+        assert used <= {part.split("=")[0].strip() for part in of_phases[phase].split(",")}
+    last = batches.stream._phase(len(starts) - 1)
+    windows = last.layouter.windows
+    window, trained = last.locate(k + 1 - int(starts[-1]))
+    left = windows.visits(window).at(last.window(window).visits_from(trained))
+    for source in windows.after(window + 1, left):
+        np.add.at(seen, source.left.pairs, 1)
+    for first, end in zip(ends - pairs, ends, strict=True):
+        assert np.ptp(seen[first:end]) <= 1
 
 
 def test_updates_have_the_shares_of_the_mixture(store):
     batches = batches_of(store, shares="clean=3, bt=1")
-    total = sum((sources_of(batch) for batch in an_epoch(batches)), Counter())
-    assert total == {"clean": 270, "bt": 90}
-    drawn = Counter(np.concatenate([batch.pairs for batch in an_epoch(batches)]).tolist())
-    assert {drawn[pair] for pair in range(30)} == {9} and {drawn[pair] for pair in range(30, 120)} == {1}
+    windows = batches.stream._phase(0).layouter.windows
+    total = sum((sources_of(batch) for batch in pass_of(batches, 0)), Counter())
+    assert windows.rates[0] == 3 * windows.rates[1] and total == dict(clean=windows.rates[0], bt=int(windows.rates[1]))
 
 
 def test_sources_without_a_share_are_left_out(store):
     batches = batches_of(store, shares="clean=1")
-    assert sum((sources_of(batch) for batch in an_epoch(batches)), Counter()) == {"clean": 30}
+    assert sum((sources_of(batch) for batch in pass_of(batches, 0)), Counter()) == {"clean": 30}
 
 
 def test_shares_by_size_are_the_joined_corpus(store):
-    """Named sources without a mixture give, batch for batch, what one file of all pairs gives."""
-    named, plain = batches_of(store, seed=5), Batches(store, DATA, seed=5)
+    """Named sources without shares give, batch for batch, what one file of all pairs gives."""
+    named, plain = batches_of(store, seed=5, tags="bt=<bt>"), Batches(store, DATA, seed=5)
     for k in range(2 * plain.updates_per_epoch):
         np.testing.assert_array_equal(named.batch(k).pairs, plain.batch(k).pairs)
 
 
 def test_temperature_evens_out_the_sizes(store):
-    sizes = {}
-    for temperature in (None, 1.0, 2.0, 1e6):
-        ((_, mixture),) = mixtures(store, config_of(temperature=temperature))
-        sizes[temperature] = mixture and mixture.slots.tolist()
-    assert sizes[None] is sizes[1.0] is None
-    assert sizes[2.0] == [round(90 * 30**0.5 / 90**0.5), 90] and sizes[1e6] == [90, 90]
+    assert mixtures_of(store, config_of()) is mixtures_of(store, config_of(temperature=1.0)) is None
+    for temperature, ratio in ((2.0, 3**0.5), (1e6, 1.0)):
+        ((_, mixture),) = mixtures_of(store, config_of(temperature=temperature))
+        assert float(mixture.rates[1] / mixture.rates[0]) == pytest.approx(ratio, rel=1e-5)
 
 
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
@@ -173,11 +207,6 @@ def test_epochs_cannot_be_counted_while_their_length_changes():
         resolve(override(default_config(), keys))
 
 
-def test_too_small_a_share_is_refused_with_what_to_do(store):
-    with pytest.raises(UserError, match=r"so small a share of bt.*--config.mixtures.limits=bt=N"):
-        mixtures(store, config_of(shares="clean=1000, bt=1"))
-
-
 def test_phases_are_parsed_in_order():
     phases = parse_shares(config_of(shares="clean=3, bt=0.5 ; 20000: clean=1"))
     assert phases == [(0, {"clean": 3.0, "bt": 0.5}), (20000, {"clean": 1.0})]
@@ -221,10 +250,10 @@ def test_content_decides_the_fingerprint(text):
     assert fingerprint(text("a"), TaggedSource(text("b"), "<bt>")) == both, "the tag is part of the store's recipe"
 
 
-def test_describe_says_how_often_pairs_occur():
-    mixture = Mixture(("clean", "bt"), np.array([0, 30]), np.array([30, 90]), np.array([270, 90]))
+def test_describe_says_how_often_pairs_occur(store):
+    ((_, mixture),) = mixtures_of(store, config_of(shares="clean=3, bt=1"))
     assert mixture.describe() == (
-        "clean 30 pairs, 75.0% of an epoch (9.00 times each); bt 90 pairs, 25.0% of an epoch (1.00 times each)"
+        "clean 30 pairs, 75.0% of an update, 1 time each in an epoch; bt 90 pairs, 25.0% of an update, 0.111 times each in an epoch"
     )
 
 
@@ -244,7 +273,7 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     config = resolve(override(default_config(), keys))
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
     assert corpus.train.pairs_of_sources == [20, 9]
-    shown = "mixture from update 0: clean 20 pairs, 50.0% of an epoch (1.00 times each); bt 9 pairs"
+    shown = "mixture from update 0: clean 20 pairs, 50.0% of an update, 1 time each in an epoch; bt 9 pairs"
     assert shown in corpus.describe_train(config)
     assert JoinedSource("x", [text("a"), text("b")]).count is None
     summary = describe(config)
@@ -255,7 +284,7 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
 
 def test_a_store_of_other_sources_is_refused(store):
     with pytest.raises(UserError, match="has 3 sources, but the token store .* was written from 2"):
-        mixtures(store, config_of(train="a=a.tsv; b=b.tsv; c=c.tsv"))
+        mixtures_of(store, config_of(train="a=a.tsv; b=b.tsv; c=c.tsv", shares="a=1"))
 
 
 def test_every_source_is_opened_before_work_begins(text, tmp_path):

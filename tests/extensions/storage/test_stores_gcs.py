@@ -143,20 +143,24 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
     corpora = run_processes(3, lambda group: prepare_corpus(task_of(config), "gs://bucket/run", group=group))
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
     assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
-    names = {name.partition("/")[0] + "/" + name.rpartition("/")[2] for name in gcs.names() if "/train-" in name}
+    names = {
+        name.partition("/")[0] + "/" + name.rpartition("/")[2]
+        for name in gcs.names()
+        if "/train-" in name and ".plan-" not in name
+    }
     assert names == {f"cache/{name}" for name in [*FILES, "meta.json"]}
 
 
-def test_update_counts_are_cached_in_the_bucket(gcs, source, tokenizers, monkeypatch):
+def test_plans_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from helpers.configs import DATA
 
-    from t2t_flax.data.batching import batch_sampler, layouts
+    from t2t_flax.data.batching import streams
+    from t2t_flax.data.batching.layouts import Layouter
 
-    monkeypatch.setattr(batch_sampler, "WINDOW_PAIRS", 20)
-    monkeypatch.setattr(batch_sampler, "WINDOW_UPDATES", 1)
-    monkeypatch.setattr(layouts, "MIN_CACHED_PAIRS", 0)
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 20)
+    monkeypatch.setattr(streams, "WINDOW_UPDATES", 1)
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
     first = Batches(store, DATA, seed=0)
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
-    monkeypatch.setattr(layouts.Layouts, "_count", None)
+    monkeypatch.setattr(Layouter, "sample", None)
     assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch
