@@ -23,9 +23,9 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class SourceForm:
-    """A way to name a corpus in data.train, data.valid and data.test. shown: as messages show it. module: has `open_spec` and
-    `files_of`, as `t2t_flax.data.sources.text`. A spec has this form if it begins with `prefix:`, or names one file that ends
-    in one of `suffixes`, before that of a compression. The form of several file names needs neither.
+    """A way to name a corpus in data.train, data.valid and data.test. shown: as messages show it. module: has `open_spec`, as
+    `t2t_flax.data.sources.text`. A spec has this form if it begins with `prefix:`, or names one file that ends in one of
+    `suffixes`, before that of a compression; columns may follow after a colon. The form of several file names needs neither.
     """
 
     shown: str
@@ -108,8 +108,8 @@ SOURCES = Table(
         ),
         "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
         "text": SourceForm(
-            "'SRC,TGT' (two text files, plain or .gz, .xz, .zst), 'SRC,REF1,REF2' (several references, for validation and test "
-            "text)",
+            "'SRC,TGT' (two text files, or patterns such as train.*.en,train.*.de; plain or .gz, .bz2, .xz, .zst), "
+            "'SRC,REF1,REF2' (several references, for validation and test text)",
             "t2t_flax.data.sources.text",
         ),
     }

@@ -27,8 +27,8 @@ class Data:
     )
     train: str = key(
         "",
-        "training pairs: 'SRC,TGT' files (plain or .gz, .xz, .zst), 'tfds:NAME:SPLIT', 'toy:SPLIT', or a form of an extension; "
-        "several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        "training pairs: 'SRC,TGT' files (plain or .gz, .bz2, .xz, .zst), 'tfds:NAME:SPLIT', 'toy:SPLIT', or a form of an "
+        "extension; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
     valid: str = mutable_key(
         "",

@@ -14,7 +14,7 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import JoinedSource, Source, TaggedSource, files_of, open_source
+from t2t_flax.data.sources import JoinedSource, Source, TaggedSource, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -160,13 +160,6 @@ def test_unknown_source_form_error_lists_every_form(tmp_path):
     with pytest.raises(UserError) as error:
         open_en_de("opus:wmt14", tmp_path)
     assert all(form.shown in str(error.value) for form in registry.SOURCES.values())
-
-
-def test_files_of_a_source_spec():
-    specs = {"a.en, a.de": ["a.en", "a.de"], "t.tsv": ["t.tsv"], "jsonl:x/t": ["x/t"], "t.jsonl.gz": ["t.jsonl.gz"]}
-    specs |= {"hf:data/set:train": ["data/set"], "hf:set": ["set"], "hf:gs://b/set": ["gs://b/set"]}
-    specs |= {"toy:train:9": [], "tfds:wmt14_translate/de-en:train": [], "trees.mrg": ["trees.mrg"]}
-    assert {spec: files_of(spec) for spec in specs} == specs
 
 
 def test_documented_source_works(monkeypatch, tmp_path):

@@ -7,6 +7,7 @@ import dataclasses
 import hashlib
 import importlib
 import itertools
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -18,6 +19,7 @@ from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
 
+_FILE = re.compile(r"(?:\w+://)?[^:]*")
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 Row = tuple[str, ...] | str
 """Source, target and further references of a pair; or the reason for which its source drops it."""
@@ -147,10 +149,10 @@ class JoinedSource(Source):
     @property
     def count(self):  # type: ignore[override]
         """The sum of the parts' counts; None until all are known."""
-        return _sum(part.count for part in self._parts)
+        return total(part.count for part in self._parts)
 
     def expected_count(self):
-        return _sum(part.expected_count() for part in self._parts)
+        return total(part.expected_count() for part in self._parts)
 
     @property
     def reasons(self):  # type: ignore[override]
@@ -166,7 +168,8 @@ class JoinedSource(Source):
         return sha256_of(*(part.fingerprint() for part in self._parts))
 
 
-def _sum(counts: Iterable[int | None]) -> int | None:
+def total(counts: Iterable[int | None]) -> int | None:
+    """The sum; None if a count is not known."""
     known = [*counts]
     return None if None in known else sum(filter(None, known))
 
@@ -238,22 +241,16 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     module = _module_of(spec)
     if module is None:
         forms = ", ".join(form.shown for form in SOURCES.values())
-        suffix = _uncompressed(spec).rpartition(".")[2]
+        suffix = _uncompressed(file_part(spec)).rpartition(".")[2]
         absent = absent_extension("sources", _prefix(spec)) or absent_extension("sources", suffix)
         raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
 
-def files_of(spec: str) -> list[str]:
-    """The files that `spec` names; without a known form, its comma-separated parts."""
-    module = _module_of(spec)
-    return module.files_of(spec) if module else spec.split(",")
-
-
 def _module_of(spec: str) -> Any:
     """The module of the form that a spec has; None if it has none."""
     load_extensions()
-    name = _uncompressed(spec)
+    name = _uncompressed(file_part(spec))
     for form in SOURCES.values():
         if form.prefix and _prefix(spec) == form.prefix or "," not in name and name.endswith(form.suffixes or ("\0",)):
             return importlib.import_module(form.module)
@@ -264,6 +261,11 @@ def _module_of(spec: str) -> Any:
 def _uncompressed(spec: str) -> str:
     name = spec.strip()
     return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
+
+
+def file_part(spec: str) -> str:
+    """What stands before a colon, that of gs:// apart: the files of which the rest names columns."""
+    return _FILE.match(spec.strip())[0]  # type: ignore[index]  # it matches everything
 
 
 def _prefix(spec: str) -> str:

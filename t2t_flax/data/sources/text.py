@@ -1,13 +1,12 @@
-"""Text files as sources: 'SRC,TGT' with one sentence a line, plain or compressed (.gz, .xz, .zst)."""
+"""Text files as sources: 'SRC,TGT' with one sentence a line, plain or compressed (.gz, .bz2, .xz, .zst)."""
 
+import bz2
 import codecs
 import contextlib
-import glob
 import gzip
 import io
 import itertools
 import lzma
-import os
 import zlib
 from collections.abc import Iterator
 from typing import IO, Any
@@ -16,11 +15,12 @@ from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
+from t2t_flax.data.sources.files import open_files
 from t2t_flax.errors import UserError, require
 from t2t_flax.filesystem import is_transient
 
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-"""What reading damaged data raises; of .zst an OSError without a number (`_is_damage`)."""
+"""What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`_is_damage`)."""
 
 
 class TextSource(Source):
@@ -59,29 +59,9 @@ class TextSource(Source):
         return ", ".join(f"{path} line {i + 1}" for path in self.files)
 
 
-def open_spec(spec: str, context: Context) -> TextSource:
-    """Opens the files. Raises UserError if one of them is missing or cannot be read twice."""
-    return TextSource(spec, *(existing_file(name, context) for name in files_of(spec)))
-
-
-def files_of(spec: str) -> list[str]:
-    """The files that a spec names."""
-    return [name.strip() for name in spec.split(",")]
-
-
-def existing_file(name: str, context: Context) -> epath.Path:
-    """The path of a file named in a spec. Raises UserError if it is not a file that can be read repeatedly."""
-    path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
-    if not path.exists():
-        relative = not (context.root or path.is_absolute())
-        hint = f" (relative to {os.getcwd()}; config.data.root is empty)" if relative else ""
-        for path_with_name in glob.glob(f"*={glob.escape(name.partition('/')[0])}", root_dir=context.root or "."):
-            hint += f". What stands before = is the name of a source: write ./{path_with_name} for a path"
-        raise UserError(f"{context.label}: there is no file {path}{hint}")
-    if path.is_dir():
-        raise UserError(f"{context.label}: {path} is a folder; name a file in it")
-    check_rereadable(path, context.label)
-    return path
+def open_spec(spec: str, context: Context) -> Source:
+    """Opens the files, of patterns those that match. Raises UserError if one is missing or has no partner."""
+    return open_files(spec, [name.strip() for name in spec.split(",")], context, TextSource)
 
 
 def lines(path: epath.Path) -> Iterator[str]:
@@ -115,14 +95,6 @@ def lines(path: epath.Path) -> Iterator[str]:
         ) from None
 
 
-def check_rereadable(path: epath.Path, label: str) -> None:
-    """Raises UserError for a pipe or a device, which can be read only once."""
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise UserError(
-            f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
-        )
-
-
 @contextlib.contextmanager
 def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
     """The uncompressed bytes of a file, streamed."""
@@ -133,6 +105,8 @@ def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
 def _decompressed(raw: IO[bytes], suffix: str) -> Any:
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=raw)
+    if suffix == ".bz2":
+        return bz2.open(raw)
     if suffix == ".xz":
         return lzma.open(raw)
     if suffix == ".zst":
@@ -145,6 +119,7 @@ def _decompressed(raw: IO[bytes], suffix: str) -> Any:
 
 def _is_damage(error: Exception, path: epath.Path) -> bool:
     """Whether an error of reading is that of damaged data, not of the disk or the network."""
-    if path.suffix == ".zst":
-        return isinstance(error, OSError) and error.errno is None and not is_transient(error)
-    return isinstance(error, _DAMAGED)
+    if isinstance(error, _DAMAGED):
+        return True
+    unnumbered = isinstance(error, OSError) and error.errno is None
+    return path.suffix in (".bz2", ".zst") and unnumbered and not is_transient(error)

@@ -73,11 +73,6 @@ def open_spec(spec: str, context: Context) -> TfdsSource:
     return TfdsSource(spec, context.languages, data_dir=context.root, label=context.label)
 
 
-def files_of(spec: str) -> list[str]:
-    """None: TFDS keeps the files."""
-    return []
-
-
 def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:
     """Records skip .. skip + take - 1 of an ArrayRecord file."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource

@@ -68,8 +68,3 @@ def open_spec(spec: str, context: Context) -> ToySource:
         )
     swapped = languages[0] == "de"
     return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped)
-
-
-def files_of(spec: str) -> list[str]:
-    """None: the corpus is part of the package."""
-    return []

@@ -95,12 +95,18 @@ class Filters:
 _HERE = "t2t_flax.extensions.corpora"
 SOURCES.add(
     "tsv",
-    SourceForm("'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target)", f"{_HERE}.tsv", suffixes=(".tsv",)),
+    SourceForm(
+        "'FILE.tsv', 'FILE.tsv.gz' ... (source TAB target), 'tsv:FILE:3,4:5>=0.7' (columns, and a limit of another)",
+        f"{_HERE}.tsv",
+        prefix="tsv",
+        suffixes=(".tsv",),
+    ),
 )
 SOURCES.add(
     "jsonl",
     SourceForm(
-        "'FILE.jsonl', 'FILE.jsonl.gz' ... or 'jsonl:FILE' (an object a line, with language keys)",
+        "'FILE.jsonl', 'FILE.jsonl.gz' ... or 'jsonl:FILE' (an object a line, with language keys), "
+        "'FILE.jsonl:src,tgt:score>=0.7'",
         f"{_HERE}.jsonl",
         prefix="jsonl",
         suffixes=(".jsonl",),
@@ -109,7 +115,7 @@ SOURCES.add(
 SOURCES.add(
     "parquet",
     SourceForm(
-        "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language)",
+        "'FILE.parquet' or 'parquet:data/train-*.parquet' (a column for each language), 'FILE.parquet:src,tgt:score>=0.7'",
         f"{_HERE}.parquet",
         prefix="parquet",
         suffixes=(".parquet",),

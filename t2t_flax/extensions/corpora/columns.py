@@ -1,73 +1,105 @@
-"""Pairs of texts in Arrow tables, which Parquet files and saved datasets hold: a column for each language.
+"""Columns of tables: 'FILE:SOURCE,TARGET:SCORE>=0.7', for tab-separated, JSON-lines and Parquet files.
 
-The columns are config.data.source_language and config.data.target_language. They may also be the fields of a column
-"translation", as in Hugging Face's translation datasets.
+The part after the first colon names the columns of the texts, that after the second one limits of others, separated by commas. A
+pair beyond a limit is dropped, counted and listed like those that filters drop.
 """
 
-from collections.abc import Iterator
-from typing import Any
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
-from etils import epath
+from t2t_flax.data.sources import Context
+from t2t_flax.errors import UserError
 
-from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import is_transient
+SCORE = "score"
+REASONS = {SCORE: "with a score beyond its limit"}
+FORM = "FILE:SOURCE,TARGET or FILE:SOURCE,TARGET:SCORE>=0.7,OTHER<=3"
+_SPEC = re.compile(r"(?P<file>(?:\w+://)?[^:]*)(?::(?P<texts>[^:]*)(?::(?P<limits>.*))?)?")
+_LIMIT = re.compile(r"\s*(?P<column>[^<>=]+?)\s*(?P<sign>[<>]=)\s*(?P<number>\S+)\s*")
 
-ROWS = 10_000
-"""Rows turned into Python objects at a time."""
-_NESTED = "translation"
+
+class Limit(NamedTuple):
+    """The numbers of a column from `least` to `most`."""
+
+    column: str
+    least: float
+    most: float
 
 
-def text_columns(schema: Any, languages: tuple[str, str], path: epath.Path) -> list[str]:
-    """The columns to read of a `pyarrow.Schema`. Raises UserError if it has neither form."""
-    import pyarrow
+@dataclass(frozen=True)
+class Columns:
+    """texts: the columns of source and target. limits: of others, beyond which a pair is dropped."""
 
-    if all(language in schema.names for language in languages):
-        return list(languages)
-    nested = schema.field(_NESTED).type if _NESTED in schema.names else None
-    fields = [field.name for field in nested] if nested is not None and pyarrow.types.is_struct(nested) else []
-    if all(language in fields for language in languages):
-        return [f"{_NESTED}.{language}" for language in languages]
-    source, target = languages
-    raise UserError(
-        f"{path} has the columns {', '.join(schema.names)}: expected {source} and {target} (config.data.source_language and "
-        f"config.data.target_language), or {_NESTED} with both"
+    texts: tuple[str, str]
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def names(self) -> list[str]:
+        """All columns that are read."""
+        return list(dict.fromkeys([*self.texts, *(limit.column for limit in self.limits)]))
+
+    @property
+    def reasons(self) -> Mapping[str, str]:
+        """As of a `Source`."""
+        return REASONS if self.limits else {}
+
+    def keeps(self, scores: list[Any], where: Callable[[int], str], i: int) -> bool:
+        """Whether the numbers of pair i, or texts of numbers, are within the limits. Raises UserError for one that is no number,
+        with its place.
+        """
+        for limit, score in zip(self.limits, scores, strict=True):
+            try:
+                number = math.nan if isinstance(score, bool) else float(score)
+            except (TypeError, ValueError):
+                number = math.nan
+            if math.isnan(number):
+                raise UserError(f"{where(i)}: expected a number in column {limit.column}, found {score!r}")
+            if not limit.least <= number <= limit.most:
+                return False
+        return True
+
+
+def parse_columns(spec: str, context: Context) -> tuple[str, Columns | None]:
+    """(the file or pattern, its columns if they are named) of a spec without a prefix. Raises UserError for another form."""
+    match = _SPEC.fullmatch(spec.strip())
+    assert match  # the last part takes anything
+    if match["texts"] is None:
+        return match["file"].strip(), None
+    texts = tuple(map(str.strip, match["texts"].split(",")))
+    if len(texts) != 2 or not all(texts):
+        raise UserError(f"{context.label}: {match['texts']!r} does not name two columns; expected {FORM}")
+    limits = (
+        [_limit(text, context) for text in (match["limits"] or "").split(",")] if match["limits"] is not None else []
     )
+    return match["file"].strip(), Columns(texts, tuple(limits))
 
 
-def read_pairs(batches: Iterator[Any], languages: tuple[str, str], path: epath.Path) -> Iterator[tuple[str, ...]]:
-    """The pairs of a file's record batches, which have the columns of `text_columns`. Raises UserError for damaged data and for
-    a row without both texts.
-    """
-    row = 0
-    while (batch := _next_batch(batches, path, row)) is not None:
-        for start in range(0, batch.num_rows, ROWS):
-            for item in batch.slice(start, ROWS).to_pylist():
-                item = item.get(_NESTED, item) or {}
-                texts = [item.get(language) for language in languages]
-                if not all(isinstance(text, str) for text in texts):
-                    raise UserError(f"{path} row {row + 1}: expected a text for each language, found {texts}")
-                yield tuple(texts)
-                row += 1
-
-
-def is_damage(error: Exception) -> bool:
-    """Whether an error of pyarrow is that of damaged data, not of the disk or the network. A damaged size asks for too much
-    memory.
-    """
-    return not isinstance(error, OSError) or error.errno is None and not is_transient(error)
-
-
-def _next_batch(batches: Iterator[Any], path: epath.Path, row: int) -> Any:
-    """The next batch, None at the end. Raises UserError for damaged data after `row` rows."""
-    import pyarrow
-
+def _limit(text: str, context: Context) -> Limit:
+    match = _LIMIT.fullmatch(text)
     try:
-        batch = next(batches, None)
-        if batch is not None:
-            batch.validate(full=True)  # invalid UTF-8, and text outside its buffer, which pyarrow would read
-        return batch
-    except (pyarrow.ArrowException, OSError, MemoryError) as error:
-        if not is_damage(error):
-            raise
-        message = first_line(error)
-        raise UserError(f"{path}: damaged data after row {row} ({message}); download or copy the file again") from None
+        number = float(match["number"]) if match else math.nan
+    except ValueError:
+        number = math.nan
+    if match is None or not math.isfinite(number):
+        raise UserError(
+            f"{context.label}: {text!r} is not of the form COLUMN>=NUMBER or COLUMN<=NUMBER; expected {FORM}, in quotes, since a "
+            "shell takes > and < for itself"
+        )
+    least, most = (number, math.inf) if match["sign"] == ">=" else (-math.inf, number)
+    return Limit(match["column"], least, most)
+
+
+def value_at(item: Any, column: str) -> Any:
+    """What a column of a row of objects and lists holds: its whole name is a key, or the parts between dots lead to it; None if
+    nothing does.
+    """
+    if isinstance(item, dict) and column in item:
+        return item[column]
+    first, dot, rest = column.partition(".")
+    if isinstance(item, list) and first.isdecimal() and int(first) < len(item):
+        found = item[int(first)]
+    else:
+        found = item.get(first) if isinstance(item, dict) and dot else None
+    return value_at(found, rest) if dot else found

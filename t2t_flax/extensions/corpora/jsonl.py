@@ -1,28 +1,32 @@
 """JSON lines as a source: 'FILE.jsonl' or 'jsonl:FILE', an object on each line with a text for each language.
 
 The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de": "Ein Haus."}`. The
-object may also lie under "translation", as in Hugging Face's translation datasets; other keys are ignored.
+object may also lie under "translation", as in Hugging Face's translation datasets. Other keys, or ones within objects such as
+"text.en", are named as columns (`columns`).
 """
 
 from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import existing_file, lines
+from t2t_flax.data.sources.files import open_files
+from t2t_flax.data.sources.text import lines
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora.columns import SCORE, Columns, parse_columns, value_at
 from t2t_flax.json_file import parse_json
 
 _PREFIX = "jsonl"
 
 
 class JsonLinesSource(Source):
-    """The pairs of one file, plain or compressed."""
+    """The pairs of one file, plain or compressed. columns: None = the languages."""
 
     pair_a_line = True
 
-    def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str]):
+    def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None):
         super().__init__(spec, files=[path])
-        self._path, self._languages = path, languages
+        self._path, self._columns, self._named = path, columns or Columns(languages), columns is not None
+        self.reasons = self._columns.reasons
 
     def read(self):
         for i, line in enumerate(lines(self._path)):
@@ -30,30 +34,24 @@ class JsonLinesSource(Source):
                 item = parse_json(line)
             except ValueError as error:
                 raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
-            if isinstance(item, dict):
+            if isinstance(item, dict) and not self._named:
                 item = item.get("translation", item)
-            texts = [item.get(language) if isinstance(item, dict) else None for language in self._languages]
+            texts = [value_at(item, name) for name in self._columns.texts]
             if not all(isinstance(text, str) for text in texts):
-                source, target = self._languages
-                raise UserError(
-                    f'{self.where(i)}: expected an object with texts under "{source}" and "{target}" '
-                    "(config.data.source_language and config.data.target_language)"
-                )
-            yield tuple(texts)
+                source, target = self._columns.texts
+                keys = "" if self._named else " (config.data.source_language and config.data.target_language)"
+                raise UserError(f'{self.where(i)}: expected an object with texts under "{source}" and "{target}"{keys}')
+            scores = [value_at(item, limit.column) for limit in self._columns.limits]
+            yield tuple(texts) if self._columns.keeps(scores, self.where, i) else SCORE
 
     def fingerprint(self):
-        parts = [_PREFIX, *self._languages, file_sha256(self._path)]
-        return sha256_of(*parts)
+        return sha256_of(_PREFIX, str(self._columns), str(self._named), file_sha256(self._path))
 
     def where(self, i):
         return f"{self._path} line {i + 1}"
 
 
-def files_of(spec: str) -> list[str]:
-    """The files that a spec names."""
-    return [spec.removeprefix(f"{_PREFIX}:").strip()]
-
-
-def open_spec(spec: str, context: Context) -> JsonLinesSource:
-    """Opens the corpus. Raises UserError if it cannot be read."""
-    return JsonLinesSource(spec, existing_file(*files_of(spec), context), context.languages)
+def open_spec(spec: str, context: Context) -> Source:
+    """Opens the file, or those that match. Raises UserError if there is none."""
+    pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
+    return open_files(spec, [pattern], context, lambda of, path: JsonLinesSource(of, path, context.languages, columns))

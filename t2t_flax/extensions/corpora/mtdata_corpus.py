@@ -182,8 +182,3 @@ def open_spec(spec: str, context: Context) -> MtdataSource:
             "to that folder."
         ) from None
     return MtdataSource(spec, entry, paths, files, swap)
-
-
-def files_of(spec: str) -> list[str]:
-    """None: mtdata keeps the files."""
-    return []

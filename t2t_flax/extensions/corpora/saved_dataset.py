@@ -1,6 +1,6 @@
 """Datasets that Hugging Face's `datasets` saved by `save_to_disk`: 'hf:FOLDER', or 'hf:FOLDER:SPLIT' where it has splits.
 
-The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of `columns.text_columns`.
+The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of `arrow.language_columns`.
 """
 
 from collections.abc import Sequence
@@ -11,7 +11,7 @@ from etils import epath
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, first_line, require
-from t2t_flax.extensions.corpora.columns import is_damage, read_pairs, text_columns
+from t2t_flax.extensions.corpora.arrow import is_damage, language_columns, read_pairs
 from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
@@ -30,22 +30,19 @@ class SavedDatasetSource(Source):
         self._folder, self._paths, self._languages = folder, tuple(paths), languages
         for path in paths:
             with path.open("rb") as file:
-                self._columns(_stream(file, path), path)
+                language_columns(_stream(file, path).schema, languages, path)
 
     def read(self):
         for path in self._paths:
             with path.open("rb") as file:
                 stream = _stream(file, path)
-                columns = self._columns(stream, path)
-                yield from read_pairs((batch.select(columns) for batch in stream), self._languages, path)
+                columns = language_columns(stream.schema, self._languages, path)
+                names = list(dict.fromkeys(name.partition(".")[0] for name in columns.names))
+                yield from read_pairs((batch.select(names) for batch in stream), columns, path)
                 if file.read(1):
                     raise UserError(
                         f"{path} is damaged: its stream ends before the file; save or copy the dataset again"
                     )
-
-    def _columns(self, stream: Any, path: epath.Path) -> list[str]:
-        columns = text_columns(stream.schema, self._languages, path)
-        return list(dict.fromkeys(column.partition(".")[0] for column in columns))
 
     def fingerprint(self):
         parts = [_PREFIX, *self._languages, *map(file_sha256, self._paths)]
@@ -135,8 +132,3 @@ def open_spec(spec: str, context: Context) -> SavedDatasetSource:
     path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
     folder = _split_folder(path, split, context.label)
     return SavedDatasetSource(spec, folder, _data_files(folder), context.languages)
-
-
-def files_of(spec: str) -> list[str]:
-    """The folder that a spec names."""
-    return [_parts(spec)[0]]

@@ -1,41 +1,62 @@
-"""A tab-separated file as a source: 'FILE.tsv', plain or compressed."""
+"""Tab-separated files as a source: 'FILE.tsv' or 'tsv:FILE', plain or compressed, perhaps with columns (`columns`)."""
 
 from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.text import existing_file, lines
+from t2t_flax.data.sources.files import open_files
+from t2t_flax.data.sources.text import lines
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora.columns import SCORE, Columns, parse_columns
+
+_PREFIX = "tsv"
 
 
 class TsvSource(Source):
-    """One file with source TAB target on each line."""
+    """One file with a pair on each line. columns: by their numbers, from 1; None = source and target, and nothing else."""
 
     pair_a_line = True
 
-    def __init__(self, spec: str, path: epath.Path):
+    def __init__(self, spec: str, path: epath.Path, columns: Columns | None):
         super().__init__(spec, files=[path])
-        self._path = path
+        self._path, self._columns = path, columns
+        self.reasons = columns.reasons if columns else {}
 
     def read(self):
+        columns = self._columns or Columns(("1", "2"))
+        source, target = (int(name) - 1 for name in columns.texts)
+        scored, most = [int(limit.column) - 1 for limit in columns.limits], max(map(int, columns.names))
         for i, line in enumerate(lines(self._path)):
-            sides = line.split("\t")
-            if len(sides) != 2:
-                raise UserError(f"{self.where(i)}: expected source TAB target, found {len(sides) - 1} TABs, not 1")
-            yield sides[0], sides[1]
+            fields = line.split("\t")
+            if len(fields) < most:
+                raise UserError(f"{self.where(i)}: expected {self._expected()}, found {_tabs(fields)}")
+            if not self._columns and len(fields) > most:
+                raise UserError(
+                    f"{self.where(i)}: expected {self._expected()}, found {_tabs(fields)}. Name two columns as FILE:1,2"
+                )
+            if scored and not columns.keeps([fields[n] for n in scored], self.where, i):
+                yield SCORE
+            else:
+                yield fields[source], fields[target]
+
+    def _expected(self) -> str:
+        return f"columns {', '.join(self._columns.names)}" if self._columns else "source TAB target"
 
     def fingerprint(self):
-        return sha256_of("tsv", file_sha256(self._path))
+        return sha256_of(_PREFIX, str(self._columns), file_sha256(self._path))
 
     def where(self, i):
         return f"{self._path} line {i + 1}"
 
 
-def open_spec(spec: str, context: Context) -> TsvSource:
-    """Opens the file. Raises UserError if it is missing or cannot be read twice."""
-    return TsvSource(spec, existing_file(spec.strip(), context))
+def _tabs(fields: list[str]) -> str:
+    return f"{len(fields) - 1} TAB{'' if len(fields) == 2 else 's'}"
 
 
-def files_of(spec: str) -> list[str]:
-    """The file that a spec names."""
-    return [spec.strip()]
+def open_spec(spec: str, context: Context) -> Source:
+    """Opens the file, or those that match. Raises UserError if there is none, or for columns that are no numbers."""
+    pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
+    for name in columns.names if columns else ():
+        if not (name.isdecimal() and int(name) > 0):
+            raise UserError(f"{context.label}: {name!r} is not the number of a column; the first one is 1")
+    return open_files(spec, [pattern], context, lambda of, path: TsvSource(of, path, columns))

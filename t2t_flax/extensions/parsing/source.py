@@ -1,14 +1,13 @@
 """Bracket files as a corpus: sources are the words of sentences, targets their linearized trees."""
 
-import glob
-import os
 from collections.abc import Iterator
 
 from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
-from t2t_flax.data.sources import Source, sha256_of
-from t2t_flax.data.sources.text import check_rereadable, lines
+from t2t_flax.data.sources import Context, Source, sha256_of
+from t2t_flax.data.sources.files import matching_files
+from t2t_flax.data.sources.text import lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.trees import Node, leaves, linear, read_trees
 
@@ -48,14 +47,9 @@ class TreeSource(Source):
 
 def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
     """The corpus of the bracket files named by `spec`, relative to `root`. Raises UserError for a missing file."""
-    paths = []
-    for name in filter(None, (part.strip() for part in spec.split(","))):
-        path = epath.Path(root or ".") / epath.Path(name).expanduser()
-        matches = [path] if path.exists() else [epath.Path(m) for m in sorted(glob.glob(os.fspath(path)))]
-        if not matches or any(match.is_dir() for match in matches):
-            problem = f"there is no file {path}" if not matches else f"{path} is a folder"
-            raise UserError(f"{key} = {spec!r}: {problem}. Expected {FORMS}.")
-        for match in matches:
-            check_rereadable(match, f"{key} = {spec!r}")
-        paths += matches
-    return TreeSource(spec, paths)
+    context = Context(root, ("", ""), f"{key} = {spec!r}")
+    names = filter(None, (part.strip() for part in spec.split(",")))
+    try:
+        return TreeSource(spec, [path for name in names for path in matching_files(name, context).values()])
+    except UserError as error:
+        raise UserError(f"{error}. Expected {FORMS}.") from None

@@ -54,3 +54,21 @@ def test_missing_package_is_reported_for_each_scheme(monkeypatch, path, hint):
     monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
     with pytest.raises(UserError, match=f"{path} needs a package that is not installed .no such package.: {hint}"):
         files.check_reachable(path)
+
+
+@pytest.mark.parametrize("spec", ["text/t.*.en,text/t.*.de", "s3://bucket/*/t.?.en,s3://bucket/*/t.?.de"])
+def test_files_that_match_a_pattern_are_paired(s3, spec):
+    for part in "ba":
+        for side in ("en", "de"):
+            files.atomic_write(f"s3://bucket/text/t.{part}.{side}", f"{side} {part}\n")
+    source = open_source(spec, root="s3://bucket", source_language="en", target_language="de")
+    assert list(source.pairs()) == [("en a", "de a"), ("en b", "de b")]
+    epath.Path("s3://bucket/text/t.a.de").unlink()
+    with pytest.raises(UserError, match=r"s3://bucket/text/t\.a\.en has no partner"):
+        open_source(spec, root="s3://bucket", source_language="en", target_language="de")
+
+
+def test_columns_of_a_file_in_a_bucket(s3):
+    files.atomic_write("s3://bucket/p.tsv", "u\ta\tein\t0.9\nu\tb\tzwei\t0.1\n")
+    source = open_source("s3://bucket/p*.tsv:2,3:4>=0.5", source_language="en", target_language="de")
+    assert list(source.rows()) == [("a", "ein"), "score"]

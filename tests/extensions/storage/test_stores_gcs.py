@@ -164,3 +164,13 @@ def test_plans_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
     monkeypatch.setattr(Layouter, "sample", None)
     assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch
+
+
+def test_files_in_a_bucket_that_match_a_pattern_are_paired(gcs):
+    for part in "ba":
+        for side in ("en", "de"):
+            (epath.Path("gs://bucket/text") / f"t.{part}.{side}").write_text(f"{side} {part}\n")
+    source = open_source("text/t.*.en,text/t.*.de", root="gs://bucket", source_language="en", target_language="de")
+    assert list(source.pairs()) == [("en a", "de a"), ("en b", "de b")]
+    with pytest.raises(UserError, match=r"no file matches gs://bucket/text/x\.\*\.en"):
+        open_source("text/x.*.en,text/x.*.de", root="gs://bucket", source_language="en", target_language="de")

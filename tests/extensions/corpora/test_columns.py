@@ -1,0 +1,147 @@
+"""Columns of tables, and limits of others: pairs beyond them are counted and listed."""
+
+import bz2
+import gzip
+import json
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_flax.config import default_config, override, resolve
+from t2t_flax.data.dataset import check_sources, prepare_corpus
+from t2t_flax.data.sources import open_source
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.corpora.list_dropped import dropped_by
+from t2t_flax.tasks import task_of
+
+ROWS = [
+    ("a house", "ein Haus", 0.9, 1),
+    ("cats", "Hunde", 0.2, 1),
+    ("a dog", "ein Hund", 0.7, 5),
+    ("end", "Ende", 1, 0),
+]
+PAIRS = [row[:2] for row in ROWS]
+
+
+def open_en_de(spec, root):
+    return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """The rows in each form."""
+    lines = "".join(f"http://a.org:80/\t{score}\t{en}\t{de}\t{rank}\n" for en, de, score, rank in ROWS)
+    (tmp_path / "p.tsv").write_text(lines)
+    (tmp_path / "p.tsv.gz").write_bytes(gzip.compress(lines.encode()))
+    (tmp_path / "en-de.txt.bz2").write_bytes(bz2.compress(lines.encode()))
+    objects = [
+        {"src": en, "tgt": {"text": de}, "scores": [score, {"rank": rank}], "tgt.more": de}
+        for en, de, score, rank in ROWS
+    ]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in objects))
+    rows = [{"src": en, "tgt": {"text": de}, "score": score, "rank": rank} for en, de, score, rank in ROWS]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    return tmp_path
+
+
+TEXTS = {
+    "p.tsv": "3,4", "p.tsv.gz": "3,4", "tsv:en-de.txt.bz2": "3,4", "p.jsonl": "src,tgt.text", "jsonl:p.jsonl": "src,tgt.more",
+    "p.parquet": "src,tgt.text",
+}  # fmt: skip
+SCORES = {"tsv": ("2", "5"), "jsonl": ("scores.0", "scores.1.rank"), "parquet": ("score", "rank")}
+
+
+@pytest.mark.parametrize(("file", "texts"), TEXTS.items())
+def test_pairs_beyond_a_limit_are_left_out_and_keep_their_place(folder, file, texts):
+    score, rank = next(names for form, names in SCORES.items() if form in file)
+    assert list(open_en_de(f"{file}:{texts}", folder).pairs()) == PAIRS
+    source = open_en_de(f"{file}:{texts}:{score}>=0.7", folder)
+    assert list(source.rows()) == [PAIRS[0], "score", *PAIRS[2:]] and list(source.pairs()) == [PAIRS[0], *PAIRS[2:]]
+    assert source.count == 4 and source.where(2).endswith(" 3") and [*source.references()][1] == ("ein Hund",)
+    both = open_en_de(f" {file} : {texts} : {score} >= 0.7 , {rank}<=1", folder)
+    assert list(both.pairs()) == [PAIRS[0], PAIRS[3]]
+    back = open_en_de(f"{file}:{','.join(texts.split(',')[::-1])}", folder)
+    assert list(back.pairs()) == [pair[::-1] for pair in PAIRS]
+    assert len({one.fingerprint() for one in (source, both, back)}) == 3
+
+
+def test_files_that_match_are_read_in_order(folder):
+    (folder / "q.tsv").write_text("u\t0.1\tx\ty\t1\nu\t0.8\tlast\tzuletzt\t1\n")
+    source = open_en_de("[pq].tsv:3,4:2>=0.7", folder)
+    assert [*source.pairs()] == [PAIRS[0], *PAIRS[2:], ("last", "zuletzt")] and source.where(5).endswith("q.tsv line 2")
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        ("p.tsv", r"p\.tsv line 1: expected source TAB target, found 4 TABs. Name two columns as FILE:1,2"),
+        ("p.tsv:3,9", r"p\.tsv line 1: expected columns 3, 9, found 4 TABs"),
+        ("p.tsv:3,4:1>=0.5", r"p\.tsv line 1: expected a number in column 1, found 'http"),
+        ("p.tsv:3", "does not name two columns; expected FILE:SOURCE,TARGET"),
+        ("p.tsv:3,4,5", "does not name two columns"),
+        ("p.tsv:0,4", "'0' is not the number of a column; the first one is 1"),
+        ("p.tsv:en,de", "'en' is not the number of a column"),
+        ("p.tsv:3,4:", "'' is not of the form COLUMN>=NUMBER"),
+        ("p.tsv:3,4:5", "'5' is not of the form COLUMN>=NUMBER .* in quotes, since a shell"),
+        ("p.tsv:3,4:5>0.5", "not of the form"),
+        ("p.tsv:3,4:5>=x", "not of the form"),
+        ("p.tsv:3,4:5>=nan", "not of the form"),
+        ("p.tsv:3,4:2>=7", "no pair is left of 4, which are with a score beyond its limit"),
+        ("p.jsonl:src,none", r"p\.jsonl line 1: expected an object with texts under \"src\" and \"none\"$"),
+        ("p.jsonl:src,tgt", "line 1: expected an object with texts"),
+        ("p.jsonl:src,tgt.text:scores>=1", r"p\.jsonl line 1: expected a number in column scores, found \[0\.9"),
+        ("p.jsonl:src,tgt.text:scores.7>=1", "expected a number in column scores.7, found None"),
+        ("p.parquet:src,none", r"p\.parquet has the columns src, tgt, score, rank, and no column none"),
+        ("p.parquet:src,tgt.text:tgt.score>=1", "no column tgt.score"),
+        ("p.parquet:src,tgt.text:src>=1", r"p\.parquet row 1: expected a number in column src, found 'a house'"),
+        ("p.parquet:src,rank", r"p\.parquet row 1: expected a text"),
+    ],
+)
+def test_wrong_columns_are_named_with_their_place(folder, spec, message):
+    with pytest.raises(UserError, match=message):
+        list(open_en_de(spec, folder).pairs())
+
+
+def test_dropped_pairs_are_counted_by_source_and_listed(folder):
+    keys = {
+        "data.train": "a=p.tsv:3,4:2>=0.7; b=p.jsonl:src,tgt.text",
+        "data.root": str(folder),
+        "data.vocab_size": "285",
+    }
+    keys |= {
+        "data.max_length": "64",
+        "data.batch_tokens": "256",
+        "data.pack_length": "64",
+        "filters.duplicates": "True",
+    }
+    config = resolve(override(default_config(), keys))
+    corpus = prepare_corpus(task_of(config), folder / "run")
+    described = corpus.describe_train(config).splitlines()
+    assert described[1:] == [
+        "a: 3 pairs (of 4: 1 dropped, 1 with a score beyond its limit)", "b: 1 pairs (of 4: 3 dropped, 3 duplicates)"
+    ]  # fmt: skip
+    listed = [(where.rpartition("/")[2], reason) for where, reason in dropped_by(config, corpus.tokenizers)]
+    assert listed == [("p.tsv line 2", "score"), *((f"p.jsonl line {n}", "duplicate") for n in (1, 3, 4))]
+
+
+def test_validation_and_test_sets_take_columns_and_no_limits(folder):
+    keys = {"data.train": "p.tsv:3,4", "data.valid": "p.tsv.gz:3,4", "data.root": str(folder)}
+    check_sources(task_of(resolve(override(default_config(), keys))), ["train", "valid"])
+    keys["data.valid"] += ":2>=0.5"
+    with pytest.raises(UserError, match="config.data.valid = .* all pairs of validation and test sets are scored"):
+        check_sources(task_of(resolve(override(default_config(), keys))), ["valid"])
+
+
+FIELD = st.text("ab1.\t:é", max_size=4)
+
+
+@given(rows=st.lists(st.tuples(FIELD, FIELD, st.floats(-2, 2)), min_size=1, max_size=8), least=st.floats(-1, 1))
+@settings(max_examples=100, deadline=None)
+def test_kept_and_dropped_rows_are_all_rows(tmp_path_factory, rows, least):
+    folder = tmp_path_factory.mktemp("rows")
+    (folder / "r.jsonl").write_text("".join(json.dumps(dict(zip("xyz", row, strict=True))) + "\n" for row in rows))
+    expected = [(x, y) if z >= least else "score" for x, y, z in rows]
+    assert list(open_en_de(f"r.jsonl:x,y:z>={least}", folder).rows()) == expected
