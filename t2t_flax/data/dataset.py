@@ -14,8 +14,8 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.file_hashes import INDEX, hash_files
-from t2t_flax.data.hooks import control_symbols, data_hooks, training_stream
-from t2t_flax.data.preprocess import Policies, Segmentation, prepare_split, recipe_of, tags_of
+from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, training_stream
+from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.shards import SUFFIX
 from t2t_flax.data.sources import JoinedSource, Source
@@ -47,8 +47,6 @@ class Corpus:
     tokenizers: TokenizerPair
     train: TokenStore
     valid: dict[str, TokenStore]
-    further: tuple[TokenStore, ...] = ()
-    """The training pairs in further segmentations, see `hooks.DataHook`."""
 
     def describe_train(self, config: Config) -> str:
         """A line on the training pairs, and those that extensions have on them."""
@@ -63,8 +61,7 @@ class Corpus:
             config.data,
             seed=config.seed.data,
             shards=shards,
-            further=self.further,
-            make_stream=training_stream(config),
+            make_stream=training_stream(config, self.tokenizers),
         )
 
 
@@ -97,9 +94,9 @@ def prepare_corpus(
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, report))
     names = list(task.config.data.valid_sets)
-    valid, (train, *further) = stores[: len(names)], stores[len(names) :]
+    *valid, train = stores
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
-    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)), tuple(further))
+    return Corpus(tokenizers, train, dict(zip(names, valid, strict=True)))
 
 
 def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenStore]:
@@ -113,14 +110,11 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     _remove_leftovers(cache)
     hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
     tokenizers = _tokenizers(task, workdir, source, report)
-    train, *further = (
-        _split_store(task, workdir, "train", tokenizers, report, segmentation, source)
-        for segmentation in segmentations(config)
-    )
+    train = _split_store(task, workdir, "train", tokenizers, report, source)
     # Caches the update counts, which every start needs.
-    Corpus(tokenizers, train, {}, tuple(further)).batches(config)
+    Corpus(tokenizers, train, {}).batches(config)
     sets = config.data.valid_sets
-    return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train, *further]
+    return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train]
 
 
 _WEEK = 7 * 24 * 3600.0
@@ -139,11 +133,6 @@ def _remove_leftovers(cache: epath.Path) -> None:
             elif shards and time.time() - (cache / name).stat().mtime > _WEEK:
                 with exclusive_writer(cache / owner, "prepare", wait=False):
                     remove_folder(cache / name)
-
-
-def segmentations(config: Config) -> list[Segmentation | None]:
-    """Those in which the training pairs are stored; None = the tokenizer's own."""
-    return [segmentation for hook in data_hooks(config) for segmentation in hook.segmentations()] or [None]
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:
@@ -268,7 +257,7 @@ def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
-    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters)
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, draws_pairs(config))
 
 
 def _split_store(
@@ -277,7 +266,6 @@ def _split_store(
     split: str,
     tokenizers: TokenizerPair,
     report: Report = silent,
-    segmentation: Segmentation | None = None,
     source: Source | None = None,
 ) -> TokenStore:
     config, source = task.config, source or split_source(task, split)
@@ -285,7 +273,7 @@ def _split_store(
     if split == "train":
         policies = training_policies(config)
     kind = next((key for key, names in _sets(config).items() if split in names), "test")
-    digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))[1]
+    digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))[1]
     return prepare_split(
         source,
         tokenizers,
@@ -293,7 +281,6 @@ def _split_store(
         policies,
         num_workers=config.data.num_workers,
         progress=lambda done, total: report(f"tokenise {split}", done, total, "pairs"),
-        segmentation=segmentation,
     )
 
 

@@ -6,12 +6,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
-from t2t_flax.data.batching.layouts import Draw, MakeStream, plain_stream
-from t2t_flax.data.preprocess import PairFilter, Segmentation
+from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.drawn_pairs import DrawnPairs, Segmentation, TextChange
+from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizer_text import Shares
-from t2t_flax.data.tokenizers import Tokenizer
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.registry import DATA_HOOKS
 
 if TYPE_CHECKING:
@@ -40,9 +41,13 @@ class DataHook:
     def check_tokenizer(self, tokenizer: Tokenizer) -> None:
         """Raises UserError if the source tokenizer lacks something, before anything is written."""
 
-    def segmentations(self) -> Sequence[Segmentation]:
-        """Ways to tokenize the training pairs, each a token store, in place of the tokenizers' own; none to keep that."""
+    def text_changes(self) -> Sequence[TextChange]:
+        """Changes of the texts of training pairs, drawn anew in each pass, in the order in which they are made."""
         return ()
+
+    def segmentation(self) -> Segmentation | None:
+        """What draws the ids of training pairs anew in each pass, of their changed texts, in place of the tokenizers."""
+        return None
 
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
@@ -50,10 +55,6 @@ class DataHook:
 
     def make_sampler(self) -> MakeSampler | None:
         """A function that makes the sampler of a store's updates, in place of `BatchSampler`."""
-        return None
-
-    def draw(self, store: TokenStore) -> Draw | None:
-        """What draws the ids of the training pairs anew in each pass, in place of those of their store; None = nothing."""
         return None
 
     def make_stream(self, make: MakeStream) -> MakeStream:
@@ -90,13 +91,28 @@ def control_symbols(config: Config) -> list[str]:
     return sorted({symbol for hook in data_hooks(config) for symbol in hook.symbols()})
 
 
-def training_stream(config: Config) -> MakeStream:
-    """The function that makes the stream of a run's training pairs."""
+def draws_pairs(config: Config) -> bool:
+    """Whether the text or the ids of the training pairs are drawn anew in each pass, for which their texts are needed."""
+    return any(hook.text_changes() or hook.segmentation() for hook in data_hooks(config))
+
+
+def drawn_pairs(config: Config, store: TokenStore, tokenizers: TokenizerPair) -> DrawnPairs | None:
+    """What draws the pairs of the training store anew in each pass; None where nothing does."""
+    hooks = data_hooks(config)
+    changes = tuple(change for hook in hooks for change in hook.text_changes())
+    segmentation = next(filter(None, (hook.segmentation() for hook in hooks)), None)
+    if not (changes or segmentation):
+        return None
+    return DrawnPairs(store, tokenizers, config.data, config.seed.data, changes, segmentation)
+
+
+def training_stream(config: Config, tokenizers: TokenizerPair | None = None) -> MakeStream:
+    """The function that makes the stream of a run's training pairs. tokenizers: needed where `draws_pairs`."""
     hooks = data_hooks(config)
     sampler = next(filter(None, (hook.make_sampler() for hook in hooks)), BatchSampler)
 
-    def draw(store: TokenStore) -> Draw | None:
-        return next(filter(None, (hook.draw(store) for hook in hooks)), None)
+    def draw(store: TokenStore) -> DrawnPairs | None:
+        return drawn_pairs(config, store, tokenizers) if tokenizers else None
 
     make: MakeStream = functools.partial(plain_stream, make_sampler=sampler, make_draw=draw)
     for hook in hooks:

@@ -8,7 +8,7 @@ import json
 import os
 from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 from etils import epath
@@ -17,7 +17,7 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.shards import Shards
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
-from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
 from t2t_flax.locks import exclusive_writer
@@ -39,8 +39,6 @@ COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
 """Beside those of sources and filters, by their reason: a pair that is dropped counts under the first that applies. empty and
 too_long count all such pairs, kept or dropped."""
 
-Encode = Callable[[str], list[int]]
-"""Text to ids, without EOS."""
 Unread = tuple[str, str] | str
 """The texts of a pair, or the reason why it is dropped before it is tokenized."""
 
@@ -78,20 +76,6 @@ class PairFilter:
     def drops(self, pairs: Sequence[Pair]) -> Sequence[bool]:
         """Which pairs are dropped, of those of a chunk that are left; in any order, in worker processes."""
         return [False] * len(pairs)
-
-
-class Segmentation(Protocol):
-    """A way to tokenize training pairs other than the tokenizers' own; pickled once for each worker process. Its `str` says
-    which one it is.
-    """
-
-    def as_stored(self) -> dict[str, Any]:
-        """As part of a store's recipe."""
-
-    def encoders(self, sides: Sequence[Tokenizer], chunk: int, max_length: int) -> Sequence[Encode]:
-        """The functions for both sides of a chunk of `CHUNK_PAIRS` pairs, chunks numbered from 0 in the whole source; called in
-        the order of the pairs, source before target. A source may begin with control symbols. max_length: of the policies.
-        """
 
 
 @dataclass(frozen=True)
@@ -145,7 +129,6 @@ class Encoder:
 
     tokenizers: TokenizerPair
     policies: Policies
-    segmentation: Segmentation | None = None
     part: int = 0
     """Number of the part of the source from which the pairs are."""
     tag: str = ""
@@ -154,10 +137,7 @@ class Encoder:
     def __call__(self, pairs: list[Unread], number: int) -> Chunk:
         """The chunk of these pairs; number: of the chunk in the whole source."""
         policies = self.policies
-        encode: Sequence[Encode] = [self.tokenizers.source.encode, self.tokenizers.target.encode_text]
-        if self.segmentation:
-            sides = self.tokenizers.source, self.tokenizers.target
-            encode = self.segmentation.encoders(sides, number, policies.max_length)
+        encode = [self.tokenizers.source.encode, self.tokenizers.target.encode_text]
         chunk = Chunk(number, self.part, collections.Counter(pairs_read=len(pairs)))
         encoded: list[list[list[int]]] = [
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
@@ -229,7 +209,6 @@ def prepare_split(
     *,
     num_workers: int = 0,
     progress: ProgressCallback | None = None,
-    segmentation: Segmentation | None = None,
 ) -> TokenStore:
     """The token store of `source` at `folder`: opened if it was written from the same data, otherwise written. For a
     folder in an object store, this host's copy of it.
@@ -238,7 +217,7 @@ def prepare_split(
     pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. A preparation that was
     killed goes on after the last complete shard. Raises UserError if no pair of a source is left.
     """
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, segmentation, tags_of(source))
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
@@ -249,7 +228,7 @@ def prepare_split(
         sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
         shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes)
         of_sources, last = shards.counts(len(source.parts)), list[Chunk]()
-        encoder = Encoder(tokenizers, policies, segmentation)
+        encoder = Encoder(tokenizers, policies)
         for part, counts, chunks in zip(
             source.parts, of_sources, encode_parts(encoder, source, num_workers, shards.complete.copy()), strict=True
         ):
@@ -280,11 +259,7 @@ def prepare_split(
 
 
 def recipe_of(
-    fingerprint: str,
-    tokenizers: TokenizerPair,
-    policies: Policies,
-    segmentation: Segmentation | None = None,
-    tags: Sequence[str] = (),
+    fingerprint: str, tokenizers: TokenizerPair, policies: Policies, tags: Sequence[str] = ()
 ) -> tuple[dict[str, Any], str]:
     """(the inputs and settings that determine a store, their sha256). fingerprint, tags: of the source, see `tags_of`."""
     recipe = {
@@ -293,8 +268,6 @@ def recipe_of(
         "tokenizer_digest": tokenizers.digest,
         **policies.as_stored(),
     }
-    if segmentation:  # drawn chunk by chunk
-        recipe |= {"segmentation": segmentation.as_stored(), "chunk_pairs": CHUNK_PAIRS}
     if any(tags):
         recipe["tags"] = tags
     return recipe, hashlib.sha256(json.dumps(recipe).encode()).hexdigest()

@@ -23,6 +23,7 @@ EXTENSIONS = (
     "storage",
     "bulk_translation",
     "subwords",
+    "noise",
     "mixtures",
     "languages",
     "averaging",
@@ -67,6 +68,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "data.tokenizer": ("subword_nmt",),
         "tokenizer files": ("subword-nmt codes and vocabulary",),
     },
+    "noise": {"groups": ("noise",)},
     "mixtures": {"groups": ("mixtures",)},
     "languages": {"groups": ("languages",), "flags": ("--target-language",)},
     "optimizers": {

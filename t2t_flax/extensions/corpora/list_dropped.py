@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import open_output
 from t2t_flax.config import Config, load_config
-from t2t_flax.data.dataset import segmentations, split_source, training_policies
-from t2t_flax.data.preprocess import Encoder, Policies, Segmentation, encode_parts
+from t2t_flax.data.dataset import split_source, training_policies
+from t2t_flax.data.preprocess import Encoder, Policies, encode_parts
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import OK
@@ -39,16 +39,11 @@ def run(argv: list[str]) -> int:
 
 
 def dropped_by(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair of data.train that is dropped, in each of its segmentations."""
+    """(where it is, reason) of each pair of data.train that is dropped."""
     from t2t_flax.tasks import task_of
 
     source, policies = split_source(task_of(config), "train"), training_policies(config)
-    for segmentation in segmentations(config):
-        note = f" ({segmentation})" if segmentation else ""
-        dropped = list_dropped(
-            source, tokenizers, policies, num_workers=config.data.num_workers, segmentation=segmentation
-        )
-        yield from ((where, reason + note) for where, reason in dropped)
+    return list_dropped(source, tokenizers, policies, num_workers=config.data.num_workers)
 
 
 def list_dropped(
@@ -57,10 +52,9 @@ def list_dropped(
     policies: Policies,
     *,
     num_workers: int = 0,
-    segmentation: Segmentation | None = None,
 ) -> Iterator[tuple[str, str]]:
     """(where it is, reason) of each pair that `preprocess.prepare_split` drops, in order; tokenizes the source again."""
-    encoded = encode_parts(Encoder(tokenizers, policies, segmentation), source, num_workers)
+    encoded = encode_parts(Encoder(tokenizers, policies), source, num_workers)
     for part, chunks in zip(source.parts, encoded, strict=True):
         first = 0
         with contextlib.closing(chunks):

@@ -18,22 +18,14 @@ class Subwords:
         0.0, "with data.tokenizer = unigram: a segmentation x has probability P(x)^alpha over the sum of all; 0 = none, only "
         "the most probable one", low=0.0, high=100.0,
     )  # fmt: skip
-    samples: int = key(
-        8, "segmentations of the training pairs, each a store; epoch e takes number e modulo this", low=2, high=64
-    )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for another tokenizer or task, for schedules that count epochs, and for subword_nmt without codes."""
+        """Raises UserError for another tokenizer or task, and for subword_nmt without codes."""
         if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
             raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
         for name, tokenizer in TOKENIZER_OF_KIND.items():
             if not (value := getattr(self, name)):
                 continue
-            if config.eval.every_epochs or config.checkpoint.every_epochs:
-                raise UserError(
-                    f"config.subwords.{name} = {value} changes the length of an epoch: use config.eval.every_steps and "
-                    "config.checkpoint.every_steps instead of every_epochs."
-                )
             d = config.data
             if d.task != "translation" or d.tokenizer != tokenizer:
                 found = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"

@@ -1,84 +1,41 @@
-"""BPE-dropout: epochs see other segmentations of the same text, each a function of (seed, epoch, pair)."""
+"""BPE-dropout: each merge is skipped with its probability, and passes see other segmentations of the same text."""
 
-import dataclasses
-import json
-import random
+import math
+from collections import Counter
+from random import Random
 
 import numpy as np
 import pytest
+from helpers.configs import small_config
 from helpers.whole_pieces import with_whole_piece
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sentencepiece import sentencepiece_model_pb2
 
-from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import preprocess
+from t2t_flax.config import Data
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
+from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.subwords.hook import Segmentation
+from t2t_flax.extensions.subwords import samplers
+from t2t_flax.extensions.subwords.hook import DrawnSubwords
+from t2t_flax.extensions.subwords.samplers import BpeDropout
 from t2t_flax.tasks import task_of
+from t2t_flax.training.model_summary import describe
 
-POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
-PAIRS = [(f"the small house {i} stands there", f"das kleine Haus {i} steht dort") for i in range(60)]
-KEYS = {
-    "data.vocab_size": "350",
-    "data.batch_tokens": "300",
-    "data.max_length": "60",
-    "data.pack_length": "60",
-    "subwords.bpe_dropout": "0.3",
-    "subwords.samples": "3",
-}
+DATA = dict(
+    train="toy:train:120", valid="toy:valid:20", vocab_size=350, batch_tokens=300, max_length=60, pack_length=60
+)
 
 
 @pytest.fixture(scope="module")
-def source(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("text")
-    (folder / "t.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
-    return open_source("t.tsv", root=str(folder), source_language="en", target_language="de")
-
-
-@pytest.fixture(scope="module")
-def tokenizers(source) -> TokenizerPair:
-    return train_tokenizers(source, Data(vocab_size=350))
-
-
-def ids(store) -> list[list[int]]:
-    return [store.source(i).tolist() for i in range(store.num_pairs)]
-
-
-def dropout_of(probability: float, number: int = 0, seed: int = 0) -> Segmentation:
-    return Segmentation("bpe_dropout", probability, seed, number)
-
-
-def prepared(source, tokenizers, folder, number=0, *, dropout=0.3, seed=0, workers=1):
-    segmentation = dropout_of(dropout, number, seed)
-    return prepare_split(source, tokenizers, folder, POLICIES, num_workers=workers, segmentation=segmentation)
-
-
-def test_segmentations_differ_and_spell_the_same_text(source, tokenizers, tmp_path):
-    plain = prepare_split(source, tokenizers, tmp_path / "plain", POLICIES)
-    stores = [prepared(source, tokenizers, tmp_path / str(n), n) for n in range(3)]
-    assert len({store.digest for store in [plain, *stores]}) == 4
-    assert len({str(ids(store)) for store in [plain, *stores]}) == 4
-    assert sum(store.source_lengths.sum() for store in stores) > 3 * plain.source_lengths.sum()
-    for store in stores:
-        for i, (text, translation) in enumerate(PAIRS):
-            assert tokenizers.source.decode(store.source(i)[:-1].tolist()) == text
-            assert tokenizers.target.decode(store.target(i)[:-1].tolist()) == translation
-
-
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_segmentation_is_a_function_of_seed_and_number(source, tokenizers, tmp_path, monkeypatch, workers):
-    """Also where processes share the work, and whatever was drawn before."""
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 20)
-    monkeypatch.setattr(preprocess, "INLINE_PAIRS", 20)
-    prepared(source, tokenizers, tmp_path / "before", 2)
-    first = prepared(source, tokenizers, tmp_path / "a", 1)
-    again = prepared(source, tokenizers, tmp_path / "b", 1, workers=workers)
-    assert ids(first) == ids(again) and first.digest == again.digest
-    assert ids(first) != ids(prepared(source, tokenizers, tmp_path / "c", 1, seed=1))
+def models():
+    source = open_source("toy:train:300", source_language="en", target_language="de")
+    of = {
+        fallback: train_tokenizers(source, Data(vocab_size=500 if fallback else 200, byte_fallback=fallback)).source
+        for fallback in (True, False)
+    }
+    return {fallback: with_whole_piece(model, "<bt>") for fallback, model in of.items()}
 
 
 WORDS = [
@@ -91,133 +48,160 @@ WORDS = [
     "",
     " ",
     "<unk> </s> ▁x",
+    "thesmallhousethesmallhousethesmallhouse",
 ]
+TEXT = st.one_of(st.sampled_from(WORDS), st.text("thesmalhou ▁<bt>é😀", max_size=30))
 
 
 @pytest.mark.parametrize("byte_fallback", [True, False])
-@given(text=st.one_of(st.sampled_from(WORDS), st.text("thesmalhou ▁<bt>é😀", max_size=30)))
+@given(text=TEXT)
 @settings(max_examples=200, deadline=None)
 def test_without_dropout_the_ids_are_those_of_sentencepiece(models, byte_fallback, text):
     tokenizer = models[byte_fallback]
-    assert dropout_of(0.0).draw(tokenizer, text, random.Random(0)) == tokenizer.encode(text)
-    sampled = dropout_of(0.5).draw(tokenizer, text, random.Random(0))
+    assert BpeDropout(tokenizer, 0.0).encode(text, Random(0)) == tokenizer.encode(text)
+    sampled = BpeDropout(tokenizer, 0.5).encode(text, Random(0))
+    assert sampled == BpeDropout(tokenizer, 0.5).encode(text, Random(0))
     if byte_fallback:
         assert tokenizer.decode(sampled) == tokenizer.decode(tokenizer.encode(text))
 
 
-@pytest.fixture(scope="module")
-def models(source):
-    return {
-        fallback: with_whole_piece(
-            train_tokenizers(source, Data(vocab_size=350 if fallback else 90, byte_fallback=fallback)).source, "<bt>"
-        )
-        for fallback in (True, False)
-    }
+def outcomes(scores: dict[str, float], pieces: tuple[str, ...], dropout: float) -> Counter[tuple[str, ...]]:
+    """The probability of each segmentation by the definition: in each round every possible merge is skipped or not, and the best
+    of those that are left is made, until none is.
+    """
+    merges = [(-scores[a + b], i) for i, (a, b) in enumerate(zip(pieces, pieces[1:], strict=False)) if a + b in scores]
+    found: Counter[tuple[str, ...]] = Counter({pieces: dropout ** len(merges)})
+    for rank, (_, i) in enumerate(sorted(merges)):
+        merged = (*pieces[:i], pieces[i] + pieces[i + 1], *pieces[i + 2 :])
+        for ends, probability in outcomes(scores, merged, dropout).items():
+            found[ends] += dropout**rank * (1 - dropout) * probability
+    return found
+
+
+@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
+@pytest.mark.parametrize("cached", [True, False])
+def test_frequencies_are_those_of_the_definition(models, monkeypatch, dropout, cached):
+    """Within five standard deviations; both for words whose states are kept and for long texts."""
+    monkeypatch.setattr(samplers, "_CACHED_LENGTH", 20 if cached else 0)
+    tokenizer = models[True]
+    proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)
+    scores = {p.piece: p.score for p in proto.pieces if p.type == p.NORMAL}
+    expected = outcomes(scores, tuple("▁There"), dropout)
+    assert sum(expected.values()) == pytest.approx(1.0) and len(expected) > 3
+    sampler, random, draws = BpeDropout(tokenizer, dropout), Random(0), 4000
+    counts = Counter(tuple(tokenizer.pieces(sampler.encode("There", random))) for _ in range(draws))
+    assert set(counts) <= set(expected)
+    for pieces, p in expected.items():
+        assert abs(counts[pieces] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3, pieces
+
+
+def test_draws_do_not_depend_on_what_is_kept(models, monkeypatch):
+    texts = [f"there is something {i} in the weather" for i in range(30)]
+    drawn = [BpeDropout(models[True], 0.3).encode(text, Random(i)) for i, text in enumerate(texts)]
+    monkeypatch.setattr(samplers, "_CACHED", 3)
+    sampler = BpeDropout(models[True], 0.3)
+    again = {i: sampler.encode(texts[i], Random(i)) for i in reversed(range(30))}
+    assert [again[i] for i in range(30)] == drawn
 
 
 def test_every_merge_dropped_leaves_characters(models):
     tokenizer = models[True]
-    pieces = tokenizer.pieces(dropout_of(0.999999).draw(tokenizer, "<bt> the house", random.Random(0)))
+    pieces = tokenizer.pieces(BpeDropout(tokenizer, 0.999999).encode("<bt> the house", Random(0)))
     assert pieces == ["▁", "<bt>", *"▁the▁house"]
 
 
-def test_other_models_are_refused(source):
-    unigram = train_tokenizers(source, Data(tokenizer="unigram", vocab_size=35, byte_fallback=False))
+def test_more_dropout_makes_more_pieces(models):
+    lengths = [len(BpeDropout(models[True], p).encode("the small house " * 50, Random(0))) for p in (0.05, 0.3, 0.9)]
+    assert lengths == sorted(set(lengths))
+
+
+def test_other_models_are_refused():
+    source = open_source("toy:train:300", source_language="en", target_language="de")
+    unigram = train_tokenizers(source, Data(tokenizer="unigram", vocab_size=100, byte_fallback=False))
     with pytest.raises(
         UserError, match="config.subwords.bpe_dropout needs a SentencePiece model of type bpe: .* unigram"
     ):
-        dropout_of(0.1).draw(unigram.source, "the house", random.Random(0))
+        DrawnSubwords("bpe_dropout", 0.1).encoder(unigram.source)
 
 
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    config = resolve(override(default_config(), {"data.train": "toy:train:120", "data.valid": "toy:valid:20", **KEYS}))
-    return config, prepare_corpus(task_of(config), tmp_path_factory.mktemp("run"))
+def corpus_of(folder, **groups):
+    config = small_config(**{"data": DATA, "subwords": dict(bpe_dropout=0.3)} | groups)
+    return config, prepare_corpus(task_of(config), folder)
 
 
-def test_each_epoch_reads_the_next_segmentation(corpus):
-    config, corpus = corpus
-    stores = [corpus.train, *corpus.further]
-    assert len(stores) == 3
+def sentences(batch, side):
+    sentences = batch.sides[side]
+    return {
+        pair: sentences.ids[sentences.offsets[at] :][: sentences.lengths[at]].tolist()
+        for pair, at in zip(batch.pairs.tolist(), batch.index.tolist(), strict=True)
+    }
+
+
+def test_each_pass_reads_every_pair_once_in_other_segmentations_of_the_same_text(tmp_path):
+    config, corpus = corpus_of(tmp_path)
     batches = corpus.batches(config)
-    seen: dict[int, list[int]] = {}
+    seen: dict[int, dict[int, list[int]]] = {}
     for k in range(200):
         batch = batches.batch(k)
-        assert batch.store is stores[batch.epoch % 3] and batch.shape in batches.shapes
-        seen.setdefault(batch.epoch, []).extend(batch.pairs.tolist())
+        assert batch.shape in batches.shapes
+        seen.setdefault(batch.epoch, {}).update(sentences(batch, 0))
     epochs = sorted(seen)[:-1]
-    assert len(epochs) >= 6 and epochs == list(range(len(epochs)))
-    assert all(sorted(seen[epoch]) == list(range(stores[epoch % 3].num_pairs)) for epoch in epochs)
-    assert seen[0] != seen[3], "the order is drawn anew when a segmentation returns"
+    assert len(epochs) >= 4
+    own = [corpus.train.source(i).tolist() for i in range(corpus.train.num_pairs)]
+    for epoch in epochs:
+        assert sorted(seen[epoch]) == list(range(corpus.train.num_pairs))
+        assert sum(seen[epoch][i] != ids for i, ids in enumerate(own)) > 60
+        for i, ids in seen[epoch].items():
+            assert corpus.tokenizers.source.decode(ids[:-1]) == corpus.tokenizers.source.decode(own[i][:-1])
+    assert len({str(sorted(seen[epoch].items())) for epoch in epochs}) == len(epochs)
 
 
-def test_batches_are_functions_of_their_number(corpus):
-    config, corpus = corpus
+def test_batches_are_functions_of_their_number(tmp_path):
+    config, corpus = corpus_of(tmp_path)
     first, second = (corpus.batches(config) for _ in range(2))
-    arrays = {int(k): first.batch(int(k)).arrays for k in np.random.default_rng(0).permutation(40)}
-    for k in range(40):
+    arrays = {int(k): first.batch(int(k)).arrays for k in np.random.default_rng(0).permutation(20)}
+    for k in range(20):
         for name, array in second.batch(k).arrays.items():
             np.testing.assert_array_equal(array, arrays[k][name])
 
 
-def test_validation_text_has_one_segmentation(corpus):
-    config, corpus = corpus
-    plain = [
-        corpus.tokenizers.source.encode(text) + [1]
-        for text, _ in task_of(config).open_source("toy:valid:20", key="").pairs()
+def test_validation_text_has_one_segmentation(tmp_path):
+    config, corpus = corpus_of(tmp_path)
+    text = task_of(config).open_source("toy:valid:20", key="")
+    store = corpus.valid["valid"]
+    assert [store.source(i).tolist() for i in range(20)] == [
+        [*corpus.tokenizers.source.encode(source), 1] for source, _ in text.pairs()
     ]
-    assert ids(corpus.valid["valid"]) == plain
+    assert "BPE-dropout 0.3: each pass draws another segmentation of every pair" in describe(config)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"eval.every_epochs": "1"}, "bpe_dropout = 0.3 changes the length of an epoch"),
-        ({"data.task": "parsing"}, "needs data.tokenizer = bpe, not data.task = parsing"),
-        ({"data.tokenizer": "unigram"}, "needs data.tokenizer = bpe, not data.tokenizer = unigram"),
-        ({"subwords.samples": "1"}, "subwords.samples"),
-    ],
-)
-def test_contradictory_keys_are_refused(keys, message):
-    with pytest.raises(UserError, match=message):
-        resolve(override(default_config(), {**KEYS, **keys}))
-
-
-def test_more_dropout_makes_more_pieces(source, tmp_path):
-    tokenizers = train_tokenizers(source, Data(vocab_size=350))
-    lengths = [
-        prepared(source, tokenizers, tmp_path / str(dropout), dropout=dropout).source_lengths.sum()
-        for dropout in (0.05, 0.3, 0.9)
-    ]
-    assert lengths == sorted(set(lengths))
-
-
-def test_sampled_stores_of_other_chunks_are_not_reused(source, tokenizers, tmp_path, monkeypatch):
-    """The draws depend on how the corpus is cut into chunks, so the digest does too."""
-    digest = prepared(source, tokenizers, tmp_path / "a").digest
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 7)
-    assert prepared(source, tokenizers, tmp_path / "a").digest != digest
-
-
-def test_segmentations_are_part_of_the_recipe():
-    tokenizers = dataclasses.make_dataclass("T", ["digest"])("t")
-    recipes = [preprocess.recipe_of("f", tokenizers, POLICIES, s) for s in (None, dropout_of(0.1), dropout_of(0.1, 1))]
-    assert len({digest for _, digest in recipes}) == 3 and "segmentation" not in recipes[0][0]
-    # As the first version wrote it: digests of its stores stay valid.
-    assert json.dumps(recipes[2][0]["segmentation"]) == '{"dropout": 0.1, "seed": 0, "number": 1}'
-
-
-def test_long_sentences_without_spaces_are_not_drawn(source, tokenizers, tmp_path):
-    """Drawing takes time with the square of a word; these are dropped as too long anyway."""
-    encoder = preprocess.Encoder(tokenizers, dataclasses.replace(POLICIES, max_length=50), dropout_of(0.5))
-    chunk = encoder([("xy" * 50_000, "short"), ("the house", "das Haus")], 0)
-    assert chunk.dropped == [(0, "too_long")] and chunk.counts["pairs_read"] == 2
+def test_the_filters_see_the_own_segmentation(tmp_path):
+    """So that the same pairs are kept as without dropout, and preparing them takes no draws."""
+    _, drawn = corpus_of(tmp_path / "a", data=DATA | dict(max_length=14, pack_length=16))
+    _, plain = corpus_of(tmp_path / "b", data=DATA | dict(max_length=14, pack_length=16), subwords={})
+    assert 0 < plain.train.meta["dropped"] == drawn.train.meta["dropped"]
+    for i in range(plain.train.num_pairs):
+        assert plain.train.source(i).tolist() == drawn.train.source(i).tolist()
 
 
 def test_control_symbols_come_before_every_segmentation(tmp_path):
-    keys = KEYS | {"data.train": "toy:train:120", "languages.directions": "train=en-de", "data.vocab_size": "360"}
-    config = resolve(override(default_config(), keys))
-    prepared = prepare_corpus(task_of(config), tmp_path)
-    symbol = prepared.tokenizers.source.control_symbols["<2de>"]
-    for store in (prepared.train, *prepared.further):
-        assert all(sentence[0] == symbol and sentence.count(symbol) == 1 for sentence in ids(store))
+    config, corpus = corpus_of(
+        tmp_path, data=DATA | dict(vocab_size=360), languages=dict(directions="train=en-de, valid=en-de")
+    )
+    symbol, batches = corpus.tokenizers.source.control_symbols["<2de>"], corpus.batches(config)
+    for k in range(20):
+        for ids in sentences(batches.batch(k), 0).values():
+            assert ids[0] == symbol and ids.count(symbol) == 1
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (dict(task="parsing"), "needs data.tokenizer = bpe, not data.task = parsing"),
+        (dict(tokenizer="unigram"), "needs data.tokenizer = bpe, not data.tokenizer = unigram"),
+    ],
+)
+def test_contradictory_keys_are_refused(data, message):
+    config = small_config(data=data, subwords=dict(bpe_dropout=0.3))
+    with pytest.raises(UserError, match=message):
+        config.group("subwords").check(config)

@@ -1,4 +1,4 @@
-"""Unigram sampling: segmentations x of a text have probability P(x)^alpha / sum, each store a function of (seed, number)."""
+"""Unigram sampling: segmentations x of a text have probability P(x)^alpha / sum."""
 
 import itertools
 import math
@@ -13,18 +13,15 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, train_tokenizers
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.subwords.hook import Segmentation
+from t2t_flax.extensions.subwords.hook import DrawnSubwords
 from t2t_flax.extensions.subwords.samplers import UnigramSampling
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
-POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
 KEYS = {
     "data.tokenizer": "unigram",
     "data.vocab_size": "150",
@@ -33,12 +30,7 @@ KEYS = {
     "data.max_length": "60",
     "data.pack_length": "60",
     "subwords.unigram_alpha": "0.2",
-    "subwords.samples": "3",
 }
-
-
-def sampling(alpha: float, number: int = 0, seed: int = 0) -> Segmentation:
-    return Segmentation("unigram_alpha", alpha, seed, number)
 
 
 @pytest.fixture(scope="module")
@@ -138,8 +130,8 @@ def test_frequencies_are_those_of_the_enumerated_distribution(models, model, tex
     for pieces, score in all_segmentations(tokenizer, normalized).items():
         weights[joined_ids(tokenizer, pieces)] += math.exp(alpha * score)
     total = weights.total()
-    draws, generator = 4000, random.Random(0)
-    counts = Counter(tuple(sampling(alpha).draw(tokenizer, text, generator)) for _ in range(draws))
+    draws, generator, sampler = 4000, random.Random(0), UnigramSampling(tokenizer, alpha)
+    counts = Counter(tuple(sampler.encode(text, generator)) for _ in range(draws))
     assert set(counts) <= set(weights) and len(weights) > 1
     for ids, weight in weights.items():
         p = weight / total
@@ -150,9 +142,9 @@ def test_frequencies_are_those_of_the_enumerated_distribution(models, model, tex
 def test_probabilities_of_pieces_are_the_exact_marginals(models, model):
     """The lattice's own probabilities, without drawing: of each last piece of a text."""
     tokenizer = models[model]
-    sampler = UnigramSampling(tokenizer.data)
+    sampler = UnigramSampling(tokenizer, 0.3)
     text = "▁the▁small" if model == "crossing" else "▁thinger"
-    lattice = sampler.lattice(text, 0.3)
+    lattice = sampler.lattice(text)
     for end in range(1, len(text) + 1):
         found = all_segmentations(tokenizer, text[:end])
         total = math.fsum(math.exp(0.3 * score) for score in found.values())
@@ -186,10 +178,25 @@ def log_probability(tokenizer, ids) -> float:
 def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, text):
     """Where several are equally probable, SentencePiece keeps the first that its float32 sums prefer."""
     tokenizer = models[model]
-    best, own = tokenizer.encode(text), sampling(1e9).draw(tokenizer, text, random.Random(0))
+    best, own = tokenizer.encode(text), UnigramSampling(tokenizer, 1e9).encode(text, random.Random(0))
     if own != best:
         assert log_probability(tokenizer, own) == pytest.approx(log_probability(tokenizer, best), rel=1e-5)
     assert tokenizer.decode(own) == tokenizer.decode(best)
+
+
+@pytest.mark.parametrize("listed", [0, 256])
+def test_listed_words_are_drawn_as_others(models, monkeypatch, listed):
+    """From the lattice, or from the list of all segmentations."""
+    monkeypatch.setattr(UnigramSampling, "_LISTED", listed)
+    tokenizer, draws = models["bytes"], 4000
+    weights: Counter[tuple[int, ...]] = Counter()
+    for pieces, score in all_segmentations(tokenizer, "▁The").items():
+        weights[joined_ids(tokenizer, pieces)] += math.exp(0.2 * score)
+    sampler, generator = UnigramSampling(tokenizer, 0.2), random.Random(0)
+    counts = Counter(tuple(sampler.encode("The", generator)) for _ in range(draws))
+    for ids, weight in weights.items():
+        p = weight / weights.total()
+        assert abs(counts[ids] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3
 
 
 @pytest.mark.parametrize("model", [*MODELS, "crossing"])
@@ -197,8 +204,8 @@ def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, te
 @settings(max_examples=100, deadline=None)
 def test_every_draw_spells_the_text_and_keeps_tags_whole(models, model, text, seed):
     tokenizer = models[model]
-    ids = sampling(0.05).draw(tokenizer, text, random.Random(seed))
-    assert ids == sampling(0.05).draw(tokenizer, text, random.Random(seed))
+    ids = UnigramSampling(tokenizer, 0.05).encode(text, random.Random(seed))
+    assert ids == UnigramSampling(tokenizer, 0.05).encode(text, random.Random(seed))
     assert tokenizer.pieces(ids).count("<bt>") == tokenizer.pieces(tokenizer.encode(text)).count("<bt>")
     if model == "bytes":
         assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode(text))
@@ -208,7 +215,7 @@ def test_smaller_alpha_makes_more_pieces(models):
     generator = random.Random(0)
     lengths = [
         sum(
-            len(sampling(alpha).draw(models["bytes"], text, generator))
+            len(UnigramSampling(models["bytes"], alpha).encode(text, generator))
             for text in ["there is something in the weather", "Die Frauen"]
         )
         for alpha in (5.0, 0.5, 0.01)
@@ -216,61 +223,27 @@ def test_smaller_alpha_makes_more_pieces(models):
     assert lengths == sorted(set(lengths))
 
 
-def ids_of(store) -> list[list[int]]:
-    return [store.source(i).tolist() for i in range(store.num_pairs)]
-
-
-def test_a_segmentation_is_a_function_of_seed_and_number(source, models, tmp_path, monkeypatch):
-    """Whatever was drawn before."""
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 100)
-    pair = TokenizerPair(models["bytes"], models["bytes"])
-
-    def prepared(name, number, *, seed=0):
-        segmentation = sampling(0.2, number, seed)
-        return prepare_split(source, pair, tmp_path / name, POLICIES, num_workers=1, segmentation=segmentation)
-
-    prepared("before", 2)
-    first, again = prepared("a", 1), prepared("b", 1)
-    assert ids_of(first) == ids_of(again) and first.digest == again.digest
-    assert len({str(ids_of(store)) for store in (first, prepared("c", 1, seed=1), prepared("d", 2))}) == 3
-
-
 def test_long_texts_without_spaces(models):
     text = "there" * 1_000
-    ids = sampling(0.2).draw(models["bytes"], text, random.Random(0))
+    ids = UnigramSampling(models["bytes"], 0.2).encode(text, random.Random(0))
     assert models["bytes"].decode(ids) == text
 
 
-def test_each_epoch_reads_the_next_segmentation_and_validation_text_has_one(tmp_path):
+def test_each_pass_draws_other_segmentations(tmp_path):
     config = resolve(override(default_config(), {"data.train": "toy:train:120", "data.valid": "toy:valid:20", **KEYS}))
     corpus = prepare_corpus(task_of(config), tmp_path)
-    stores = [corpus.train, *corpus.further]
-    assert len(stores) == 3 and len({str(ids_of(store)) for store in stores}) == 3
-    batches = corpus.batches(config)
-    epochs = [batches.batch(k) for k in range(60)]
-    assert {batch.epoch for batch in epochs} > {0, 1, 2, 3}
-    assert all(batch.store is stores[batch.epoch % 3] for batch in epochs)
-    plain = [
-        corpus.tokenizers.source.encode(text) + [1]
-        for text, _ in task_of(config).open_source("toy:valid:20", key="").pairs()
-    ]
-    assert ids_of(corpus.valid["valid"]) == plain
-    assert "unigram sampling, alpha 0.2: epochs take turns through 3 segmentations" in describe(config)
-
-
-def test_pairs_that_are_dropped_in_some_segmentations_are_reported(tmp_path):
-    keys = KEYS | {"data.train": "toy:train:120", "data.max_length": "20"}
-    config = resolve(override(default_config(), keys))
-    corpus = prepare_corpus(task_of(config), tmp_path)
-    counts = [store.num_pairs for store in (corpus.train, *corpus.further)]
-    assert min(counts) < max(counts) < 120
-    assert corpus.describe_train(config).endswith(f"\n{min(counts)} to {max(counts)} pairs in the 3 segmentations")
+    batches, lengths = corpus.batches(config), Counter()
+    for k in range(4 * batches.updates_per_epoch):
+        batch = batches.batch(k)
+        lengths[batch.epoch] += batch.source_tokens
+    assert len({lengths[epoch] for epoch in range(3)}) == 3
+    assert all(lengths[epoch] > corpus.train.source_lengths.sum() for epoch in range(3))
+    assert "unigram sampling, alpha 0.2: each pass draws another segmentation of every pair" in describe(config)
 
 
 @pytest.mark.parametrize(
     ("keys", "message"),
     [
-        ({"eval.every_epochs": "1"}, "unigram_alpha = 0.2 changes the length of an epoch"),
         ({"data.task": "parsing"}, "unigram_alpha = 0.2 needs data.tokenizer = unigram, not data.task = parsing"),
         ({"data.tokenizer": "bpe"}, "needs data.tokenizer = unigram, not data.tokenizer = bpe"),
         ({"subwords.bpe_dropout": "0.1"}, "bpe_dropout = 0.1 needs data.tokenizer = bpe, not data.tokenizer = unigram"),
@@ -286,4 +259,4 @@ def test_other_models_are_refused(source):
     with pytest.raises(
         UserError, match="unigram_alpha needs a SentencePiece model of type unigram: this one is of type bpe"
     ):
-        sampling(0.1).draw(bpe.source, "the house", random.Random(0))
+        DrawnSubwords("unigram_alpha", 0.1).encoder(bpe.source)
