@@ -104,8 +104,7 @@ def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Sha
 class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
-    `further`: stores of the same pairs, which `make_stream` uses too. `shapes`: the closed list, ascending; every batch has one
-    of them. `updates_per_epoch`: of the first epoch, see `Layouts`.
+    `shapes`: the closed list, ascending; every batch has one of them. `updates_per_epoch`: of the first epoch, see `Layouts`.
     """
 
     def __init__(
@@ -115,11 +114,10 @@ class Batches:
         *,
         seed: int,
         shards: int = 1,
-        further: Sequence[TokenStore] = (),
         make_stream: MakeStream = plain_stream,
     ):
-        self._stores = [store, *further]
-        self.stream = make_stream(self._stores, config, seed, None)
+        self._store = store
+        self.stream = make_stream(store, config, seed, None)
         self.updates_per_epoch = self.stream.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
         self._sizes = self.stream.sizes
@@ -129,8 +127,7 @@ class Batches:
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""
         if k % _RELEASED_EVERY == 0:
-            for store in self._stores:
-                store.release()
+            self._store.release()
         store, epoch, layout = self.stream.update(k)
         fitting = smallest_fitting(self._sizes, layout.needed)
         assert fitting is not None, "sizes hold every update"

@@ -366,12 +366,12 @@ def common_sizes(lists: Sequence[Sequence[Size]]) -> list[Size]:
 
 
 MakeWindows = Callable[[TokenStore], Windows]
-MakeStream = Callable[[Sequence[TokenStore], Data, int, MakeWindows | None], Stream]
-"""(the stores of the training pairs, config.data, seed, the windows of a store if not `whole_passes`) -> stream."""
+MakeStream = Callable[[TokenStore, Data, int, MakeWindows | None], Stream]
+"""(the store of the training pairs, config.data, seed, the windows of a store if not `whole_passes`) -> stream."""
 
 
 def plain_stream(
-    stores: Sequence[TokenStore],
+    store: TokenStore,
     config: Data,
     seed: int,
     windows_of: MakeWindows | None = None,
@@ -379,6 +379,5 @@ def plain_stream(
     make_draw: Callable[[TokenStore], Draw | None] = lambda store: None,
 ) -> Layouts:
     """The stream of a single store; a `MakeStream`."""
-    (store,) = stores
     windows = windows_of(store) if windows_of else whole_passes(store, config, seed)
     return Layouts(Layouter(store, config, seed, windows, make_sampler, make_draw(store)))

@@ -183,16 +183,13 @@ class Phases:
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
     """The phases of mixtures.shares, each a stream of `make`."""
 
-    def make_phases(
-        stores: Sequence[TokenStore], data: Data, seed: int, windows_of: MakeWindows | None = None
-    ) -> Stream:
-        (store,) = stores
+    def make_phases(store: TokenStore, data: Data, seed: int, windows_of: MakeWindows | None = None) -> Stream:
         phases = mixtures(store, config, data, seed)
         if phases is None:
-            return make(stores, data, seed, windows_of)
+            return make(store, data, seed, windows_of)
         seeds = [key_of(seed, 7, number) if number else seed for number in range(len(phases))]
         return Phases({
-            start: make(stores, data, of_phase, lambda store, mixture=mixture: mixture)
+            start: make(store, data, of_phase, lambda store, mixture=mixture: mixture)
             for of_phase, (start, mixture) in zip(seeds, phases, strict=True)
         })  # fmt: skip
 
