@@ -100,6 +100,8 @@ PREPARED = {
     "data.on_too_long": ("drop", "truncate", {"data.max_length": 24}),
     "mixtures.tags": ("", "train=<bt>", {}),
     "mixtures.limits": ("", "train=100", {}),
+    "mixtures.samples": ("", "train=100", {}),
+    "mixtures.sample_seed": (0, 1, {"mixtures.samples": "train=100"}),
     "filters.length_ratio": (0.0, 1.3, {}),
     "filters.words": ((0, 0), (4, 9), {}),
     "filters.characters": ((0, 0), (0, 40), {}),

@@ -15,6 +15,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "mixtures.tags": {"mixtures.tags": "en-de=<bt>"},
     "languages.directions": {"languages.directions": "en-de=en-de, valid=en-de"},
     "mixtures.limits": {"mixtures.limits": "en-de=140"},
+    "mixtures.samples": {"mixtures.samples": "en-de=120"},
     "data.valid": {"data.valid": "toy:valid:20"},
     "data.test": {"data.test": "toy:test:4", "languages.directions": "by_name, valid=en-de, test=en-de"},
     "data.task": {"data.task": "parsing"},

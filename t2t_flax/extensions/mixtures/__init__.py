@@ -1,4 +1,4 @@
-"""Mixtures: shares, tags and limits of the sources of data.train."""
+"""Mixtures: shares, tags, limits and samples of the sources of data.train."""
 
 import math
 import re
@@ -31,10 +31,19 @@ class Mixtures:
         "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
     )
     limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
+    samples: str = key("", "only a random sample of the pairs of a source of data.train: 'NAME=100000'")
+    sample_seed: int = key(0, "seed of mixtures.samples: the same sample whatever seed.data is", low=0, high=2**63 - 1)
 
     def check(self, config: Config) -> None:
         """Raises UserError for a wrong value, and for schedules that count epochs while their length changes."""
-        phases, _, _ = parse_shares(config), parse_tags(config), parse_limits(config)
+        phases, _, limits, samples = (
+            parse_shares(config),
+            parse_tags(config),
+            parse_limits(config),
+            parse_samples(config),
+        )
+        if both := sorted(limits.keys() & samples.keys()):
+            raise UserError(f"config.mixtures.limits and config.mixtures.samples both name {both[0]}: set one of them.")
         if self.temperature is not None and phases[0].weights:
             raise UserError(
                 f"config.mixtures.shares gives the shares: config.mixtures.temperature = {self.temperature} would have no "
@@ -91,13 +100,22 @@ def parse_tags(config: Config) -> dict[str, str]:
 
 def parse_limits(config: Config) -> dict[str, int]:
     """mixtures.limits by name of the source. Raises UserError for unknown names and limits that are not whole numbers above 0."""
-    text = config.group("mixtures").limits
-    shown = f"config.mixtures.limits = {text!r}"
-    limits = _entries(shown, text, config)
-    for name, value in limits.items():
+    return _numbers_of_pairs("limits", config)
+
+
+def parse_samples(config: Config) -> dict[str, int]:
+    """mixtures.samples by name of the source, as `parse_limits`."""
+    return _numbers_of_pairs("samples", config)
+
+
+def _numbers_of_pairs(key: str, config: Config) -> dict[str, int]:
+    text = getattr(config.group("mixtures"), key)
+    shown = f"config.mixtures.{key} = {text!r}"
+    numbers = _entries(shown, text, config)
+    for name, value in numbers.items():
         if not value.isdecimal() or not int(value):
             raise UserError(f"{shown}: {value!r} is not a number of pairs (of {name}).")
-    return {name: int(value) for name, value in limits.items()}
+    return {name: int(value) for name, value in numbers.items()}
 
 
 def _entries(shown: str, text: str, config: Config) -> dict[str, str]:
@@ -118,5 +136,6 @@ def _weight(shown: str, text: str) -> float:
 
 GROUPS.add("mixtures", Mixtures)
 DATA_HOOKS.add(
-    "t2t_flax.extensions.mixtures.hook", *(f"mixtures.{key}" for key in ("shares", "temperature", "tags", "limits"))
+    "t2t_flax.extensions.mixtures.hook",
+    *(f"mixtures.{key}" for key in ("shares", "temperature", "tags", "limits", "samples")),
 )

@@ -1,43 +1,26 @@
 """Mixtures in the data of a run."""
 
-import itertools
-
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.sources import Source, TaggedSource, sha256_of
+from t2t_flax.data.sources import TaggedSource
 from t2t_flax.data.tokenizer_text import Shares
-from t2t_flax.extensions.mixtures import parse_limits, parse_shares, parse_tags
+from t2t_flax.extensions.mixtures import parse_limits, parse_samples, parse_shares, parse_tags
+from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
-
-
-class FirstPairs(Source):
-    """The first `limit` pairs of a source."""
-
-    def __init__(self, source: Source, limit: int):
-        super().__init__(source.spec, source.count and min(source.count, limit), files=source.files)
-        self._source, self._limit, self.reference_count = source, limit, source.reference_count
-        self.tag = source.tag
-
-    def read(self):
-        return itertools.islice(self._source.read(), self._limit)
-
-    def fingerprint(self):
-        return sha256_of(self._source.fingerprint(), str(self._limit))
-
-    def where(self, i):
-        return self._source.where(i)
 
 
 class MixturesHook(DataHook):
     def __init__(self, config: Config):
         self._config = config
-        self._tags, self._limits = parse_tags(config), parse_limits(config)
+        self._tags, self._limits, self._samples = parse_tags(config), parse_limits(config), parse_samples(config)
 
     def transform(self, split, name, source):
         if split != "train":
             return source
         if limit := self._limits.get(name):
             source = FirstPairs(source, limit)
+        if size := self._samples.get(name):
+            source = RandomPairs(source, name, size, self._config.group("mixtures").sample_seed)
         return TaggedSource(source, self._tags[name]) if name in self._tags else source
 
     def symbols(self):
@@ -57,6 +40,7 @@ class MixturesHook(DataHook):
 
     def explain(self):
         lines = [f"only the first {count:,} pairs of {name}" for name, count in self._limits.items()]
+        lines += [f"a random sample of {count:,} pairs of {name}" for name, count in self._samples.items()]
         lines += [f"{tag} before the source sentences of {name}" for name, tag in self._tags.items()]
         temperature = self._config.group("mixtures").temperature
         rule = f"pairs^(1/{temperature:g})" if temperature else "every pair equally often"

@@ -19,7 +19,7 @@ from t2t_flax.data.sources import JoinedSource, TaggedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_shares
-from t2t_flax.extensions.mixtures.hook import FirstPairs
+from t2t_flax.extensions.mixtures.selections import FirstPairs
 from t2t_flax.extensions.mixtures.shares import mixtures
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe

@@ -1,0 +1,97 @@
+"""Some of the pairs of a source: the first ones, or a random sample."""
+
+import itertools
+import zlib
+from collections.abc import Iterator
+
+import numpy as np
+
+from t2t_flax.data.hashing import bijection, key_of
+from t2t_flax.data.sources import Row, Source, sha256_of
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import file_state
+
+_BLOCK = 1 << 16
+_counts: dict[tuple, int] = {}
+"""Pairs of sources that this process has counted, by `_state`."""
+
+
+class FirstPairs(Source):
+    """The first `limit` pairs of a source, those that the source drops not counted."""
+
+    def __init__(self, source: Source, limit: int):
+        count = None if source.reasons or source.count is None else min(source.count, limit)
+        super().__init__(source.spec, count, files=source.files)
+        self._source, self._limit, self.reference_count = source, limit, source.reference_count
+        self.tag, self.reasons = source.tag, source.reasons
+
+    def read(self):
+        left = self._limit
+        for row in self._source.read():
+            yield row
+            left -= not isinstance(row, str)
+            if not left:
+                return
+
+    def fingerprint(self):
+        return sha256_of(self._source.fingerprint(), str(self._limit))
+
+    def where(self, i):
+        return self._source.where(i)
+
+
+class RandomPairs(Source):
+    """A sample of `size` pairs of a source, in its order; those that the source drops are passed on. Which ones is a function of
+    the seed, the name and the number of the source's pairs.
+
+    Pair k of n is one of the sample if a pseudo-random permutation of 0 .. n-1 takes it to a number below `size`. So the source
+    is read once more where n is not known, and memory does not grow. Raises UserError for a source with fewer pairs.
+    """
+
+    def __init__(self, source: Source, name: str, size: int, seed: int):
+        super().__init__(source.spec, None if source.reasons else size, files=source.files)
+        self._source, self._name, self._size, self._seed = source, name, size, seed
+        self.tag, self.reasons, self.reference_count = source.tag, source.reasons, source.reference_count
+        self._walk: tuple[int, Iterator[int]] = (0, iter(()))
+
+    def read(self):
+        return (row for _, row in self._chosen())
+
+    def _chosen(self) -> Iterator[tuple[int, Row]]:
+        """(its index in the source, row)."""
+        draws = self._draws()
+        for i, row in enumerate(self._source.read()):
+            if isinstance(row, str) or next(draws):
+                yield i, row
+
+    def _draws(self) -> Iterator[bool]:
+        """Whether each pair is one of the sample."""
+        count, key = _count(self._source), key_of(self._seed, zlib.crc32(self._name.encode()))
+        if count < self._size:
+            raise UserError(
+                f"config.mixtures.samples: {self._name} has {count:,} pairs, fewer than the {self._size:,} of the sample."
+            )
+        for start in range(0, count, _BLOCK):
+            yield from (bijection(np.arange(start, min(start + _BLOCK, count)), count, key) < self._size).tolist()
+
+    def fingerprint(self):
+        return sha256_of(self._source.fingerprint(), self._name, str(self._size), str(self._seed))
+
+    def where(self, i):
+        """Reads on from the last call, or anew."""
+        at, indices = self._walk
+        if i < at or not at:
+            at, indices = 0, (index for index, _ in self._chosen())
+        index = next(itertools.islice(indices, i - at, None))
+        self._walk = i + 1, indices
+        return self._source.where(index)
+
+
+def _count(source: Source) -> int:
+    """The pairs of a source that it does not drop."""
+    if source.count is not None and not source.reasons:
+        return source.count
+    state = (source.spec, *(f"{file} {file_state(file)}" for file in source.files))
+    if state not in _counts:
+        _counts[state] = sum(not isinstance(row, str) for row in source.read())
+    return _counts[state]
