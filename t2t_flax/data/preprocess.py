@@ -11,12 +11,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-from etils import epath
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.shards import Shards
 from t2t_flax.data.sources import Source
-from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
+from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
@@ -223,7 +222,7 @@ def prepare_split(
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare"):
         if find_store(local, digest):  # written by another process during the wait
-            return TokenStore.open(local, epath.Path(folder))
+            return open_local(folder, local)
         shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
         sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
         shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes)
@@ -255,7 +254,7 @@ def prepare_split(
                 writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
         shards.remove()
         upload(folder, local)
-        return TokenStore.open(local, epath.Path(folder))
+        return open_local(folder, local)
 
 
 def recipe_of(

@@ -1,27 +1,41 @@
 """Token stores in an object store: written on local disk and uploaded, copied to local disk once per host.
 
-An object store has no atomic rename: meta.json is uploaded last, and the store is complete with it.
+An object store has no atomic rename: meta.json is uploaded last, and the store is complete with it. This host's copies are in
+the folder of the environment variable T2T_STORES, each in a folder named by its digest; those that no process has open are
+removed, the least recently used first, while all have more than T2T_STORES_GB.
 """
 
+import contextlib
+import fcntl
 import json
+import logging
+import os
 import shutil
+import weakref
 from pathlib import Path
 
+import numpy as np
 from etils import epath
 
-from t2t_flax.data.token_store import TokenStore, files_of, matches, read_meta
+from t2t_flax.data.token_store import TokenStore, files_of, matches, read_meta, stored_sides
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 
-LOCAL = "~/.cache/t2t_flax/stores"
-"""Folder of this host's copies, each in a folder named by its digest."""
+FOLDER, LIMIT = "T2T_STORES", "T2T_STORES_GB"
+"""Environment variables; see above."""
+DEFAULTS = {FOLDER: "~/.cache/t2t_flax/stores", LIMIT: "200"}
+log = logging.getLogger("t2t_flax")
 
 
 def local_path(folder: epath.PathLike, digest: str) -> Path:
     """Where the store `folder` is written and memory-mapped: this host's copy."""
-    return Path(LOCAL).expanduser() / digest[:24]
+    return Path(_setting(FOLDER)).expanduser() / digest[:24]
+
+
+def _setting(name: str) -> str:
+    return os.environ.get(name) or DEFAULTS[name]
 
 
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
@@ -39,7 +53,51 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
         else:
             shutil.rmtree(local, ignore_errors=True)
             return None
-    return TokenStore.open(local, folder)
+        return open_local(folder, local)
+
+
+def open_local(folder: epath.PathLike, local: Path) -> TokenStore:
+    """Opens this host's copy of the store `folder`, which is not removed while the store is in use. The caller holds its lock."""
+    store = TokenStore.open(local, epath.Path(folder))
+    descriptor = os.open(local / "meta.json", os.O_RDONLY)
+    weakref.finalize(store, os.close, descriptor)
+    with contextlib.suppress(OSError):  # a file system without locks, on which nothing is removed
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+    with contextlib.suppress(OSError):  # another account's
+        os.utime(local)
+    return store
+
+
+def _make_room(needed: int, but: Path) -> None:
+    """Removes copies, and what killed preparations left of others, until a copy `but` of `needed` bytes fits too."""
+    try:
+        limit = float(_setting(LIMIT)) * 1e9
+    except ValueError:
+        raise UserError(f"{LIMIT}={_setting(LIMIT)} is not a number of gigabytes.") from None
+    found = [path for path in but.parent.iterdir() if path.is_dir() and path != but]
+    sizes = {path: _size(path) for path in found}
+    used = needed + sum(sizes.values())
+    for path in sorted(found, key=lambda path: path.stat().st_mtime):
+        if used > limit and _remove_unused(path):
+            used -= sizes[path]
+    if used > limit:
+        log.warning("%s has %.1f GB that are in use, more than %s=%s", but.parent, used / 1e9, LIMIT, _setting(LIMIT))
+
+
+def _size(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+def _remove_unused(path: Path) -> bool:
+    """Removes a folder unless a process writes it or has it open; whether it did."""
+    copy = path.with_name(path.name.partition(".")[0])  # of DIGEST.shards-KEY and DIGEST.partial-HEX too
+    with contextlib.suppress(OSError, UserError), exclusive_writer(copy, "prepare", wait=False):
+        if path == copy:
+            with open(path / "meta.json") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        shutil.rmtree(path, ignore_errors=True)
+        return True
+    return False
 
 
 def is_intact(folder: Path, digest: str) -> bool:
@@ -53,6 +111,7 @@ def is_intact(folder: Path, digest: str) -> bool:
 def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store."""
     folder = epath.Path(folder)
+    _make_room(_size(local), local)
     text = (local / "meta.json").read_text()
     meta = parse_json(text)
     if read_meta(folder) == meta:  # uploaded by another host
@@ -67,6 +126,8 @@ def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
     if is_intact(local, meta["digest"]):
         return
     shutil.rmtree(local, ignore_errors=True)
+    sides = (meta[side] for side in stored_sides(meta))
+    _make_room(sum(side["tokens"] * np.dtype(side["dtype"]).itemsize + 12 * meta["pairs"] for side in sides), local)
     partial = local
     try:
         with atomic_directory(local) as partial:

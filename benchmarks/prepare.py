@@ -1,0 +1,163 @@
+"""Wall time and memory of preparing a corpus, by phase, and the cores that 36 million pairs need.
+
+    python -m benchmarks.prepare --pairs=1000000 --out=benchmarks/results/prepare.json
+
+Synthetic pairs: words by a Zipf law, a function of the pair's number. Real pairs, with --data or T2T_FLAX_DATA: those of Multi30k,
+each time with the words turned round by one more. Both with configs/text.py and a vocabulary of 16,000; overrides may be given.
+"""
+
+import argparse
+import gzip
+import itertools
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from benchmarks.record import command_of, machine, publish
+from t2t_flax.config import load_config
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.workers import num_cores
+from t2t_flax.tasks import task_of
+
+PHASES = {
+    "hash the files": "hash",
+    "sample sentences": "sample",
+    "train the tokenizer": "tokenizer",
+    "tokenise train": "encode",
+}
+WMT_PAIRS = 36_000_000
+"""English-French, section 5.1."""
+_BLOCK = 10_000
+_WORDS = 50_000
+
+
+def synthetic_pairs() -> Iterator[tuple[str, str]]:
+    """Endless; sides of 1 to some 60 words, about 22 in the mean."""
+    letters = np.frombuffer(b"etaoinshrdlucmfwypvbgkjqxz", "S1").astype("U1")
+    share = 1 / (np.arange(_WORDS) + 2.7)
+    below = np.cumsum(share / share.sum())
+    rng = np.random.default_rng(0)
+    words = [
+        np.array(["".join(letters[rng.zipf(1.4, 2 + i.bit_length() // 2) % 26]) for i in range(_WORDS)], object)
+        for _ in range(2)
+    ]
+    for block in itertools.count():
+        rng = np.random.default_rng(block)
+        ends = np.cumsum(1 + rng.poisson(rng.gamma(4, 5.25, _BLOCK)))
+        ranks = np.searchsorted(below, rng.random(ends[-1]))
+        sides = [words[side][ranks].tolist() for side in (0, 1)]
+        for start, end in itertools.pairwise([0, *ends.tolist()]):
+            yield " ".join(sides[0][start:end]), " ".join(sides[1][start:end][::-1])
+
+
+def real_pairs(data: Path) -> Iterator[tuple[str, str]]:
+    """Endless."""
+    texts = [
+        gzip.open(data / "multi30k" / "raw" / f"train.{code}.gz", "rt").read().splitlines() for code in ("en", "de")
+    ]
+    for turn in itertools.count():
+        for pair in zip(*texts, strict=True):
+            sides = (text.split() for text in pair)
+            yield tuple(" ".join(words[turn % len(words) :] + words[: turn % len(words)]) for words in sides)  # type: ignore[misc]
+
+
+class Phases:
+    """A `Report`: seconds and largest resident memory, of this process and its children, of each phase."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = {}
+        self.bytes: dict[str, int] = {}
+        self._phase, self._began, self._end = "open", time.perf_counter(), threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
+        if PHASES[stage] != self._phase:
+            self.begin(PHASES[stage])
+
+    def begin(self, phase: str) -> None:
+        now = time.perf_counter()
+        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._began
+        self._phase, self._began = phase, now
+
+    def close(self) -> None:
+        self.begin("")
+        self._end.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        own = psutil.Process()
+        while not self._end.wait(0.1):
+            used = 0
+            for process in (own, *own.children(recursive=True)):
+                try:
+                    used += process.memory_info().rss
+                except psutil.NoSuchProcess:
+                    continue
+            self.bytes[self._phase] = max(self.bytes.get(self._phase, 0), used)
+
+
+def measure(pairs: Iterator[tuple[str, str]], count: int, overrides: dict[str, str]) -> dict[str, Any]:
+    """Prepares the first `count` pairs, written to files, in a new folder."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        with open(folder / "train.en", "w") as source, open(folder / "train.de", "w") as target:
+            for one, other in itertools.islice(pairs, count):
+                source.write(one + "\n")
+                target.write(other + "\n")
+        size = sum(path.stat().st_size for path in folder.iterdir())
+        of_data = {"train": f"{folder}/train.en,{folder}/train.de", "valid": "", "test": "", "vocab_size": "16000"}
+        config = load_config("configs/text.py", {f"data.{key}": value for key, value in of_data.items()} | overrides)
+        phases = Phases()
+        corpus = prepare_corpus(task_of(config), folder / "run", phases)
+        phases.begin("plan")
+        for path in (folder / "run" / "data").glob("*.plan-*"):
+            path.unlink()
+        corpus.batches(config)
+        phases.begin("second start")
+        prepare_corpus(task_of(config), folder / "run")
+        phases.close()
+        cores = config.data.num_workers or num_cores()
+        encode = phases.seconds["encode"]
+        return {
+            "pairs": count,
+            "megabytes": round(size / 1e6, 1),
+            "tokens_of_a_pair": round(float(np.mean(sum(corpus.train.lengths))), 1),
+            "workers": cores,
+            "seconds": {phase: round(value, 2) for phase, value in phases.seconds.items()},
+            "peak_megabytes": {phase: round(value / 1e6) for phase, value in phases.bytes.items() if phase},
+            "pairs_per_second_and_core": round(count / encode / cores),
+            "core_hours_of_36M_pairs": round(WMT_PAIRS / count * encode * cores / 3600, 1),
+        }
+
+
+def main(argv: list[str]) -> None:
+    """Measures and writes the record."""
+    parser = argparse.ArgumentParser(
+        "python -m benchmarks.prepare", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--pairs", type=int, default=1_000_000, help="synthetic ones")
+    parser.add_argument("--real-pairs", type=int, default=300_000)
+    parser.add_argument("--data", default=os.environ.get("T2T_FLAX_DATA", ""), metavar="DIR", help="holds multi30k/")
+    parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
+    args, rest = parser.parse_known_args(argv)
+    if unknown := [word for word in rest if not word.startswith("--config.") or "=" not in word]:
+        parser.error(f"unknown arguments: {' '.join(unknown)}")
+    overrides = dict(word.removeprefix("--config.").split("=", 1) for word in rest)
+    results = {"synthetic": measure(synthetic_pairs(), args.pairs, overrides)}
+    if args.data:
+        results["real"] = measure(real_pairs(Path(args.data)), args.real_pairs, overrides)
+    what = "seconds and peak memory of preparing a corpus by phase; encode includes reading, writing and joining shards"
+    publish({"what": what, "command": command_of("prepare", argv), **results, "machine": machine()}, args.out)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
