@@ -2,7 +2,7 @@
 
     python -m benchmarks.prepare --pairs=1000000 --out=benchmarks/results/prepare.json
 
-Synthetic pairs: words by a Zipf law, a function of the pair's number. Real pairs, with --data or T2T_FLAX_DATA: those of Multi30k,
+Synthetic pairs: words by a Zipf law. Real pairs, with --data or T2T_FLAX_DATA: those of Multi30k,
 each time with the words turned round by one more. Both with configs/text.py and a vocabulary of 16,000; overrides may be given.
 """
 
@@ -32,6 +32,7 @@ PHASES = {
     "sample sentences": "sample",
     "train the tokenizer": "tokenizer",
     "tokenise train": "encode",
+    "join the shards of train": "join",
 }
 WMT_PAIRS = 36_000_000
 """English-French, section 5.1."""
@@ -126,7 +127,7 @@ def measure(pairs: Iterator[tuple[str, str]], count: int, overrides: dict[str, s
         prepare_corpus(task_of(config), folder / "run")
         phases.close()
         cores = config.data.num_workers or num_cores()
-        encode = phases.seconds["encode"]
+        encode = phases.seconds["encode"]  # it has processes; the other phases read or write in this one
         return {
             "pairs": count,
             "megabytes": round(size / 1e6, 1),
@@ -155,7 +156,7 @@ def main(argv: list[str]) -> None:
     results = {"synthetic": measure(synthetic_pairs(), args.pairs, overrides)}
     if args.data:
         results["real"] = measure(real_pairs(Path(args.data)), args.real_pairs, overrides)
-    what = "seconds and peak memory of preparing a corpus by phase; encode includes reading, writing and joining shards"
+    what = "seconds and peak memory of preparing a corpus by phase"
     publish({"what": what, "command": command_of("prepare", argv), **results, "machine": machine()}, args.out)
 
 

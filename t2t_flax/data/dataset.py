@@ -280,7 +280,8 @@ def _split_store(
         epath.Path(_cache(config, workdir)) / f"{kind}-{digest[:12]}",
         policies,
         num_workers=config.data.num_workers,
-        progress=lambda done, total: report(f"tokenise {split}", done, total, "pairs"),
+        report=report,
+        name=split,
     )
 
 

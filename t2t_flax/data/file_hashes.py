@@ -113,6 +113,8 @@ def _hash(paths: list[epath.Path], report: Report) -> list[FileHash]:
     sizes = [path.stat().length for path in paths]
     blocks = [(path, start) for path, size in zip(paths, sizes, strict=True) for start in range(0, max(size, 1), BLOCK)]
     done, total = 0, sum(sizes)
+    say = report if total > BLOCK else silent  # less takes no time
+    say("hash the files", 0, total >> 20, "MiB")
     with ThreadPoolExecutor(num_cores()) as threads:  # hashlib and NumPy let threads run side by side
         results, hashes = threads.map(lambda block: _hash_block(*block), blocks), []
         for size in sizes:
@@ -121,8 +123,7 @@ def _hash(paths: list[epath.Path], report: Report) -> list[FileHash]:
                 read, digest, ends = next(results)
                 digests.append(digest)
                 done, lines = done + read, lines + ends
-                if total > BLOCK:  # less takes no time
-                    report("hash the files", done >> 20, total >> 20, "MiB")
+                say("hash the files", done >> 20, total >> 20, "MiB")
             whole = digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
             hashes.append(FileHash(whole.hex(), lines))
     return hashes

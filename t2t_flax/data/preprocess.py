@@ -6,13 +6,14 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.shards import Shards
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
@@ -23,8 +24,6 @@ from t2t_flax.locks import exclusive_writer
 
 RECIPE_VERSION = 2
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
-ProgressCallback = Callable[[int, int | None], None]
-"""Called with (pairs done, pairs in total or None)."""
 CHUNK_PAIRS = 2000
 """Pairs that a process tokenizes at a time."""
 INLINE_PAIRS = 60_000
@@ -207,10 +206,11 @@ def prepare_split(
     policies: Policies,
     *,
     num_workers: int = 0,
-    progress: ProgressCallback | None = None,
+    report: Report = silent,
+    name: str = "pairs",
 ) -> TokenStore:
     """The token store of `source` at `folder`: opened if it was written from the same data, otherwise written. For a
-    folder in an object store, this host's copy of it.
+    folder in an object store, this host's copy of it. name: of the split, for `report`.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
     pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. A preparation that was
@@ -228,6 +228,12 @@ def prepare_split(
         shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes)
         of_sources, last = shards.counts(len(source.parts)), list[Chunk]()
         encoder = Encoder(tokenizers, policies)
+
+        def say() -> None:
+            done = sum(counts["pairs_read"] for counts in of_sources)
+            report(f"tokenise {name}", done, source.expected_count(), "pairs")
+
+        say()
         for part, counts, chunks in zip(
             source.parts, of_sources, encode_parts(encoder, source, num_workers, shards.complete.copy()), strict=True
         ):
@@ -238,12 +244,14 @@ def prepare_split(
                         last = []
                     last.append(chunk)
                     counts.update(chunk.counts)
-                    if progress:
-                        progress(sum(one["pairs_read"] for one in of_sources), source.expected_count())
+                    say()
             _require_nonempty(part, counts, policies, shown)
         with StoreWriter(local, vocab_sizes=sizes) as writer:
-            for sides in itertools.chain(shards.read(), (chunk.sides for chunk in last)):
+            for number, sides in enumerate(shards.read(), 1):
                 writer.write(*sides)
+                report(f"join the shards of {name}", number, len(shards.complete), "shards")
+            for chunk in last:
+                writer.write(*chunk.sides)
             total = sum(of_sources, collections.Counter())
             names = [*COUNTS, *shown]
             writer.meta.update(digest=digest, recipe=recipe, **{name: total[name] for name in names})

@@ -75,10 +75,9 @@ class TokenizerText(Source):
 
     def _reported(self, rows: Iterator[Unread], done: Iterator[int]) -> Iterator[Unread]:
         """The rows; done: numbers them in all parts."""
-        number = 0
         for row, number in zip(rows, done, strict=False):
-            if number % _REPORTED == 0:
-                self._report("sample sentences", number, self._source.expected_count(), "pairs")
+            if number % _REPORTED == 1:
+                self._report("sample sentences", number - 1, self._source.expected_count(), "pairs")
             yield row
 
     def _kept(self, number: int, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:

@@ -61,7 +61,7 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     progress_calls = []
     source = open_pairs(tmp_path, PAIRS)
     store = prepare_split(
-        source, tokenizers, tmp_path / "s", POLICIES, progress=lambda *args: progress_calls.append(args)
+        source, tokenizers, tmp_path / "s", POLICIES, report=lambda *args: progress_calls.append(args)
     )
     assert texts(store, tokenizers) == PAIRS
     assert store.source(3).tolist() == [*tokenizers.source.encode(PAIRS[3][0]), EOS]
@@ -71,7 +71,8 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     assert store.meta["target"]["longest"] == store.target_lengths.max()
     assert store.meta["recipe"]["tokenizer_digest"] == tokenizers.digest
     assert store.meta["recipe"]["source_fingerprint"] == source.fingerprint()
-    assert progress_calls == [(50, 120), (100, 120), (120, 120)], "lines were counted with the hash"
+    done = [(0, 120), (50, 120), (100, 120), (120, 120)]
+    assert progress_calls == [("tokenise pairs", *one, "pairs") for one in done], "lines were counted with the hash"
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -210,7 +211,7 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
         tmp_path / "two",
         POLICIES,
         num_workers=2,
-        progress=lambda done, total: ahead.append(int(repr(read)[6:-1]) - done),
+        report=lambda stage, done, total, unit: ahead.append(int(repr(read)[6:-1]) - done),
     )
     assert 7 < max(ahead) <= 2 * 3 * 7, "only a few chunks are in memory"
     assert len(in_process) == 2, "all but the first chunks were tokenized by other processes"
@@ -243,14 +244,14 @@ if __name__ == "__main__":
     source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
 
-    def progress(done, total):
+    def report(stage, done, total, unit):
         if done >= 20:
             import multiprocessing, time
             print(*(child.pid for child in multiprocessing.active_children()), flush=True)
             time.sleep(60)
 
     policies = preprocess.Policies(100, "drop", "drop")
-    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, progress=progress)
+    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, report=report)
 """
 
 

@@ -73,11 +73,11 @@ class Stopped(Exception):
 def prepare(corpus, folder, *, stop_at=None, policies=POLICIES, **options):
     """`prepare_split`; stopped after the chunk with which `stop_at` pairs are done."""
 
-    def progress(done, total):
+    def report(stage, done, total, unit):
         if stop_at is not None and done >= stop_at:
             raise Stopped
 
-    return prepare_split(corpus[0], corpus[1], folder, policies, num_workers=1, progress=progress, **options)
+    return prepare_split(corpus[0], corpus[1], folder, policies, num_workers=1, report=report, **options)
 
 
 @given(st.lists(st.integers(1, 121), max_size=3), st.integers(3, 9), st.integers(3, 9), st.booleans())
@@ -115,8 +115,8 @@ if __name__ == "__main__":
     source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
     policies = preprocess.Policies(100, "drop", "drop")
-    kill = lambda done, total: os.kill(os.getpid(), signal.SIGKILL) if done >= 57 else None
-    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, progress=kill)
+    kill = lambda stage, done, total, unit: os.kill(os.getpid(), signal.SIGKILL) if done >= 57 else None
+    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, report=kill)
 """
 
 
