@@ -3,15 +3,17 @@
 import dataclasses
 import hashlib
 import itertools
+import logging
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import ClassVar
 
 import numpy as np
 
-from t2t_flax.data.sources import Source
+from t2t_flax.data.sources import Source, sha256_of
 from t2t_flax.extensions.corpora.rules import Rule
 
+log = logging.getLogger("t2t_flax")
 _PARTITIONS = 64
 _IN_MEMORY = 1 << 21
 """Bytes of a partition that stay in memory; a larger one becomes a temporary file."""
@@ -37,14 +39,27 @@ class Duplicates(Rule):
         sorted: 24 bytes of disk and 1 byte of memory a pair, beside some 200 MB. Two different pairs of n have the same digest of
         128 bits with a probability of at most n^2 / 2^129: 1.5e-23 for 100 million.
         """
-        counts = []
-        with Partitions() as partitions:
-            for part in parts:
-                counts.append(partitions.add(part))
-            marked = np.zeros(sum(counts), bool)
-            for records in partitions:
-                marked[_repeated(records)] = True
-        return np.split(marked, np.cumsum(counts)[:-1])
+        corpus = sha256_of(*(f"{part.fingerprint()} {part.tag}" for part in parts))
+        if corpus not in _marks:  # the tokenizer's text, the store and `list_dropped` ask for the same
+            _marks.clear()
+            _marks[corpus] = _find(parts)
+        return _marks[corpus]
+
+
+_marks: dict[str, Sequence[np.ndarray]] = {}
+"""Those of the last corpus, by its content."""
+
+
+def _find(parts: Sequence[Source]) -> Sequence[np.ndarray]:
+    counts = []
+    with Partitions() as partitions:
+        for part in parts:
+            log.info("looking for duplicates in %s", part.spec)
+            counts.append(partitions.add(part))
+        marked = np.zeros(sum(counts), bool)
+        for records in partitions:
+            marked[_repeated(records)] = True
+    return np.split(marked, np.cumsum(counts)[:-1])
 
 
 class Partitions:

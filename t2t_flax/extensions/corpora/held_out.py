@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import hashlib
 import unicodedata
 from typing import ClassVar
 
@@ -10,7 +9,7 @@ import regex
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import directions_of
-from t2t_flax.data.sources import one_line
+from t2t_flax.data.sources import one_line, sha256_of
 from t2t_flax.extensions.corpora.rules import Rule
 
 _NOT_COMPARED = regex.compile(r"[^\p{L}\p{M}\p{N}]+")
@@ -36,7 +35,7 @@ class HeldOut(Rule):
         return f"pairs with {what} in the validation or test sets"
 
     def as_stored(self):
-        texts = hashlib.sha256(b"".join(sorted(self._texts))).hexdigest()
+        texts = sha256_of(*map(ascii, sorted(self._texts)))
         unicode = [regex.__version__, unicodedata.unidata_version]
         return {"held_out": self.side, "held_out_texts": texts, "held_out_unicode": unicode}
 
@@ -45,12 +44,12 @@ class HeldOut(Rule):
         return self._texts.isdisjoint(_keys((pair.source, pair.target), self.languages[pair.part], side))
 
     @functools.cached_property
-    def _texts(self) -> frozenset[bytes]:
-        """Keys of what is looked for."""
+    def _texts(self) -> frozenset[str]:
+        """The keys of what is looked for."""
         from t2t_flax.data.dataset import split_source
         from t2t_flax.tasks import task_of
 
-        found: set[bytes] = set()
+        found: set[str] = set()
         for name in (*self.config.data.valid_sets, *self.config.data.test_sets):
             (languages,) = directions_of(self.config, [name])
             source = split_source(task_of(self.config), name)
@@ -61,20 +60,16 @@ class HeldOut(Rule):
         return frozenset(found)
 
 
-def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list[bytes]:
-    """Digests of the texts with their languages: of one, of each, or one of both together."""
+def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list[str]:
+    """The texts as they are compared, with their languages: one, each, or both in one."""
     keys = [_key(text, language) for text, language in zip(texts, languages, strict=True)]
     if side == "pair":
-        return [b"".join(sorted(keys))] if all(keys) else []
+        return ["\n".join(sorted(keys))] if all(keys) else []
     chosen = {"source": keys[:1], "target": keys[1:], "either": keys}[side]
     return [key for key in chosen if key]
 
 
-def _key(text: str, language: str) -> bytes:
+def _key(text: str, language: str) -> str:
     """Empty for a text without letters and digits."""
     bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return (
-        hashlib.blake2b(f"{language}\n{bare}".encode("utf-8", "surrogatepass"), digest_size=16).digest()
-        if bare
-        else b""
-    )
+    return f"{language} {bare}" if bare else ""

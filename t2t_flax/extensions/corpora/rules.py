@@ -1,6 +1,7 @@
 """Filters that look at one pair: equal sides, lengths, letters and their script, numbers."""
 
 import dataclasses
+import functools
 import unicodedata
 from collections import Counter
 from collections.abc import Callable
@@ -11,7 +12,7 @@ import regex
 from t2t_flax.data.preprocess import Pair, PairFilter
 from t2t_flax.extensions.corpora.scripts import scripts_of
 
-_LETTER, _SPACE = regex.compile(r"[\p{L}\p{M}]"), regex.compile(r"\s")
+_LETTERS = regex.compile(r"[\p{L}\p{M}]+")
 _NUMBER = regex.compile(r"\d+")
 _GROUPING = regex.compile(r"(?<=\d)[.,'\u2019\s](?=\d{3}(?!\d))")
 """Between groups of three digits: 1,000 and 1.000 and 1000 are the same number."""
@@ -125,7 +126,7 @@ class Letters(Rule):
         return all(self._share(text) >= self.least for text in (pair.source, pair.target))
 
     def _share(self, text: str) -> float:
-        return len(_LETTER.findall(text)) / (len(text) - len(_SPACE.findall(text)))
+        return _length(_LETTERS, text) / sum(map(len, text.split()))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,15 +154,20 @@ class Scripts(Rule):
         return all(self._share(text, language) >= self.least for text, language in sides)
 
     def _share(self, text: str, language: str) -> float:
-        letters = _LETTER.findall(text)
-        own = _of_scripts(scripts_of(language))
-        return sum(1 for letter in letters if own.match(letter)) / len(letters) if letters else 1.0
+        foreign = _length(_foreign_letters(language), text)
+        return 1 - foreign / _length(_LETTERS, text) if foreign else 1.0
 
 
-def _of_scripts(scripts: tuple[str, ...]) -> regex.Pattern:
-    """Matches a character of these scripts, or one that several share, such as a combining accent."""
-    names = "".join(rf"\p{{Script_Extensions={script}}}" for script in (*scripts, "Zinh", "Zyyy"))
-    return regex.compile(f"[{names}]")
+@functools.cache
+def _foreign_letters(language: str) -> regex.Pattern:
+    """Letters of other scripts than a language's, without those that many share, such as a combining accent."""
+    names = "".join(rf"\p{{Script_Extensions={script}}}" for script in (*scripts_of(language), "Zinh", "Zyyy"))
+    return regex.compile(rf"[[\p{{L}}\p{{M}}]--[{names}]]+", regex.V1)
+
+
+def _length(runs: regex.Pattern, text: str) -> int:
+    """Characters of the text in runs that match."""
+    return sum(map(len, runs.findall(text)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,13 +190,15 @@ class Numbers(Rule):
         return {"numbers": self.least, "unicode": regex.__version__}
 
     def accepts(self, pair):
+        if not (_NUMBER.search(pair.source) or _NUMBER.search(pair.target)):
+            return True
         source, target = (_numbers(text) for text in (pair.source, pair.target))
         either = (source | target).total()
-        return not either or (source & target).total() >= self.least * either
+        return (source & target).total() >= self.least * either
 
 
 def _numbers(text: str) -> Counter[str]:
-    found = _NUMBER.findall(_GROUPING.sub("", text)) if _NUMBER.search(text) else []
+    found = _NUMBER.findall(_GROUPING.sub("", text))
     return Counter(_in_ascii(number).lstrip("0") or "0" for number in found)
 
 

@@ -99,7 +99,7 @@ class Letters(Source):
         return iter(self._rows)
 
     def fingerprint(self):
-        return ""
+        return str(self._rows)
 
 
 LETTER = st.sampled_from("ab")
