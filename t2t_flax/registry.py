@@ -185,7 +185,8 @@ OBJECT_STORAGE: Table[str] = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
 GROUPS: Table[type] = Table()
 """Groups of config keys that extensions declare, `config.NAME.KEY`: frozen dataclasses whose fields are made by
-`config.keys.key`. A method `check(self, config)`, if there is one, raises UserError for an impossible combination.
+`config.keys.key`. A method `check(self, config)`, if there is one, raises UserError for an impossible combination, and
+`check_change(self, stored, given, step)` for a change of its mutable keys that a run cannot take over after update `step`.
 """
 
 

@@ -3,6 +3,7 @@
 from t2t_flax.config.overrides import (
     NOT_A_CONFIG,
     as_json,
+    check_changes,
     default_config,
     differences,
     format_differences,

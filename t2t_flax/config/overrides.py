@@ -114,6 +114,14 @@ def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[An
     return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
 
 
+def check_changes(stored: Config, given: Config, step: int) -> None:
+    """Raises UserError for a change of a mutable key that a run cannot take over after update `step`."""
+    for name in GROUPS:
+        group = given.group(name)
+        if hasattr(group, "check_change"):
+            group.check_change(stored, given, step)
+
+
 def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  ") -> str:
     """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`, with `in the workdir` as
     `first` and `now` as `second`.

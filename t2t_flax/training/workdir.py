@@ -130,13 +130,14 @@ def check_config(workdir: epath.Path, config: Config) -> None:
     the first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
-    if stored and checkpoint_steps(workdir):
+    if stored and (steps := checkpoint_steps(workdir)):
         if differ := config_lib.immutable_differences(stored, config):
             lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
                 f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
                 "the run."
             )
+        config_lib.check_changes(stored, config, steps[-1])
     else:
         _check_nothing_lost(workdir, stored)
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import named_entries
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import TRAINING, key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, GROUPS
 
@@ -20,8 +20,10 @@ _START = re.compile(r"\s*(\d+)\s*:(.*)", re.DOTALL)
 class Mixtures:
     shares: str = key(
         "",
-        "share of each source of data.train in the pairs of an epoch, as 'NAME=3, NAME=1'; from an update on other "
-        "shares: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see temperature",
+        "share of each source of data.train in the pairs of an update, as 'NAME=3, NAME=1'; from an update on other "
+        "shares, which may change until then: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see temperature",
+        mutable=True,
+        changes=TRAINING,
     )
     temperature: float | None = key(
         None, "shares are (pairs of the source)^(1/T): larger = small sources more often; none = every pair equally often",
@@ -55,6 +57,15 @@ class Mixtures:
                 "config.checkpoint.every_steps instead of every_epochs."
             )
 
+    def check_change(self, stored: Config, given: Config, step: int) -> None:
+        """Raises UserError for other shares in updates up to `step`."""
+        before, now = ([phase.shares for phase in parse_shares(c) if phase.start < step] for c in (stored, given))
+        if before != now and len(given.data.train_sources) > 1:
+            raise UserError(
+                f"config.mixtures.shares = {self.shares!r}: the run stands at update {step}, up to which its shares are those of "
+                f"{stored.group('mixtures').shares!r}. Only shares from this or a later update on may change."
+            )
+
 
 class Phase(NamedTuple):
     """start: the first update (from 0) with these weights. weights: by name of the source; sources without one are left out.
@@ -63,6 +74,11 @@ class Phase(NamedTuple):
 
     start: int
     weights: dict[str, float] | None
+
+    @property
+    def shares(self) -> tuple:
+        """What of the phase has an effect: its start, and the weights in proportion."""
+        return self.start, self.weights and {name: w / sum(self.weights.values()) for name, w in self.weights.items()}
 
 
 def parse_shares(config: Config) -> list[Phase]:

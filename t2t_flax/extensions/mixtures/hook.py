@@ -27,13 +27,13 @@ class MixturesHook(DataHook):
         return list(self._tags.values())
 
     def shares(self):
-        """The mean of all phases, so that no source is left out which one of them uses."""
-        names, phases = self._config.data.train_sources, [weights for _, weights in parse_shares(self._config)]
-        if None in phases:  # by size, which has one phase
+        """Those of the first phase, since later ones may change: a source that is not in it counts as the mean of the others."""
+        names, (_, weights) = self._config.data.train_sources, parse_shares(self._config)[0]
+        if weights is None:
             temperature = self._config.group("mixtures").temperature
             return temperature and Shares((1.0,) * len(names), 1 / temperature)
-        of_phases = ([weights.get(name, 0.0) / sum(weights.values()) for name in names] for weights in phases)
-        return Shares(tuple(sum(of_source) / len(phases) for of_source in zip(*of_phases, strict=True)), 0.0)
+        mean = sum(weights.values()) / len(weights)
+        return Shares(tuple(weights.get(name, mean) for name in names), 0.0)
 
     def make_stream(self, make):
         return mixed_stream(make, self._config)

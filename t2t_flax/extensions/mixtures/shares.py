@@ -9,6 +9,7 @@ import bisect
 import dataclasses
 import functools
 import itertools
+import zlib
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -33,7 +34,7 @@ class SourceStream:
 
     @property
     def key(self) -> list[int]:
-        return [self.stream.first, self.stream.count, self.position, len(self.left.pairs)]
+        return [self.stream.first, self.stream.count, self.position, zlib.crc32(np.stack(self.left).tobytes())]
 
     def visits(self, begin: int, end: int) -> list[Visits]:
         left = len(self.left.pairs)

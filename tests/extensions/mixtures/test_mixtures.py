@@ -1,11 +1,13 @@
 """Several training sources in proportion: batch k stays a function of (config, k), and pairs are seen equally often."""
 
 import dataclasses
+import json
 from collections import Counter
 
 import numpy as np
 import pytest
 from helpers.configs import DATA, random_pairs, write_store
+from helpers.runs import start, tiny_run
 from helpers.update_checks import Lengths, pass_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,7 +24,9 @@ from t2t_flax.extensions.mixtures import parse_shares
 from t2t_flax.extensions.mixtures.selections import FirstPairs
 from t2t_flax.extensions.mixtures.shares import mixtures
 from t2t_flax.tasks import task_of
+from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
+from t2t_flax.training.workdir import read_config
 
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 
@@ -292,3 +296,29 @@ def test_every_source_is_opened_before_work_begins(text, tmp_path):
     keys = {"data.root": str(tmp_path), "data.train": "clean=a.tsv; bt=c.tsv"}
     with pytest.raises(UserError, match=r"c\.tsv line 1: expected source TAB target"):
         check_sources(task_of(resolve(override(default_config(), keys))), ["train"])
+
+
+def losses(workdir) -> dict[int, float]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+def phased(workdir, shares, steps):
+    sources = dict(train="a=toy:train:200; b=toy:test:100", batch_tokens=512)
+    return tiny_run(workdir, steps=steps, data=sources, mixtures=dict(shares=shares), checkpoint=dict(every_steps=5))
+
+
+@pytest.mark.slow
+def test_a_later_phase_may_change_on_resume(tmp_path, cache):
+    """The run goes on as one that had the new shares from its beginning."""
+    before, after = "a=1, b=1; 7: a=1", "a=1, b=1; 7: b=1; 11: a=1"
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    loop.train(start(phased(whole, after, 14), whole, cache), score=None)
+    loop.train(start(phased(resumed, before, 5), resumed, cache), score=None)
+    with pytest.raises(UserError, match=r"stands at update 5.*Only shares from this or a later update"):
+        start(phased(resumed, "a=1, b=1; 4: b=1", 14), resumed, cache)
+    assert read_config(resumed).group("mixtures").shares == before
+    loop.train(start(phased(resumed, after, 14), resumed, cache), score=None)
+    assert losses(resumed) == losses(whole) and len(losses(whole)) == 14
+    changes = [json.loads(line).get("config_changed") for line in (resumed / "metrics.jsonl").read_text().splitlines()]
+    assert {"mixtures.shares": [before, after]}.items() <= next(filter(None, changes)).items()
