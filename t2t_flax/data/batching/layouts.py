@@ -10,7 +10,7 @@ import json
 import math
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -20,7 +20,9 @@ from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSamp
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.batching.streams import Visits, Windows, whole_passes
 from t2t_flax.data.hashing import key_of, permutation
+from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.token_store import Sentences, TokenStore
+from t2t_flax.data.workers import Workers
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
@@ -31,6 +33,8 @@ _SAMPLE = 64
 _SHORT_PASS = 4
 _TRIES, _MORE_UPDATES = 10, 3
 _KEPT_EVERY = 16
+_MANY_PAIRS = 1_000_000
+"""Pairs that take longer to lay out than processes to start."""
 
 
 class Draw(Protocol):
@@ -149,6 +153,10 @@ class Layouter:
         self.store.release()
         return _window_layout(visits, parts, sides)
 
+    def count(self, window: int) -> int:
+        """The number of its updates."""
+        return self.lay_out(window).updates
+
     def sample(self) -> tuple[tuple[Size, ...], list[int]]:
         """(the closed list, updates of the first windows), from the first windows: of the whole pass if it has only a few."""
         whole = self.windows.a_pass <= _SHORT_PASS
@@ -265,6 +273,9 @@ class Stream(Protocol):
     def update(self, k: int) -> Update:
         """Update k >= 0; the order of calls does not matter."""
 
+    def count(self, k: int, processes: int, report: Report) -> None:
+        """Counts the updates of the windows before update k, in up to this number of processes."""
+
 
 class Layouts:
     """The updates of the windows of a corpus, one window after another; a `Stream`.
@@ -316,12 +327,28 @@ class Layouts:
             layout = self.window(window).update(piece)
         return Update(self.layouter.store, self.layouter.windows.epoch(window), layout)
 
+    def count(self, k: int, processes: int = 1, report: Report = silent) -> None:
+        """Counts the updates of all windows up to that of update k, as far as this is not known from earlier: of many pairs in
+        up to this number of processes.
+        """
+        pairs = (k - self._end) * self.layouter.config.batch_tokens / self.layouter.store.mean_length
+        numbers = itertools.count(len(self._ends))
+        with contextlib.ExitStack() as stack:
+            counts: Iterator[int] = (self.window(number).updates for number in numbers)
+            if pairs < _MANY_PAIRS:
+                report = silent
+            elif processes > 1:
+                workers = stack.enter_context(Workers(self.layouter.count, processes, does="counts updates"))
+                counts = workers.map(((number,) for number in numbers), 2 * processes)
+            while self._end <= k:
+                report("count updates", self._end, k, "updates")
+                self._ends.append(self._end + next(counts))
+                if len(self._ends) >= self._keep_at:
+                    self._keep()
+
     def locate(self, k: int) -> tuple[int, int]:
         """(window, which of its updates) of update k."""
-        while self._end <= k:
-            self._ends.append(self._end + self.window(len(self._ends)).updates)
-            if len(self._ends) >= self._keep_at:
-                self._keep()
+        self.count(k)
         window = bisect.bisect_right(self._ends, k)
         return window, k - (self._ends[window - 1] if window else 0)
 
