@@ -13,7 +13,8 @@ from helpers.update_checks import pass_of
 
 from t2t_flax.data.batching import layouts, streams
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.layouts import Layouter, plain_stream
+from t2t_flax.data.batching.layouts import plain_stream
+from t2t_flax.data.batching.window_layouts import Layouter
 from t2t_flax.data.token_store import Sentences, TokenStore
 from t2t_flax.errors import UserError
 
