@@ -43,7 +43,12 @@ class Data:
     source_language: str = key("en", "language code of the source side", changes=SCORES)
     target_language: str = key("de", "language code of the target side", changes=SCORES)
     cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data")
-    num_workers: int = mutable_key(0, "processes that tokenise; 0 = one per core", low=0, high=1024)
+    num_workers: int = mutable_key(
+        0,
+        "processes that tokenise, and lay out updates ahead; 0 = as the cores allow, 1 = this one alone",
+        low=0,
+        high=1024,
+    )
     corpus: str = mutable_key("", "name of the corpus for records, beside its digest")
     pretokenized: bool = key(
         False, "the text is already Moses-tokenised, and BLEU is computed on its tokens as they are", changes=SCORES

@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -15,6 +16,9 @@ from t2t_flax.errors import UserError
 
 _GRACE = 60.0
 """Seconds that the parent has to end its workers after a SIGTERM to all processes of a host."""
+
+_AFTER_CLOSING = 5.0
+"""Seconds for a result that is being sent: half of one would keep the parent waiting."""
 
 Result = TypeVar("Result")
 
@@ -37,30 +41,46 @@ class Workers(Generic[Result]):
         return self
 
     def __exit__(self, *error) -> None:
+        self.close()
+
+    def close(self) -> None:
         """Waits for calls in progress, not for those in the queue."""
         self._closed.set()
         self._pool.shutdown(cancel_futures=True)
 
+    def submit(self, *arguments: Any) -> Future[Result]:
+        """Has a process call `function(*arguments)`. Raises UserError as `result` does."""
+        try:
+            return self._pool.submit(_call, *arguments)
+        except BrokenProcessPool:
+            raise self._broken() from None
+
+    def result(self, call: Future[Result]) -> Result:
+        """Waits for a call. Raises what `function` raises, UserError where a process was killed or does not start, and
+        CancelledError where the context has ended.
+        """
+        try:
+            return call.result()
+        except BrokenProcessPool:
+            raise self._broken() from None
+
     def map(self, calls: Iterable[tuple], in_flight: int) -> Generator[Result, None, None]:
         """The results of `function(*call)`, in order. At most `in_flight` calls are queued, in progress, or waiting to be taken.
-        Raises what `function` raises, and UserError where a process was killed or does not start.
+        Raises as `result`.
         """
         pending: collections.deque[Future[Result]] = collections.deque()
-        try:
-            for call in calls:
-                pending.append(self._pool.submit(_call, *call))
-                if len(pending) >= in_flight:
-                    yield pending.popleft().result()
-            while pending:
-                yield pending.popleft().result()
-        except BrokenProcessPool:
-            raise UserError(
-                f"a process that {self._does} was killed or could not start (out of memory, or a script without "
-                "`if __name__ == '__main__':`); set config.data.num_workers = 1 to do it in this process"
-            ) from None
-        finally:
-            for future in pending:
-                future.cancel()
+        for call in calls:
+            pending.append(self.submit(*call))
+            if len(pending) >= in_flight:
+                yield self.result(pending.popleft())
+        while pending:
+            yield self.result(pending.popleft())
+
+    def _broken(self) -> UserError:
+        return UserError(
+            f"a process that {self._does} was killed or could not start (out of memory, or a script without "
+            "`if __name__ == '__main__':`); set config.data.num_workers = 1 to do it in this process"
+        )
 
 
 def num_cores() -> int:
@@ -76,7 +96,7 @@ def _start(function: Callable[..., Any], closed: Event) -> None:
     global _function, _closed
     _function, _closed = function, closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
-    signal.signal(signal.SIGTERM, lambda *_: threading.Timer(_GRACE, os._exit, [1]).start())
+    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_exit_after_parent, daemon=True).start())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
@@ -85,6 +105,13 @@ def _exit_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent
     parent.join()
+    os._exit(1)
+
+
+def _exit_after_parent() -> None:
+    # SIGTERM to all processes of a host: the parent has time to end its workers. To the rest of a pool of which one was killed.
+    _closed.wait(_GRACE)
+    time.sleep(_AFTER_CLOSING)
     os._exit(1)
 
 

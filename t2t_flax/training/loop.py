@@ -37,7 +37,7 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
         run.compile()
         run.open_logs()
         supervisor.group.barrier("compiled")  # a process that compiles longer than the others is not hanging
-    batches = Prefetcher(run.setup.batches, run.mesh, start, last)
+    batches = Prefetcher(run.setup.batches, run.mesh, start, last, run.setup.config.data.num_workers)
     with run.finish_saves_on_error(), supervisor.expect_progress(), batches:
         run.end_if_complete()
         for step in range(start if run.evaluation_due else start + 1, last + 1):
@@ -45,9 +45,12 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
                 break
             if step > start:
                 run.update(step, batches)
-            if step == start + 1:
+            if step in (start + 1, start + 2):
                 run.read_metrics()
+            if step == start + 1:
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
+            if step == start + 2 and (shortage := batches.shortage()):
+                say(shortage)
             run.check_saves()
             stopping, due = supervisor.should_stop(), due_after(run.setup, step)
             if step > start and not (stopping or due.evaluation or due.checkpoint or step == last):

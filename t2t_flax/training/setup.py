@@ -3,8 +3,10 @@ and the loss of validation and test sets.
 """
 
 import concurrent.futures
+import contextlib
 import dataclasses
 import math
+import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -20,6 +22,7 @@ from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.batching.batches import Batch, Batches, Shape, validation_batches
 from t2t_flax.data.dataset import Corpus, split_source
 from t2t_flax.data.token_store import TokenStore
+from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
@@ -222,7 +225,12 @@ class ValidationLoss:
         return {name: float(mean) for name, mean in means(dict(zip(names, total, strict=True))).items()}
 
 
-_AHEAD = 3
+_MOST_AHEAD, _AHEAD_BYTES = 64, 256 << 20
+"""Batches that wait, and their bytes; at least three, of any size."""
+_BYTES_PER_SLOT = 24
+"""int32 ids, segments and positions of two sides."""
+_FILLING = 4
+"""Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
 
 
 class DeviceBatch(NamedTuple):
@@ -233,36 +241,71 @@ class DeviceBatch(NamedTuple):
 
 
 class Prefetcher:
-    """Batches `first` to `last - 1` as global arrays. A batch is a function of its number, so prefetched batches are no state
-    that a checkpoint would need.
+    """Batches `first` to `last - 1` as global arrays, made ahead. A batch is a function of its number, so prefetched batches are
+    no state that a checkpoint would need.
+
+    Windows of updates are laid out in worker processes where that takes long, arrays are filled in threads.
     """
 
-    def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int):
+    def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
+        """num_workers: processes, see config.data.num_workers."""
         self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
+        # Where the devices are the cores of this host, they take all of these, and much longer than a layout takes.
+        cores = 1 if mesh.devices.flat[0].platform == "cpu" else num_cores()
+        self._processes = 0 if num_workers == 1 else num_workers or max(1, cores - 1)
+        self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
+        self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, cores), "batches")
         self._prefetched: deque[concurrent.futures.Future[DeviceBatch]] = deque()
+        self._given = 0.0
+        self.seconds_filling = 0.0
+        """CPU seconds that filling the arrays of the last batch took."""
 
     def __enter__(self):
-        for _ in range(_AHEAD):
-            self._start_next()
+        with contextlib.ExitStack() as stack:
+            stack.callback(self._filling.shutdown, cancel_futures=True)
+            stack.callback(self._laying_out.shutdown, cancel_futures=True)
+            stack.enter_context(self._batches.ahead.in_processes(self._processes))
+            stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
+            largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
+            for _ in range(max(3, min(_MOST_AHEAD, _AHEAD_BYTES // largest))):
+                self._start_next()
+            self._stack = stack.pop_all()
         return self
 
     def __exit__(self, *error):
-        self._thread.shutdown(cancel_futures=True)
+        self._stack.__exit__(*error)
 
     def next(self) -> DeviceBatch:
         """The next batch. Raises any error of the thread."""
         batch = self._prefetched.popleft().result()
         self._start_next()
+        self._given = time.perf_counter()
         return batch
+
+    def shortage(self) -> str:
+        """What to tell the user if this process has too few cores to make batches as fast as they are used; else "". Called when
+        the update with the last batch has ended, which began when the batch was given.
+        """
+        step, cores = time.perf_counter() - self._given, num_cores()
+        seconds = self._batches.ahead.seconds + self.seconds_filling
+        if seconds <= step * max(1, cores - 1):
+            return ""
+        return (
+            f"the devices will wait for batches: an update takes them {step:.4f} s, and laying it out and filling its arrays "
+            f"{seconds:.4f} s of one core. {math.ceil(seconds / step) + 1} cores would do; this process may use {cores}."
+        )
 
     def _start_next(self) -> None:
         k = next(self._numbers, None)
         if k is not None:
-            self._prefetched.append(self._thread.submit(self._make, k))
+            laid_out = self._laying_out.submit(self._batches.batch, k)
+            self._prefetched.append(self._filling.submit(self._put, laid_out))
 
-    def _make(self, k: int) -> DeviceBatch:
-        return put_batch(self._batches.batch(k), self._mesh)
+    def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
+        batch, began = laid_out.result(), time.thread_time()
+        on_mesh = put_batch(batch, self._mesh)
+        self.seconds_filling = time.thread_time() - began
+        return on_mesh
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:

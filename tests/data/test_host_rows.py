@@ -38,9 +38,9 @@ class _RecordingArray:
     def __init__(self, ids, indices):
         self._ids, self._indices = ids, indices
 
-    def __getitem__(self, index):
-        self._indices.update(np.asarray(index).tolist())
-        return self._ids[index]
+    def take(self, index):
+        self._indices.update(index.tolist())
+        return self._ids.take(index)
 
 
 @pytest.fixture

@@ -31,6 +31,7 @@ def test_rows_match_a_plain_first_fit(kind, seed, monkeypatch):
     rng = np.random.default_rng(seed)
     monkeypatch.setattr(packing, "_SCANNED", int(rng.integers(1, 40)))
     monkeypatch.setattr(packing, "_MANY", int(rng.integers(1, 40)))
+    monkeypatch.setattr(packing, "_NEW", int(rng.integers(1, 9)))
     room, count = int(rng.integers(3, 70)), int(rng.integers(1, 150))
     source = rng.integers(1, room + 1, count).astype(np.int32)
     target = {

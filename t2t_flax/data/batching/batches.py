@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from t2t_flax.config import Data
+from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import smallest_fitting
-from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.batching.layouts import MakeStream, WindowLayout, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import Sentences, TokenStore
 
 _RELEASED_EVERY = 64
@@ -106,6 +106,7 @@ class Batches:
     """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
 
     `shapes`: the closed list, ascending; every batch has one of them. `updates_per_epoch`: of the first epoch, see `Layouts`.
+    `ahead`: lays out the windows.
     """
 
     def __init__(
@@ -117,19 +118,14 @@ class Batches:
         shards: int = 1,
         make_stream: MakeStream = plain_stream,
     ):
-        self._store = store
+        self._store, self.ahead = store, Ahead[WindowLayout]()
         self.stream = make_stream(store, config, seed, None)
+        self.stream.use(self.ahead)
         self.updates_per_epoch = self.stream.updates_per_epoch
         # The sizes are independent of the mesh, as the order of the pairs must be.
         self._sizes = self.stream.sizes
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
-
-    def count(self, k: int, processes: int, report: Report) -> None:
-        """Counts the updates of the windows before update k, where an earlier start has not kept them: so that a resumed run
-        does it in up to this number of processes.
-        """
-        self.stream.count(k, processes, report)
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""

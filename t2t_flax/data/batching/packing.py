@@ -6,8 +6,10 @@ import numpy as np
 
 from t2t_flax.data.token_store import Sentences
 
-_SCANNED, _MANY = 100, 2048
+_SCANNED, _MANY = 32, 2048
 """Rows looked at one by one, before NumPy looks at many at once."""
+_NEW = 16
+"""Sizes for which NumPy looks for the first row together."""
 
 
 def first_fit(
@@ -18,22 +20,28 @@ def first_fit(
     Returns for each pair its row, and where it starts in the row's source and target, int64 [pairs]. Each pair must fit alone.
     """
     order = np.argsort(-np.maximum(source_lengths, target_lengths).astype(np.int64), kind="stable")
+    sources, targets = source_lengths[order].astype(np.int32), target_lengths[order].astype(np.int32)
+    sizes = sources.astype(np.int64) * (pack_length + 1) + targets
+    new = np.sort(np.unique(sizes, return_index=True)[1])  # the first pair of each size
     source_room, target_room, last = [pack_length], [pack_length], 0  # the last row is empty
     rooms = array("i", [pack_length]) * len(order), array("i", [pack_length]) * len(order)
     source_rooms, target_rooms = (np.frombuffer(room, np.intc) for room in rooms)
-    # Rows before that have no room for a pair of these lengths: room only shrinks.
-    reached: dict[tuple[int, int], int] = {}
+    reached: dict[int, int] = {}  # rows before that have no room for a pair of this size: room only shrinks
     places = []
-    for pair in zip(source_lengths[order].tolist(), target_lengths[order].tolist(), strict=True):
-        source, target = pair
-        row = reached.get(pair, 0)
+    for size, source, target in zip(sizes.tolist(), sources.tolist(), targets.tolist(), strict=True):
+        if size not in reached:
+            some, new = new[:_NEW], new[_NEW:]
+            has_room = source_rooms[: last + 1] >= sources[some, None]
+            has_room &= target_rooms[: last + 1] >= targets[some, None]
+            reached.update(zip(sizes[some].tolist(), has_room.argmax(axis=1).tolist(), strict=True))
+        row = reached[size]
         end = row + _SCANNED
         while source_room[row] < source or target_room[row] < target:
             row += 1
             if row == end < last:
-                row = _first_with_room(source_rooms, target_rooms, pair, row)
+                row = _first_with_room(source_rooms, target_rooms, source, target, row)
                 break
-        reached[pair] = row
+        reached[size] = row
         if row == last:
             last += 1
             source_room.append(pack_length)
@@ -46,10 +54,10 @@ def first_fit(
     return out[0], out[1], out[2]
 
 
-def _first_with_room(source_room: np.ndarray, target_room: np.ndarray, pair: tuple[int, int], row: int) -> int:
+def _first_with_room(source_room: np.ndarray, target_room: np.ndarray, source: int, target: int, row: int) -> int:
     """The first row from `row` on with room for a pair; an empty one has it."""
     while True:
-        has_room = (source_room[row : row + _MANY] >= pair[0]) & (target_room[row : row + _MANY] >= pair[1])
+        has_room = (source_room[row : row + _MANY] >= source) & (target_room[row : row + _MANY] >= target)
         first = int(has_room.argmax())
         if has_room[first]:
             return row + first
@@ -93,7 +101,7 @@ def fill_rows(
     positions = (slots - spread(begin, np.int32)) * real
     index = slots + spread(sentences.offsets[pairs] - begin, np.int64)
     ids = np.zeros(len(slots), np.int32)
-    ids[real] = sentences.ids[index[real]]
+    ids[real] = sentences.ids.take(index[real])
     arrays = {"ids": ids, "segments": segments, "positions": positions}
     return {name: x.reshape(shape) for name, x in arrays.items()}
 
