@@ -1,0 +1,142 @@
+"""How long a device waits for batches, and what they cost.
+
+    python -m benchmarks.input_rate --out=benchmarks/results/input_rate.json
+
+The consumer sleeps for the time of an update, as a device would compute, then takes the next batch; each row is a process of
+its own. The corpora are synthetic: lengths as in WMT and in Multi30k, random ids. Layout and filling are CPU time of one core;
+from them follow tokens/s a core and the cores that would do where there are too few.
+"""
+
+import argparse
+import gc
+import json
+import math
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from benchmarks.record import command_of, machine, publish
+from t2t_flax.config import Data
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.token_store import StoreWriter, TokenStore
+from t2t_flax.data.workers import num_cores
+from t2t_flax.training.setup import Prefetcher
+
+VOCABULARY, CHUNK = 37_000, 100_000
+LENGTHS = {"wmt": (3.1, 0.6), "multi30k": (2.65, 0.3)}
+"""Mean and deviation of the logarithm of a sentence's tokens: 27 and 15 tokens on average."""
+
+
+def write_corpus(folder: Path, kind: str, pairs: int) -> None:
+    """A store of `pairs` pairs; the sides of a pair are about equally long."""
+    with StoreWriter(folder, vocab_sizes=(VOCABULARY, VOCABULARY)) as writer:
+        writer.meta["digest"] = f"{kind}-{pairs}"
+        for start in range(0, pairs, CHUNK):
+            rng, count = np.random.default_rng(start), min(CHUNK, pairs - start)
+            source = np.clip(rng.lognormal(*LENGTHS[kind], count), 2, 250)
+            target = np.clip(source * rng.normal(1, 0.15, count), 2, 250)
+            sides = [x.astype(np.int32) for x in (source, target)]
+            writer.write(*((rng.integers(4, VOCABULARY, int(x.sum()), np.int32), x) for x in sides))
+
+
+def consume(folder: Path, tokens: int, step: float, seconds: float, processes: int) -> dict[str, Any]:
+    """What a consumer of one update every `step` seconds sees of its input for `seconds` seconds."""
+    batches = Batches(TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0)
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
+    waits, target = [], 0
+    gc.set_threshold(100_000)  # as the command line does
+    with Prefetcher(batches, mesh, 0, 1 << 40, processes) as prefetcher:
+        prefetcher.next()
+        time.sleep(2.0)  # compiling, in a run: the queue fills
+        began = time.perf_counter()
+        while time.perf_counter() - began < seconds or len(waits) < 10:
+            at = time.perf_counter()
+            batch = prefetcher.next().batch
+            waits.append(time.perf_counter() - at)
+            target += batch.target_tokens
+            time.sleep(step)
+        total = time.perf_counter() - began
+        layout, filling = batches.ahead.seconds, prefetcher.seconds_filling
+    longest = sorted(waits)
+    return {
+        "batch_tokens": tokens,
+        "step_ms": round(1e3 * step, 3),
+        "updates": len(waits),
+        "waited_ms": {
+            "median": round(1e3 * statistics.median(waits), 3),
+            "p99": round(1e3 * longest[int(0.99 * (len(longest) - 1))], 3),
+            "worst": round(1e3 * longest[-1], 3),
+        },
+        "slow_down": round(sum(waits) / (total - sum(waits)), 4),
+        "target_tokens_per_second": round(target / total),
+        "layout_ms": round(1e3 * layout, 3),
+        "filling_ms": round(1e3 * filling, 3),
+        "target_tokens_per_second_of_a_core": round(target / len(waits) / (layout + filling)),
+        "cores_that_would_do": math.ceil((layout + filling) / step) + 1,
+    }
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows of Markdown."""
+    lines = [
+        "| tokens an update | ms a step | waits: median, p99, worst ms | slow-down | layout + filling, ms of a core | "
+        "cores that would do |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
+    for row in rows:
+        waited = ", ".join(f"{row['waited_ms'][name]:.1f}" for name in ("median", "p99", "worst"))
+        lines.append(
+            f"| {row['batch_tokens']:,} ({row['corpus']}) | {row['step_ms']:g} | {waited} | {row['slow_down']:.1%} | "
+            f"{row['layout_ms']:.1f} + {row['filling_ms']:.1f} | {row['cores_that_would_do']} |"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    """Measures, and writes the record."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pairs", type=int, default=1_000_000, help="of each synthetic corpus")
+    parser.add_argument("--corpora", default="wmt", help=f"comma-separated, of {', '.join(LENGTHS)}")
+    parser.add_argument("--tokens", default="25000,500000,2000000", help="of an update, comma-separated")
+    parser.add_argument("--steps", default="5,9,25", help="milliseconds of an update, comma-separated")
+    parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
+    parser.add_argument("--processes", type=int, default=max(2, num_cores() - 1), help="that lay out windows, at most")
+    parser.add_argument("--row", help=argparse.SUPPRESS)
+    parser.add_argument("--out")
+    args = parser.parse_args()
+    if args.row:
+        print(json.dumps(consume(Path(args.row), int(args.tokens), float(args.steps), args.seconds, args.processes)))
+        return
+    rows = []
+    with tempfile.TemporaryDirectory() as name:
+        for kind in args.corpora.split(","):
+            write_corpus(Path(name, kind), kind, args.pairs)
+            for tokens in args.tokens.split(","):
+                for step in args.steps.split(","):
+                    more = [f"--tokens={tokens}", f"--steps={float(step) / 1e3}", f"--seconds={args.seconds}"]
+                    command = [sys.executable, "-m", "benchmarks.input_rate", f"--row={Path(name, kind)}", *more]
+                    command.append(f"--processes={args.processes}")
+                    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+                    rows.append({"corpus": kind} | json.loads(done.stdout.splitlines()[-1]))
+                    print(rows[-1], flush=True)
+    record = {
+        "what": "waits of a consumer that takes a batch after each step; CPU time of one core for an update's batch",
+        "command": command_of("input_rate", sys.argv[1:]),
+        "rows": rows,
+        "versions": {"numpy": np.__version__, "jax": jax.__version__, "python": platform.python_version()},
+        "machine": machine(),
+    }
+    publish(record, args.out)
+    print(table(rows))
+
+
+if __name__ == "__main__":
+    main()
