@@ -60,6 +60,7 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
     """
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.tasks import task_of
+    from t2t_flax.training.progress import bars
 
     check_workdir(workdir)
     check_run_folder(workdir)
@@ -83,6 +84,7 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
     from t2t_flax.data.dataset import check_sources, prepare_corpus
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.tasks import task_of
+    from t2t_flax.training.progress import bars
 
     group = supervisor.group
     if group.is_lead:
@@ -284,26 +286,10 @@ def evaluate(loaded: "TrainedModel", sets: Sequence[str], supervisor: RunSupervi
 
 
 @contextlib.contextmanager
-def bars(**how: Any) -> Iterator[Callable[[str, int, int | None, str], None]]:
-    """Progress bars, one after the other: `bar(name, done, total, unit)` moves the one of that name. how: of `Progress`."""
-    from t2t_flax.training.progress import Progress
-
-    with contextlib.ExitStack() as stack:
-        shown: dict[str, Progress] = {}
-
-        def bar(name: str, done: int, total: int | None, unit: str) -> None:
-            if name not in shown:
-                stack.close()
-                shown.clear()
-                shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, **how))
-            shown[name].update(done)
-
-        yield bar
-
-
-@contextlib.contextmanager
 def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
     """A progress bar of decoded sentences. From the first batch to the last, progress is expected."""
+    from t2t_flax.training.progress import bars
+
     # No ETA: short sentences are decoded first.
     with bars(quiet=not supervisor.group.is_lead, eta=False) as bar, contextlib.ExitStack() as stack:
 

@@ -209,7 +209,7 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
         left = [*path.parent.glob(f"{glob.escape(path.name)}.partial-*")] if lock else []
         if left and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all()):
             for one in left:
-                remove_folder(one) if one.is_dir() else one.unlink(missing_ok=True)
+                remove_folder(one) if one.is_dir() else _remove_unlocked(one)
         yield
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
@@ -217,3 +217,10 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
             name.unlink()
         if lock:
             lock.release()
+
+
+def _remove_unlocked(path: Path) -> None:
+    """Removes a half-written file unless its writer is alive, which holds a lock on it (`filesystem.atomic_file`)."""
+    with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path) as file:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        path.unlink()

@@ -122,7 +122,7 @@ _WEEK = 7 * 24 * 3600.0
 
 def _remove_leftovers(cache: epath.Path) -> None:
     """Removes what killed preparations left in the cache: what is half written, and shards that nobody went on from in a week.
-    All that is written there is written under `exclusive_writer`, of which this waits for none.
+    Folders there are written under `exclusive_writer`, and files by `atomic_file`, of which this waits for none.
     """
     for name in [] if is_remote(cache) else list_names(cache):
         owner, shards, _ = name.partition(SUFFIX)

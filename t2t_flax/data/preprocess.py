@@ -2,6 +2,8 @@
 
 import collections
 import contextlib
+import copy
+import functools
 import hashlib
 import itertools
 import json
@@ -13,9 +15,9 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.progress import Report, silent
+from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.shards import Shards
-from t2t_flax.data.sources import Source
+from t2t_flax.data.sources import Source, total
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
@@ -233,10 +235,9 @@ def prepare_split(
             done = sum(counts["pairs_read"] for counts in of_sources)
             report(f"tokenise {name}", done, source.expected_count(), "pairs")
 
-        say()
-        for part, counts, chunks in zip(
-            source.parts, of_sources, encode_parts(encoder, source, num_workers, shards.complete.copy()), strict=True
-        ):
+        encoded = encode_parts(encoder, source, num_workers, shards.complete.copy(), report)
+        for part, counts, chunks in zip(source.parts, of_sources, encoded, strict=True):
+            say()
             with contextlib.closing(chunks):
                 for chunk in chunks:
                     if last and last[0].shard != chunk.shard:
@@ -252,9 +253,9 @@ def prepare_split(
                 report(f"join the shards of {name}", number, len(shards.complete), "shards")
             for chunk in last:
                 writer.write(*chunk.sides)
-            total = sum(of_sources, collections.Counter())
+            sums = sum(of_sources, collections.Counter())
             names = [*COUNTS, *shown]
-            writer.meta.update(digest=digest, recipe=recipe, **{name: total[name] for name in names})
+            writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
             if shown:
                 writer.meta["reasons"] = shown
             if len(of_sources) > 1:
@@ -295,25 +296,40 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
 
 
 def encode_parts(
-    encoder: Encoder, source: Source, num_workers: int, without: Container[int] = ()
+    encoder: Encoder, source: Source, num_workers: int, without: Container[int] = (), report: Report = silent
 ) -> Iterator[Generator[Chunk, None, None]]:
     """The chunks of each part of a source, in order; never more than a few in memory. Those of the shards `without` are read, but
     neither tokenized nor returned.
     """
     numbers = itertools.count()
-    pairs = rows_of(source.parts, encoder.policies.filters)
+    pairs = rows_of(source.parts, encoder.policies.filters, report)
     for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
         of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
         yield _encode_all(of, of_part, num_workers or num_cores(), numbers, without)
 
 
-def rows_of(parts: Sequence[Source], filters: Sequence[PairFilter]) -> Sequence[Iterator[Unread]]:
+def rows_of(
+    parts: Sequence[Source], filters: Sequence[PairFilter], report: Report = silent
+) -> Sequence[Iterator[Unread]]:
     """The rows of each part of a source, with the reason in place of those that filters drop because of others."""
     rows: Sequence[Iterator[Unread]] = [part.rows() for part in parts]
     for pair_filter in filters:
-        if (marks := pair_filter.marks(parts)) is not None:
+        if (marks := pair_filter.marks(_reported(parts, f"look for {pair_filter.shown}", report))) is not None:
             rows = [_marked(*of_part, pair_filter.reason) for of_part in zip(rows, marks, strict=True)]
     return rows
+
+
+def _reported(parts: Sequence[Source], stage: str, report: Report) -> list[Source]:
+    """The parts, whose reading is reported."""
+    numbers = itertools.count()
+
+    def rows(part: Source) -> Iterator[Unread]:
+        return reported(part.rows(), numbers, stage, report, lambda: total(one.expected_count() for one in parts))
+
+    watched = [copy.copy(part) for part in parts]
+    for part, one in zip(parts, watched, strict=True):
+        one.rows = functools.partial(rows, part)  # type: ignore[method-assign]
+    return watched
 
 
 def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:

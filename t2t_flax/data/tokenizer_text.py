@@ -5,12 +5,9 @@ import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-from t2t_flax.data.preprocess import CHUNK_PAIRS, Pair, PairFilter, Unread, rows_of
-from t2t_flax.data.progress import Report, silent
+from t2t_flax.data.preprocess import CHUNK_PAIRS, Pair, PairFilter, rows_of
+from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.sources import Drawn, Source, draw_pairs
-
-_REPORTED = 10_000
-"""Pairs between two reports."""
 
 
 class Shares(NamedTuple):
@@ -69,16 +66,10 @@ class TokenizerText(Source):
 
     def _candidates(self) -> Iterator[Iterator[tuple[str, str]]]:
         """The pairs of each part that have text on both sides and are not dropped because of others."""
-        done = itertools.count(1)
-        for rows in rows_of(self._source.parts, self._filters):
-            yield (row for row in self._reported(rows, done) if not isinstance(row, str) and all(map(str.strip, row)))
-
-    def _reported(self, rows: Iterator[Unread], done: Iterator[int]) -> Iterator[Unread]:
-        """The rows; done: numbers them in all parts."""
-        for row, number in zip(rows, done, strict=False):
-            if number % _REPORTED == 1:
-                self._report("sample sentences", number - 1, self._source.expected_count(), "pairs")
-            yield row
+        numbers, count = itertools.count(), self._source.expected_count
+        for of_part in rows_of(self._source.parts, self._filters, self._report):
+            rows = reported(of_part, numbers, "sample sentences", self._report, count)
+            yield (row for row in rows if not isinstance(row, str) and all(map(str.strip, row)))
 
     def _kept(self, number: int, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
         part, rest = self._source.parts[number], iter(pairs)

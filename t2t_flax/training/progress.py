@@ -15,6 +15,7 @@ import rich.console
 import rich.progress
 from etils import epath
 
+from t2t_flax.data.progress import Report
 from t2t_flax.filesystem import atomic_write, by_storage
 
 
@@ -70,6 +71,22 @@ class Progress:
             return ""
         left = (now - self._began) / (done - self._start) * (self._total - done)
         return f"  ETA {int(left // 60)}:{int(left % 60):02d}"
+
+
+@contextlib.contextmanager
+def bars(**how: Any) -> Iterator[Report]:
+    """Progress bars, one after the other: `bar(name, done, total, unit)` moves the one of that name. how: of `Progress`."""
+    with contextlib.ExitStack() as stack:
+        shown: dict[str, Progress] = {}
+
+        def bar(name: str, done: int, total: int | None, unit: str) -> None:
+            if name not in shown:
+                stack.close()
+                shown.clear()
+                shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, **how))
+            shown[name].update(done)
+
+        yield bar
 
 
 def seconds_since_start() -> float:

@@ -17,6 +17,7 @@ from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import atomic_file
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.tasks import task_of
 
@@ -152,10 +153,15 @@ def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_
         shards = cache / f"{name}.shards-{hexadecimal}"
         (shards / "0").mkdir(parents=True)
         os.utime(shards, (time.time() - days * 24 * 3600,) * 2)
-    with exclusive_writer(cache / "train-2", "prepare"), exclusive_writer(cache / "train-7", "prepare"):
+    with (
+        exclusive_writer(cache / "train-2", "prepare"),
+        exclusive_writer(cache / "train-7", "prepare"),
+        atomic_file(cache / "train-1.plan-5.json"),
+    ):
         (cache / f"train-2.partial-{hexadecimal}").mkdir()
         prepare_corpus(task_of(config_of()), tmp_path / "run")
     left = {path.name for path in cache.iterdir() if ".partial-" in path.name or ".shards-" in path.name}
+    assert (cache / "train-1.plan-5.json").exists(), "its writer was alive"
     assert left == {f"train-2.partial-{hexadecimal}", f"train-6.shards-{hexadecimal}", f"train-7.shards-{hexadecimal}"}
 
 

@@ -13,7 +13,8 @@ from helpers.update_checks import pass_of
 
 from t2t_flax.data.batching import layouts, streams
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.batching.layouts import Layouter, plain_stream
+from t2t_flax.data.batching.layouts import plain_stream
+from t2t_flax.data.batching.window_layouts import Layouter
 from t2t_flax.data.token_store import Sentences, TokenStore
 from t2t_flax.errors import UserError
 
@@ -61,6 +62,24 @@ def test_another_start_goes_on_from_what_was_counted(tmp_path, store, laid_out, 
     assert len(laid_out) == 1, "the window of that update"
     Batches(store, config, seed=1)
     assert len(list(tmp_path.glob("store.plan-*.json"))) == 2, "a file for each set of keys"
+
+
+@pytest.mark.slow
+def test_a_lost_plan_is_counted_in_processes(tmp_path, store, laid_out, monkeypatch):
+    """All windows before an update, which a run resumes with; all but those of the sample in other processes."""
+    first = Batches(store, DATA, seed=0)
+    last = 2 * first.updates_per_epoch
+    pairs = first.batch(last).pairs
+    for path in tmp_path.glob("store.plan-*.json"):
+        path.unlink()
+    monkeypatch.setattr(layouts, "_MANY_PAIRS", 0)
+    again, reports = Batches(store, DATA, seed=0), []
+    del laid_out[:]
+    again.count(last, 2, lambda *report: reports.append(report))
+    assert not laid_out and [done for _, done, *_ in reports] == sorted({done for _, done, *_ in reports})
+    assert {(stage, total, unit) for stage, _, total, unit in reports} == {("count updates", last, "updates")}
+    np.testing.assert_array_equal(again.batch(last).pairs, pairs)
+    assert len(laid_out) == 1
 
 
 OTHER = ["", "[1, 2", "[1, 2]", '{"a": 1}', '{"updates": [[0, 9]], "sizes": [[24, 7]]}',
@@ -119,7 +138,7 @@ def equal(first, second) -> bool:
 @pytest.mark.parametrize("keys", KEYS)
 def test_a_window_is_laid_out_alike_in_another_process(store, keys):
     """The layouter is small when pickled, and needs no JAX."""
-    layouter = plain_stream([store], dataclasses.replace(DATA, **keys), 0).layouter
+    layouter = plain_stream(store, dataclasses.replace(DATA, **keys), 0).layouter
     pickled = pickle.dumps(layouter)
     assert len(pickled) < 5_000
     program = (
@@ -132,7 +151,7 @@ def test_a_window_is_laid_out_alike_in_another_process(store, keys):
 
 def test_unusual_windows_have_more_updates_of_the_same_sizes(store):
     """A window for which the sample has given too small sizes is cut into more updates, down to single pairs."""
-    layouter = plain_stream([store], DATA, 0).layouter
+    layouter = plain_stream(store, DATA, 0).layouter
     ((length, rows),) = layouter.sizes
     counts = []
     for smaller in (rows, rows - 1, rows // 2, 1):
@@ -167,8 +186,8 @@ class Repeated:
 def test_ids_may_be_drawn_anew_in_each_pass(store, batching):
     config = dataclasses.replace(DATA, batching=batching, max_length=48, pack_length=48)
 
-    def make_stream(stores, data, seed, windows_of=None):
-        return plain_stream(stores, data, seed, windows_of, make_draw=Repeated)
+    def make_stream(store, data, seed, windows_of=None):
+        return plain_stream(store, data, seed, windows_of, make_draw=Repeated)
 
     batches = Batches(store, config, seed=0, make_stream=make_stream)
     for epoch in (0, 1):

@@ -16,6 +16,7 @@ from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import smallest_fitting
 from t2t_flax.data.batching.layouts import MakeStream, WindowLayout, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
+from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import Sentences, TokenStore
 
 _RELEASED_EVERY = 64
@@ -126,6 +127,12 @@ class Batches:
         self._sizes = self.stream.sizes
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
+
+    def count(self, k: int, processes: int, report: Report) -> None:
+        """Counts the updates of the windows before update k, where an earlier start has not kept them: so that a resumed run
+        does it in up to this number of processes.
+        """
+        self.stream.count(k, processes, report)
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""

@@ -20,6 +20,8 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
 
 _FILE = re.compile(r"(?:\w+://)?[^:]*")
+_BLOCK = 4096
+"""Pairs drawn at a time."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 Row = tuple[str, ...] | str
 """Source, target and further references of a pair; or the reason for which its source drops it."""
@@ -202,23 +204,22 @@ class Drawn:
 
 
 def draw_pairs(pairs: Iterable[tuple[str, str]], count: int, key: int = 0) -> Drawn:
-    """At most `count` of the pairs, drawn uniformly, each by a hash of its position and `key`; holds twice as many at most."""
-    drawn, highest = Drawn(0, [], []), 1 << 64
-    for draw, pair in zip(_draws(key), pairs, strict=False):
-        drawn.seen += 1
-        if draw < highest:
-            drawn.pairs.append(pair)
-            drawn.draws.append(draw)
-            if len(drawn.pairs) >= 2 * count:
-                drawn.cut(count)
-                highest = max(drawn.draws)
+    """At most `count` of the pairs, drawn uniformly, each by a hash of its position and `key`. Holds at most twice as many and a
+    block.
+    """
+    drawn, highest, rest = Drawn(0, [], []), np.uint64((1 << 64) - 1), iter(pairs)
+    while block := [*itertools.islice(rest, _BLOCK)]:
+        positions = np.arange(drawn.seen, drawn.seen + len(block), dtype=np.uint64)
+        draws = mix(positions ^ np.uint64(key_of(key)))
+        near = np.flatnonzero(draws <= highest)
+        drawn.seen += len(block)
+        drawn.pairs += [block[i] for i in near.tolist()]
+        drawn.draws += draws[near].tolist()
+        if len(drawn.pairs) >= 2 * count:
+            drawn.cut(count)
+            highest = np.uint64(max(drawn.draws))
     drawn.cut(count)
     return drawn
-
-
-def _draws(key: int) -> Iterator[int]:
-    for start in itertools.count(0, 4096):
-        yield from mix(np.arange(start, start + 4096, dtype=np.uint64) ^ np.uint64(key_of(key))).tolist()
 
 
 def sha256_of(*parts: str) -> str:

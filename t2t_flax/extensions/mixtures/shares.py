@@ -20,6 +20,7 @@ from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update, common_sizes
 from t2t_flax.data.batching.streams import PairStream, Visits, join, pairs_of_updates, pairs_of_window
 from t2t_flax.data.hashing import key_of
+from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_shares
@@ -168,6 +169,12 @@ class Phases:
     def update(self, k: int) -> Update:
         number = bisect.bisect_right(self._starts, k) - 1
         return self._phase(number).update(k - self._starts[number])
+
+    def count(self, k: int, processes: int, report: Report) -> None:
+        for number, start in enumerate(self._starts):
+            if start <= k:
+                end = min([k, *self._starts[number + 1 : number + 2]])
+                self._phase(number).count(end - start, processes, report)
 
     def use(self, ahead: Ahead) -> None:
         for phase in self._phases:

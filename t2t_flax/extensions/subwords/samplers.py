@@ -5,17 +5,20 @@ import bisect
 import heapq
 import itertools
 import math
+import operator
 import re
+import sys
+from collections.abc import Iterable
 from random import Random
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from t2t_flax.errors import UserError
 
-_CACHED_LENGTH = 20
+_KEPT_LENGTH = 20
 """What is known of texts of at most this many characters is kept: words, not sentences without spaces."""
-_CACHED = 100_000
-"""Words, or states of them, of which it is kept at a time."""
+_KEPT = 100_000
+"""Words, or states of them, of which it is kept."""
 
 Ids = tuple[int, ...]
 
@@ -68,40 +71,62 @@ class Sampler(abc.ABC):
 
     def encode(self, text: str, random: Random) -> list[int]:
         """Ids of the tokenizer, without EOS."""
+        parts = self._divide(self._parts.findall(self._normalize(text)), random)
+        if self._bytes:
+            return [*itertools.chain.from_iterable(parts)]
         ids: list[int] = []
-        for part in self._parts.findall(self._normalize(text)):
-            of_part = self._ids[part] if part in self._whole else self._draw(part, random)
-            if of_part[:1] == (self._unknown,) == tuple(ids[-1:]):  # SentencePiece joins unknown characters
-                of_part = of_part[1:]
-            ids += of_part
+        for part in parts:
+            ids += part[1:] if part[:1] == (self._unknown,) == tuple(ids[-1:]) else part
         return ids
 
     @abc.abstractmethod
-    def _draw(self, part: str, random: Random) -> Ids:
-        """Ids of a part of a normalized text: a word, or what lies between user-defined pieces."""
+    def _divide(self, parts: list[str], random: Random) -> Iterable[Ids]:
+        """Ids of each part of a normalized text: a user-defined piece, a word, or what lies between user-defined pieces."""
 
-    def _ids_of(self, pieces: list[str]) -> Ids:
+    def _ids_of(self, pieces: Iterable[str]) -> Ids:
         ids: list[int] = []
         for piece in pieces:
             if piece in self._ids:
                 ids += self._ids[piece]
             elif self._bytes:
                 ids += [self._bytes[f"<0x{byte:02X}>"] for byte in piece.encode()]
-            elif ids[-1:] != [self._unknown]:
+            elif ids[-1:] != [self._unknown]:  # SentencePiece joins unknown characters
                 ids.append(self._unknown)
         return tuple(ids)
 
 
+class _Recent(dict):
+    """The entries that were added or taken last, between `_KEPT` and twice as many."""
+
+    def __init__(self):
+        super().__init__()
+        self._older: dict[Any, Any] = {}
+
+    def __missing__(self, key: Any) -> Any:
+        """Of an entry that was not used for long; None if there is none."""
+        if (value := self._older.pop(key, None)) is not None:
+            self.add(key, value)
+        return value
+
+    def add(self, key: Any, value: Any) -> None:
+        if len(self) >= _KEPT:
+            self._older = self.copy()
+            self.clear()
+        self[key] = value
+
+
 class _Merged:
-    """Pieces of a word while it is merged. ids: of these pieces; merges: where a pair can be merged, the best first; path: this
-    state and those that follow if always the best merge is made.
+    """Pieces of a word while it is merged, and their ids. merges: where a pair can be merged, the best first; path: this state and
+    those that follow if always the best merge is made; final: ids at its end.
     """
 
-    __slots__ = ("ids", "merges", "path", "pieces")
+    __slots__ = ("final", "ids", "last", "merges", "path", "pieces")
 
     def __init__(self, pieces: tuple[str, ...], ids: Ids, merges: list[int]):
         self.pieces, self.ids, self.merges = pieces, ids, merges
-        self.path: list[_Merged] | None = None
+        self.path: list[_Merged] = []
+        self.last = 0
+        self.final: Ids = ()
 
     def merged(self, number: int) -> tuple[str, ...]:
         """The pieces after one of the merges."""
@@ -114,153 +139,170 @@ class BpeDropout(Sampler):
     equal ones the first, until none is left; each time every possible merge is skipped with probability `strength`. With 0 the
     ids are those of SentencePiece.
 
-    Only the skipped merges before the one that is made matter, so that one draw says how many merges follow without a skipped
-    one, and one how many are skipped then. The states of words are kept.
+    Only the skipped merges before the one that is made matter. So one draw says how many merges follow, also in the next words,
+    until the best one is skipped, and another how many are skipped then. Of words that have occurred before, the states are kept.
     """
 
     KEY, MODEL = "bpe_dropout", "bpe"
 
     def __init__(self, tokenizer, strength):
         super().__init__(tokenizer, strength)
-        self._states: dict[str | tuple[str, ...], _Merged] = {}
-        self._log_kept = math.log1p(-strength) if strength else 0.0
+        self._states = _Recent()
+        self._log_kept = math.log1p(-strength) if strength else -0.0
         self._log_skipped = math.log(strength) if strength else -math.inf
 
-    def _draw(self, part, random):
-        if len(part) > _CACHED_LENGTH:
-            return self._ids_of(self._divide(part, random))
-        state = self._states.get(part)
-        if state is None:
-            state = self._states[part] = self._state(tuple(part))
-        draw = random.random
-        while True:
-            path = state.path or self._path(state)
-            last = len(path) - 1
-            if not last:
-                return state.ids
-            log_kept = self._log_kept
-            merges = int(math.log(1.0 - draw()) / log_kept) if log_kept else last
-            if merges >= last:
-                return path[last].ids
-            state = path[merges]
-            skipped = 1 + int(math.log(1.0 - draw()) / self._log_skipped)
+    def _divide(self, parts, random):
+        left, states = self._kept(random), self._states
+        for part in parts:
+            state = states[part]
+            if state.__class__ is _Merged:
+                if left >= state.last:
+                    left -= state.last
+                    yield state.final
+                else:
+                    ids, left = self._walk(state, left, random)
+                    yield ids
+            elif part in self._whole:
+                yield self._ids[part]
+            elif state:  # it occurs again
+                states.add(part, self._state(tuple(part)))
+                ids, left = self._walk(states[part], left, random)
+                yield ids
+            else:
+                if len(part) <= _KEPT_LENGTH:
+                    states.add(part, True)
+                ids, left = self._merge(part, left, random)
+                yield ids
+
+    def _kept(self, random: Random) -> int:
+        """How many merges follow before the best one is skipped."""
+        return int(math.log(1.0 - random.random()) / self._log_kept) if self._log_kept else sys.maxsize
+
+    def _skipped(self, random: Random) -> int:
+        """How many merges are skipped, after the best one has been."""
+        return 1 + int(math.log(1.0 - random.random()) / self._log_skipped)
+
+    def _walk(self, state: _Merged, left: int, random: Random) -> tuple[Ids, int]:
+        """(ids, merges that follow in the next word) of a word whose states are kept."""
+        while left < state.last:
+            state = state.path[left]
+            skipped, left = self._skipped(random), self._kept(random)
             if skipped >= len(state.merges):
-                return state.ids
+                return state.ids, left
             state = self._state(state.merged(skipped))
+        return state.final, left - state.last
 
     def _state(self, pieces: tuple[str, ...]) -> _Merged:
-        state = self._states.get(pieces)
-        if state is None:
-            if len(self._states) > _CACHED:
-                self._states.clear()
-            found = []
-            for i in range(len(pieces) - 1):
-                score = self._scores.get(pieces[i] + pieces[i + 1])
-                if score is not None:
-                    found.append((-score, i))
-            merges = [i for _, i in sorted(found)]
-            state = self._states[pieces] = _Merged(pieces, self._ids_of(list(pieces)), merges)
-        return state
-
-    def _path(self, state: _Merged) -> list[_Merged]:
-        path = [state]
-        while path[-1].merges:
-            path.append(self._state(path[-1].merged(0)))
+        """With all states of its path."""
+        path: list[_Merged] = []
+        while (state := self._states[pieces]) is None:
+            scores = map(self._scores.get, map(operator.add, pieces, pieces[1:]))
+            merges = sorted((-score, i) for i, score in enumerate(scores) if score is not None)
+            state = _Merged(pieces, self._ids_of(pieces), [i for _, i in merges])
+            self._states.add(pieces, state)
+            path.append(state)
+            if not merges:
+                state.final = state.ids
+                break
+            pieces = state.merged(0)
+        rest = [] if path and path[-1] is state else [state, *state.path[1:]]
         for i, one in enumerate(path):
-            one.path = path[i:]
-        return path
+            one.path = [*path[i:], *rest]
+            one.last, one.final = len(one.path) - 1, state.final
+        return path[0] if path else state
 
-    def _divide(self, part: str, random: Random) -> list[str]:
-        """The pieces of a long text."""
+    def _merge(self, part: str, left: int, random: Random) -> tuple[Ids, int]:
+        """As `_walk`, of any text."""
         pieces: list[str] = list(part)
         after, before = list(range(1, len(part) + 1)), list(range(-1, len(part) - 1))
         heap: list[tuple[float, int, str]] = []
 
-        def push(left: int) -> None:
-            if left >= 0 and after[left] < len(pieces):
-                merged = pieces[left] + pieces[after[left]]
+        def push(at: int) -> None:
+            if at >= 0 and after[at] < len(pieces):
+                merged = pieces[at] + pieces[after[at]]
                 if (score := self._scores.get(merged)) is not None:
-                    heapq.heappush(heap, (-score, left, merged))
+                    heapq.heappush(heap, (-score, at, merged))
 
-        for left in range(len(pieces)):
-            push(left)
-        skipped: list[tuple[float, int, str]] = []
-        while heap:
-            merge = heapq.heappop(heap)
-            _, left, merged = merge
-            right = after[left]
-            if not pieces[left] or right >= len(pieces) or pieces[left] + pieces[right] != merged:
-                continue  # one of them was merged with another meanwhile
-            if self.strength and random.random() < self.strength:
-                skipped.append(merge)
-                continue
-            pieces[left], pieces[right], after[left] = merged, "", after[right]
-            if after[left] < len(pieces):
-                before[after[left]] = left
-            for one in skipped:
-                heapq.heappush(heap, one)
-            skipped = []
-            push(before[left])
-            push(left)
-        return [piece for piece in pieces if piece]
+        def best() -> tuple[float, int, str] | None:
+            while heap:
+                _, at, merged = merge = heapq.heappop(heap)
+                # Otherwise, one of them was merged with another meanwhile.
+                if pieces[at] and after[at] < len(pieces) and pieces[at] + pieces[after[at]] == merged:
+                    return merge
+            return None
+
+        for at in range(len(pieces)):
+            push(at)
+        while merge := best():
+            if left:
+                left -= 1
+            else:
+                skipped, left = [merge], 0
+                count = self._skipped(random)
+                left = self._kept(random)
+                while len(skipped) <= count and (merge := best()):
+                    skipped.append(merge)
+                if not merge:
+                    break
+                for one in skipped[:-1]:
+                    heapq.heappush(heap, one)
+            _, at, merged = merge
+            pieces[at], pieces[after[at]], after[at] = merged, "", after[after[at]]
+            if after[at] < len(pieces):
+                before[after[at]] = at
+            push(before[at])
+            push(at)
+        return self._ids_of(filter(None, pieces)), left
 
 
-class _Ways(NamedTuple):
+class Ways(NamedTuple):
     """The last pieces with which the segmentations of a text may end. starts: where they begin, in characters; cumulative:
-    cumulative probabilities, the last one 1.
+    cumulative probabilities, the last one 1; ids: of each.
     """
 
     starts: list[int]
     cumulative: list[float]
-
-
-class _Listed(NamedTuple):
-    """All segmentations of a word, and their cumulative probabilities."""
-
     ids: list[Ids]
-    cumulative: list[float]
 
 
 class UnigramSampling(Sampler):
     """Segmentations of a unigram model (Kudo 2018, section 3.2, with all of them as candidates): x is drawn with probability
     proportional to P(x)^strength, by filtering forward and sampling backward. P(x) is the product of the probabilities of its
-    pieces; an unknown character counts as in SentencePiece. Of words with few segmentations all are listed.
+    pieces; an unknown character counts as in SentencePiece. The lattices of words are kept.
     """
 
     KEY, MODEL = "unigram_alpha", "unigram"
     _UNKNOWN_PENALTY = 10.0
     """An unknown character has the lowest score less this (kUnkPenalty of SentencePiece)."""
-    _LISTED = 256
 
     def __init__(self, tokenizer, strength):
         super().__init__(tokenizer, strength)
         self._longest = max(map(len, self._scores), default=1)
         self._unknown_score = min(self._scores.values(), default=0.0) - self._UNKNOWN_PENALTY
-        self._words: dict[str, _Listed | list[_Ways]] = {}
+        self._lattices = _Recent()
 
-    def _draw(self, part, random):
-        word = self._words.get(part)
-        if word is None:
-            word = self.lattice(part)
-            if len(part) <= _CACHED_LENGTH:
-                word = self._listed(part, word) or word
-                if len(self._words) > _CACHED:
-                    self._words.clear()
-                self._words[part] = word
-        if isinstance(word, _Listed):
-            return word.ids[bisect.bisect_right(word.cumulative, random.random()) if len(word.ids) > 1 else 0]
-        pieces, end = [], len(part)
-        while end:
-            ways = word[end]
-            draw = random.random() if len(ways.starts) > 1 else 0.0
-            start = ways.starts[bisect.bisect_right(ways.cumulative, draw)]
-            pieces.append(part[start:end])
-            end = start
-        return self._ids_of(pieces[::-1])
+    def _divide(self, parts, random):
+        draw, bisect_right, lattices = random.random, bisect.bisect_right, self._lattices
+        for part in parts:
+            lattice = lattices[part]
+            if lattice is None:
+                if part in self._whole:
+                    yield self._ids[part]
+                    continue
+                lattice = self.lattice(part)
+                if len(part) <= _KEPT_LENGTH:
+                    lattices.add(part, lattice)
+            pieces, end = [], len(part)
+            while end:
+                starts, cumulative, ids = lattice[end]
+                way = bisect_right(cumulative, draw()) if len(starts) > 1 else 0
+                pieces.append(ids[way])
+                end = starts[way]
+            yield from reversed(pieces)
 
-    def lattice(self, part: str) -> list[_Ways]:
+    def lattice(self, part: str) -> list[Ways]:
         """For each end 0 .. len(part), the ways in which the segmentations of the text before it may end."""
-        totals, lattice = [0.0], [_Ways([], [])]
+        totals, lattice = [0.0], [Ways([], [], [])]
         for end in range(1, len(part) + 1):
             starts, weights = [], []
             for start in range(max(0, end - self._longest), end):
@@ -273,31 +315,9 @@ class UnigramSampling(Sampler):
             highest = max(weights)
             sums = list(itertools.accumulate(math.exp(weight - highest) for weight in weights))
             totals.append(highest + math.log(sums[-1]))
-            lattice.append(_Ways(starts, [x / sums[-1] for x in sums]))
+            ids = [self._ids_of([part[start:end]]) for start in starts]
+            lattice.append(Ways(starts, [x / sums[-1] for x in sums], ids))
         return lattice
-
-    def _listed(self, part: str, lattice: list[_Ways]) -> _Listed | None:
-        """All segmentations; None if there are many."""
-        counts = [1]
-        for ways in lattice[1:]:
-            counts.append(sum(counts[start] for start in ways.starts))
-        if counts[-1] > self._LISTED:
-            return None
-
-        def endings(end: int) -> list[tuple[list[str], float]]:
-            if not end:
-                return [([], 1.0)]
-            ways = lattice[end]
-            shares = [high - low for low, high in zip([0.0, *ways.cumulative], ways.cumulative, strict=False)]
-            return [
-                ([*pieces, part[start:end]], probability * share)
-                for start, share in zip(ways.starts, shares, strict=True)
-                for pieces, probability in endings(start)
-            ]
-
-        found = endings(len(part))
-        cumulative = list(itertools.accumulate(probability for _, probability in found))
-        return _Listed([self._ids_of(pieces) for pieces, _ in found], [x / cumulative[-1] for x in cumulative])
 
 
 SAMPLERS: dict[str, type[Sampler]] = {sampler.KEY: sampler for sampler in (BpeDropout, UnigramSampling)}

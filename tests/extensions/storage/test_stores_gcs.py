@@ -155,7 +155,7 @@ def test_plans_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from helpers.configs import DATA
 
     from t2t_flax.data.batching import streams
-    from t2t_flax.data.batching.layouts import Layouter
+    from t2t_flax.data.batching.window_layouts import Layouter
 
     monkeypatch.setattr(streams, "WINDOW_PAIRS", 20)
     monkeypatch.setattr(streams, "WINDOW_UPDATES", 1)

@@ -82,14 +82,17 @@ def outcomes(scores: dict[str, float], pieces: tuple[str, ...], dropout: float) 
 @pytest.mark.parametrize("cached", [True, False])
 def test_frequencies_are_those_of_the_definition(models, monkeypatch, dropout, cached):
     """Within five standard deviations; both for words whose states are kept and for long texts."""
-    monkeypatch.setattr(samplers, "_CACHED_LENGTH", 20 if cached else 0)
+    monkeypatch.setattr(samplers, "_KEPT_LENGTH", 20 if cached else 0)
     tokenizer = models[True]
     proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)
     scores = {p.piece: p.score for p in proto.pieces if p.type == p.NORMAL}
     expected = outcomes(scores, tuple("▁There"), dropout)
     assert sum(expected.values()) == pytest.approx(1.0) and len(expected) > 3
     sampler, random, draws = BpeDropout(tokenizer, dropout), Random(0), 4000
-    counts = Counter(tuple(tokenizer.pieces(sampler.encode("There", random))) for _ in range(draws))
+    counts: Counter[tuple[str, ...]] = Counter()
+    for _ in range(draws):  # the merges of the word before and of this one are drawn together
+        pieces = tokenizer.pieces(sampler.encode("and There", random))
+        counts[tuple(pieces[[i for i, piece in enumerate(pieces) if piece[0] == "▁"][1] :])] += 1
     assert set(counts) <= set(expected)
     for pieces, p in expected.items():
         assert abs(counts[pieces] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3, pieces
@@ -98,10 +101,12 @@ def test_frequencies_are_those_of_the_definition(models, monkeypatch, dropout, c
 def test_draws_do_not_depend_on_what_is_kept(models, monkeypatch):
     texts = [f"there is something {i} in the weather" for i in range(30)]
     drawn = [BpeDropout(models[True], 0.3).encode(text, Random(i)) for i, text in enumerate(texts)]
-    monkeypatch.setattr(samplers, "_CACHED", 3)
-    sampler = BpeDropout(models[True], 0.3)
-    again = {i: sampler.encode(texts[i], Random(i)) for i in reversed(range(30))}
-    assert [again[i] for i in range(30)] == drawn
+    for kept, length in ((10_000, 20), (3, 20), (40, 20), (10_000, 0), (10_000, 4)):
+        monkeypatch.setattr(samplers, "_KEPT", kept)
+        monkeypatch.setattr(samplers, "_KEPT_LENGTH", length)
+        sampler = BpeDropout(models[True], 0.3)
+        again = {i: sampler.encode(texts[i], Random(i)) for i in [*reversed(range(30)), *range(30)]}
+        assert [again[i] for i in range(30)] == drawn
 
 
 def test_every_merge_dropped_leaves_characters(models):

@@ -184,21 +184,6 @@ def test_a_large_alpha_gives_the_segmentation_of_sentencepiece(models, model, te
     assert tokenizer.decode(own) == tokenizer.decode(best)
 
 
-@pytest.mark.parametrize("listed", [0, 256])
-def test_listed_words_are_drawn_as_others(models, monkeypatch, listed):
-    """From the lattice, or from the list of all segmentations."""
-    monkeypatch.setattr(UnigramSampling, "_LISTED", listed)
-    tokenizer, draws = models["bytes"], 4000
-    weights: Counter[tuple[int, ...]] = Counter()
-    for pieces, score in all_segmentations(tokenizer, "▁The").items():
-        weights[joined_ids(tokenizer, pieces)] += math.exp(0.2 * score)
-    sampler, generator = UnigramSampling(tokenizer, 0.2), random.Random(0)
-    counts = Counter(tuple(sampler.encode("The", generator)) for _ in range(draws))
-    for ids, weight in weights.items():
-        p = weight / weights.total()
-        assert abs(counts[ids] - draws * p) <= 5 * math.sqrt(draws * p * (1 - p)) + 3
-
-
 @pytest.mark.parametrize("model", [*MODELS, "crossing"])
 @given(text=TEXT, seed=st.integers(0, 3))
 @settings(max_examples=100, deadline=None)

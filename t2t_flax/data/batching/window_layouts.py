@@ -1,0 +1,239 @@
+"""Layouts: how the pairs of each update of a window are arranged in rows; computed by any process."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from t2t_flax.config import Data
+from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSampler, Size, smallest_fitting
+from t2t_flax.data.batching.packing import first_fit
+from t2t_flax.data.batching.streams import Visits, Windows
+from t2t_flax.data.hashing import key_of, permutation
+from t2t_flax.data.token_store import Sentences, TokenStore
+
+VERSION = 3
+"""Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""
+SAMPLE = 64
+"""Updates at least in the sample of windows from which sizes are chosen."""
+SHORT_PASS = 4
+"""Windows in a pass that is sampled whole."""
+_TRIES, _MORE_UPDATES = 10, 3
+
+
+class Draw(Protocol):
+    """Draws the ids of pairs anew in each pass, in place of those of the store. Pickled, to processes without JAX. key: what
+    the ids depend on beside the store, as JSON. longest: tokens of the longest side that it may return.
+    """
+
+    @property
+    def key(self) -> Any: ...
+
+    @property
+    def longest(self) -> int: ...
+
+    def __call__(self, visits: Visits) -> tuple[Sentences, Sentences]:
+        """The source and the target sentences of these visits, in their order: a function of each pair and its pass."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+    """The pairs of an update and their rows.
+
+    `pairs`: indices into the store, [P]; `row` [P] and `starts`, where each pair begins in the row's source and target;
+    `needed`: the smallest size that holds them. `sides`: the sentences, at `index` [P]; None = those of the store, at `pairs`.
+    """
+
+    pairs: np.ndarray
+    row: np.ndarray
+    starts: Sequence[np.ndarray | int]
+    needed: Size
+    sides: tuple[Sentences, Sentences] | None
+    index: np.ndarray
+
+
+class WindowLayout(NamedTuple):
+    """The layouts of all updates of a window, in the order of training, as a few arrays of small integers [P].
+
+    order: indices into the window's visits; pairs: into the store. row, source_start, target_start: see `Layout`; the starts are
+    empty where each pair has a row. ends [U]: where each update ends in the arrays; needed [U, 2]: its size.
+    sides: drawn sentences.
+    """
+
+    order: np.ndarray
+    pairs: np.ndarray
+    row: np.ndarray
+    source_start: np.ndarray
+    target_start: np.ndarray
+    ends: np.ndarray
+    needed: np.ndarray
+    sides: tuple[Sentences, Sentences] | None
+
+    @property
+    def updates(self) -> int:
+        return len(self.ends)
+
+    def visits_from(self, update: int) -> np.ndarray:
+        """Which of the window's visits are those of this update and the ones after it, int64."""
+        return self.order[int(self.ends[update - 1]) if update else 0 :].astype(np.int64)
+
+    def update(self, number: int) -> Layout:
+        """The layout of one update."""
+        here = slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
+        starts = [x[here].astype(np.int64) if len(x) else 0 for x in (self.source_start, self.target_start)]
+        length, rows = map(int, self.needed[number])
+        order, pairs, row = (x[here].astype(np.int64) for x in (self.order, self.pairs, self.row))
+        return Layout(pairs, row, starts, (length, rows), self.sides, order if self.sides else pairs)
+
+
+class _Rows(NamedTuple):
+    """Rows of a piece of a window, see `Layout`. pairs: indices into the window's visits."""
+
+    pairs: np.ndarray
+    row: np.ndarray
+    starts: tuple[np.ndarray, ...]
+    needed: Size
+
+
+@dataclasses.dataclass(frozen=True)
+class Layouter:
+    """Lays out windows: a function of these fields and the window's number, in any process. sizes: the closed list, ascending."""
+
+    store: TokenStore
+    config: Data
+    seed: int
+    windows: Windows
+    make_sampler: MakeSampler = BatchSampler
+    draw: Draw | None = None
+    sizes: tuple[Size, ...] = ()
+
+    @property
+    def key(self) -> list[Any]:
+        """What the layouts depend on, as JSON, but for `sizes`, which follow from the rest."""
+        c = self.config
+        keys: list[Any] = [VERSION, self.store.digest, self.seed, c.batching, c.batch_tokens, self.rules.key]
+        return [*keys, c.pack_length if self.packed else 0, self.windows.key, self.draw and self.draw.key]
+
+    @property
+    def packed(self) -> bool:
+        return self.config.batching == "packed"
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest side of a pair."""
+        return self.draw.longest if self.draw else self.store.longest
+
+    @property
+    def rules(self) -> BatchSampler:
+        """A sampler of no window."""
+        return self.make_sampler(self.config, self.seed, Lengths(*np.zeros((2, 0), np.int32)))
+
+    def lay_out(self, window: int) -> WindowLayout:
+        """A window in the fewest updates of which each fits into one of the sizes, after a few attempts to cut it."""
+        visits = self.windows.visits(window)
+        sides = self.draw(visits) if self.draw else None
+        sampler = self._sampler(visits, sides)
+        parts = self._in_order(self._fitting(sampler, window), window)
+        self.store.release()
+        return _window_layout(visits, parts, sides)
+
+    def count(self, window: int) -> int:
+        """The number of its updates."""
+        return self.lay_out(window).updates
+
+    def sample(self) -> tuple[tuple[Size, ...], list[int]]:
+        """(the closed list, updates of the first windows), from the first windows: of the whole pass if it has only a few."""
+        whole = self.windows.a_pass <= SHORT_PASS
+        needed: Counter[Size] = Counter()
+        expected: list[Size] = []
+        counts: list[int] = []
+        while len(counts) < self.windows.a_pass if whole else sum(counts) < SAMPLE:
+            window = len(counts)
+            visits = self.windows.visits(window)
+            sampler = self._sampler(visits, self.draw(visits) if self.draw else None)
+            if not counts and self.packed and sampler.alike:
+                expected = [self._expected(sampler)]
+            parts = self._preferred(sampler, window, expected)
+            counts.append(len(parts))
+            needed.update(part.needed for part in parts)
+            if expected:  # it grows, so that later windows do not fail the same way
+                expected = [max(*expected, *(part.needed for part in parts))]
+            self.store.release()
+        return tuple(self.rules.sizes(needed, expected, self.longest)), counts
+
+    def _sampler(self, visits: Visits, sides: tuple[Sentences, Sentences] | None) -> BatchSampler:
+        if sides:
+            lengths = Lengths(*(np.asarray(side.lengths) for side in sides))
+        else:
+            lengths = Lengths(*(x[visits.pairs] for x in self.store.lengths))
+        return self.make_sampler(self.config, self.seed, lengths)
+
+    def _expected(self, sampler: BatchSampler) -> Size:
+        """The size that packed rows should not exceed: enough for the first updates. In most corpora a window fits after a few
+        attempts to cut it again; in the others a larger size is chosen.
+        """
+        parts = [self._rows(sampler, piece) for piece in next(sampler.cuts(0, sampler.count(), 100))]
+        return max(part.needed for part in self._in_order(parts, 0)[:SAMPLE])
+
+    def _preferred(self, sampler: BatchSampler, window: int, sizes: Sequence[Size]) -> list[_Rows]:
+        """The first cut of a window that fits, or else the first."""
+        fitting = self._first_fitting(sampler, window, sampler.count(), sizes) if sizes else None
+        return fitting or [self._rows(sampler, piece) for piece in next(sampler.cuts(window, sampler.count(), 100))]
+
+    def _fitting(self, sampler: BatchSampler, window: int) -> list[_Rows]:
+        count = sampler.count()
+        for more in range(_MORE_UPDATES):
+            if parts := self._first_fitting(sampler, window, count + more, self.sizes):
+                return parts
+        todo, parts = next(sampler.cuts(window, count + _MORE_UPDATES, 100))[::-1], []
+        while todo:  # of unusual lengths: updates that do not fit are halved
+            piece = todo.pop()
+            rows = self._rows(sampler, piece)
+            if smallest_fitting(self.sizes, rows.needed) is not None:
+                parts.append(rows)
+            else:
+                todo += np.array_split(piece, 2)[::-1]
+        return parts
+
+    def _first_fitting(
+        self, sampler: BatchSampler, window: int, count: int, sizes: Sequence[Size]
+    ) -> list[_Rows] | None:
+        """The first of a few cuts whose pieces all fit; None if none does."""
+        for pieces in sampler.cuts(window, count, _TRIES):
+            parts = []
+            for rows in (self._rows(sampler, piece) for piece in pieces):
+                if smallest_fitting(sizes, rows.needed) is None:
+                    break
+                parts.append(rows)
+            if len(parts) == len(pieces):
+                return parts
+        return None
+
+    def _in_order(self, parts: list[_Rows], window: int) -> list[_Rows]:
+        """In the order of training."""
+        return [parts[i] for i in permutation(len(parts), key_of(self.seed, 5, 0, window))]
+
+    def _rows(self, sampler: BatchSampler, pairs: np.ndarray) -> _Rows:
+        source, target = (x[pairs] for x in sampler.lengths)
+        if not self.packed:
+            longest = max(int(source.max()), int(target.max()))
+            return _Rows(pairs, np.arange(len(pairs)), (), (longest, len(pairs)))
+        row, *starts = first_fit(source, target, self.config.pack_length)
+        return _Rows(pairs, row, tuple(starts), (self.config.pack_length, int(row.max()) + 1))
+
+
+def _window_layout(visits: Visits, parts: Sequence[_Rows], sides: tuple[Sentences, Sentences] | None) -> WindowLayout:
+    order = np.concatenate([part.pairs for part in parts])
+    row = np.concatenate([part.row for part in parts])
+    starts = [np.concatenate(x) for x in zip(*(part.starts for part in parts), strict=True)] or [order[:0]] * 2
+    ends = np.cumsum([len(part.pairs) for part in parts])
+    needed = np.array([part.needed for part in parts])
+    order, pairs, row, source_start, target_start = map(_small, (order, visits.pairs[order], row, *starts))
+    return WindowLayout(order, pairs, row, source_start, target_start, ends, needed, sides)
+
+
+def _small(x: np.ndarray) -> np.ndarray:
+    """In the smallest unsigned integers that hold it."""
+    return x.astype(np.min_scalar_type(int(x.max(initial=0))))
