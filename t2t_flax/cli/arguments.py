@@ -205,6 +205,7 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     """
     import jax
 
+    from t2t_flax.decoding.programs import Programs, program_folder
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.restore import stored_config
@@ -219,3 +220,4 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
             f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
             "launch/README.md says which variables start several, where a command can use them."
         )
+    Programs(program_folder())

@@ -13,7 +13,7 @@ import numpy as np
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up, source_ids
-from t2t_flax.decoding.search_loop import program
+from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer

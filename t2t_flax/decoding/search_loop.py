@@ -7,7 +7,6 @@ between stages, because attention over a cache much longer than the sequence wou
 Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V vocabulary, P prefix length.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,34 +16,9 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from t2t_flax.config.data_keys import PAD
+from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.decoding_cache import DecodingCache
-
-
-class Program:
-    """A jitted function of a module. `Program.run` makes all calls: replace it to compile programs in another way.
-
-    static_argnums, options: as of `jax.jit`.
-    """
-
-    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: program.jitted(*args))
-
-    def __init__(self, function: Callable, static_argnums: tuple[int, ...] = (), **options: Any):
-        functools.update_wrapper(self, function)
-        self.static_argnums, self.jitted = static_argnums, jax.jit(function, static_argnums=static_argnums, **options)
-        self.lower, self._name = self.jitted.lower, function.__qualname__
-
-    def __call__(self, *args: Any) -> Any:
-        return Program.run(self, args)
-
-    def __reduce__(self) -> str:
-        return self._name  # pickled as a function: by name
-
-
-def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Program]:
-    """Decorator that makes a `Program` of a function."""
-    return lambda function: Program(function, static_argnums, **options)
-
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 _STEPS = (8, 32)

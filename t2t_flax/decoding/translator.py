@@ -24,8 +24,9 @@ from t2t_flax.decoding.batches import (
     plan_batches,
 )
 from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import Sampling, random_keys
-from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, next_length, program, run_search
+from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, next_length, run_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS

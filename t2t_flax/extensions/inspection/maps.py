@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.scoring import rows_of
-from t2t_flax.decoding.search_loop import program
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.models.attention import SelfAttention, mixer_class

@@ -17,6 +17,7 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from t2t_flax.decoding.programs import program_folder
 from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.compiling import Compiler
 from t2t_flax.extensions.serving.model import ServedModel
@@ -157,7 +158,7 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket,
     """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
     seconds; a second Ctrl-C does not wait for clients. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
-    server, compiler = make_server(app, timeout), Compiler()
+    server, compiler = make_server(app, timeout), Compiler(program_folder())
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
     last = timeout - min(0.25, timeout / 8)
     server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)

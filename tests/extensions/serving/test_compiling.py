@@ -5,7 +5,8 @@ import dataclasses
 import jax.numpy as jnp
 import pytest
 
-from t2t_flax.decoding.search_loop import Program, grow
+from t2t_flax.decoding.programs import Program
+from t2t_flax.decoding.search_loop import grow
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.serving import compiling
 

@@ -1,0 +1,233 @@
+"""The jitted functions of decoding, and where their compiled programs are kept."""
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import io
+import os
+import pickle
+import platform
+import shutil
+import time
+from collections.abc import Callable, Hashable, Iterator
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.experimental import serialize_executable
+
+from t2t_flax.filesystem import atomic_write
+from t2t_flax.version import source_digest
+
+_UNUSED = 30 * 24 * 3600.0
+"""Seconds after which the programs of another version or machine are deleted."""
+_CPU_INFO = Path("/proc/cpuinfo")
+
+
+class Program:
+    """A jitted function of a module. `Program.run` makes all calls: replace it to compile programs in another way.
+
+    static_argnums, options: as of `jax.jit`.
+    """
+
+    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: program.jitted(*args))
+
+    def __init__(self, function: Callable, static_argnums: tuple[int, ...] = (), **options: Any):
+        functools.update_wrapper(self, function)
+        self.static_argnums, self.jitted = static_argnums, jax.jit(function, static_argnums=static_argnums, **options)
+        self.lower, self._name = self.jitted.lower, function.__qualname__
+
+    def __call__(self, *args: Any) -> Any:
+        return Program.run(self, args)
+
+    def __reduce__(self) -> str:
+        return self._name  # pickled as a function: by name
+
+
+def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Program]:
+    """Decorator that makes a `Program` of a function."""
+    return lambda function: Program(function, static_argnums, **options)
+
+
+class Programs:
+    """Runs each `Program` compiled for the shapes, types and shardings of its arguments, until `close`.
+
+    folder: where compiled programs are kept, so that a process that needs one again neither traces nor compiles it. Those of
+    other sources, versions of JAX, settings and processors are told apart. None = nowhere.
+    """
+
+    def __init__(self, folder: Path | None = None):
+        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._folder = folder and folder / _environment()
+        self._before, Program.run = Program.run, staticmethod(self.run)
+        if self._folder:
+            with contextlib.suppress(OSError):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                os.utime(self._folder)
+                _delete_unused(self._folder.parent)
+
+    def close(self) -> None:
+        """Programs run as before. To be called when nothing runs any more."""
+        Program.run = staticmethod(self._before)
+
+    def run(self, program: Program, args: tuple[Any, ...]) -> Any:
+        """The results of a program."""
+        return self.find(program, args)(*_dynamic(program, args))
+
+    def find(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
+        """The program compiled for arguments like these: from memory, from the folder, or made."""
+        leaves, tree = jax.tree.flatten(args)
+        # A compiled program takes arrays of its own shardings alone.
+        key = program, tree, jax.sharding.get_mesh(), tuple(map(_key, leaves))
+        found = self._compiled.get(key)
+        if found is None:
+            found = self._compiled[key] = self.read(program, args) or self.make(program, args)
+        return found
+
+    def make(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
+        """Compiles a program for arguments like these, and keeps it."""
+        compiled = program.lower(*args).compile()
+        if self._folder:
+            with contextlib.suppress(
+                Exception
+            ):  # not all of XLA's programs can be written or read: then it is compiled again
+                self.keep(program, args, serialized(compiled))
+        return compiled
+
+    def keep(self, program: Program, args: tuple[Any, ...], stored: bytes) -> jax.stages.Compiled:
+        """Loads what `serialized` returned, and writes it to the folder."""
+        compiled = loaded(stored, program, args)
+        if self._folder:
+            with contextlib.suppress(OSError):
+                atomic_write(self._path(program, args), stored)
+        return compiled
+
+    def read(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled | None:
+        """The program in the folder, if it is there and whole."""
+        with contextlib.suppress(Exception):
+            if self._folder and (path := self._path(program, args)).exists():
+                return loaded(path.read_bytes(), program, args)
+        return None
+
+    def _path(self, program: Program, args: tuple[Any, ...]) -> Path:
+        leaves, tree = jax.tree.flatten(args)
+        # One by one: the bytes of all together would tell whether two arguments share an object.
+        parts = [str(tree).encode(), *map(_dumps, (program, *map(_placed, leaves), *_context()))]
+        assert self._folder
+        return self._folder / hashlib.sha256(pickle.dumps(parts)).hexdigest()[:32]
+
+
+@functools.cache
+def program_folder() -> Path | None:
+    """Where `Programs` are kept on this machine, in place of JAX's own cache, which is turned off, because what comes out of it
+    cannot always be written again. None on accelerators, and where the user has no cache.
+    """
+    folder = jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]
+    if not (folder and jax.config.jax_enable_compilation_cache and jax.default_backend() == "cpu"):  # type: ignore[attr-defined]
+        return None
+    jax.config.update("jax_enable_compilation_cache", False)
+    return Path(folder, "programs")
+
+
+def described(program: Program, args: tuple[Any, ...]) -> bytes:
+    """What a compiled program follows from, apart from the process: pickled, see `from_description`."""
+    return _dumps((program, jax.tree.map(_abstract, args), *_context()))
+
+
+@contextlib.contextmanager
+def from_description(data: bytes) -> Iterator[tuple[Program, tuple[Any, ...]]]:
+    """The program and its abstract arguments, in the context in which they were described."""
+    program, args, mesh, rules = _Unpickler(io.BytesIO(data)).load()
+    with contextlib.nullcontext() if mesh.empty else jax.set_mesh(mesh), nn.logical_axis_rules(rules):
+        yield program, args
+
+
+def serialized(compiled: jax.stages.Compiled) -> bytes:
+    """A compiled program as bytes. One that came out of JAX's own cache may not be readable again."""
+    machine_code, _, out = serialize_executable.serialize(compiled)
+    return pickle.dumps((machine_code, out.unflatten(range(out.num_leaves))))
+
+
+def loaded(stored: bytes, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
+    """The inverse of `serialized`, on the devices of the arguments."""
+    machine_code, out = pickle.loads(stored)
+    trees = jax.tree.structure((_dynamic(program, args), {})), jax.tree.structure(out)
+    return serialize_executable.deserialize_and_load(machine_code, *trees, execution_devices=_devices(args))
+
+
+def _environment() -> str:
+    flags = {line for line in _read_cpu_info().splitlines() if line.startswith(("flags", "Features", "model name"))}
+    settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
+    devices = [(device.platform, device.device_kind) for device in jax.devices()]
+    about = source_digest(), jax.__version__, jax.lib.__version__, platform.platform(), sorted(flags), devices
+    return hashlib.sha256(repr((about, sorted(settings.items()), os.environ.get("XLA_FLAGS"))).encode()).hexdigest()[
+        :16
+    ]
+
+
+def _read_cpu_info() -> str:
+    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()
+
+
+def _delete_unused(folder: Path) -> None:
+    for other in folder.iterdir():
+        if other.stat().st_mtime < time.time() - _UNUSED:
+            shutil.rmtree(other, ignore_errors=True)
+
+
+def _dynamic(program: Program, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    return tuple(arg for i, arg in enumerate(args) if i not in program.static_argnums)
+
+
+def _devices(args: tuple[Any, ...]) -> list[jax.Device]:
+    shardings = (x.sharding for x in jax.tree.leaves(args) if isinstance(x, jax.Array))
+    meshes = [each.mesh.devices for each in shardings if isinstance(each, jax.sharding.NamedSharding)]
+    return list(meshes[0].flat) if meshes else jax.devices()[:1]
+
+
+def _abstract(x: Any) -> Any:
+    if not isinstance(x, jax.Array):
+        return x
+    return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None)
+
+
+def _placed(x: Any) -> Any:
+    """An array's shape, type, and what lies where: equal shardings may be written in several ways."""
+    if not isinstance(x, jax.Array):
+        return x
+    places: Any = x.sharding.devices_indices_map(x.shape).items()
+    where = sorted((device.id, str(index)) for device, index in places)
+    return x.shape, str(x.dtype), getattr(x, "weak_type", False), where if x.committed else None
+
+
+def _key(x: Any) -> Hashable:
+    return (x.shape, x.dtype, x.sharding if x.committed else None) if isinstance(x, jax.Array) else x
+
+
+def _context() -> tuple[Any, ...]:
+    return jax.sharding.get_mesh(), nn.get_logical_axis_rules()
+
+
+def _dumps(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return value.id if isinstance(value, jax.Device) else None
+
+    def reducer_override(self, value: Any) -> Any:
+        if not isinstance(value, nn.Module):
+            return NotImplemented
+        # Without the number that Flax gives each module.
+        fields = {field.name: getattr(value, field.name) for field in dataclasses.fields(value) if field.init}
+        return functools.partial(type(value), **fields), ()
+
+
+class _Unpickler(pickle.Unpickler):
+    def persistent_load(self, number: Any) -> Any:
+        return next(device for device in jax.devices() if device.id == number)
