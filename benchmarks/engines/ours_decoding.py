@@ -57,7 +57,7 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
     notes = prepare_process(c)
     import jax
 
-    from t2t_flax.decoding.translator import Translator
+    from t2t_flax.decoding.translator import Translator, batches_at_once
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.train_state import make_model
 
@@ -65,8 +65,9 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
     model = make_model(c, vocab, vocab, precision=task.get("precision", "float32"))
     params = jax.device_put(params, mesh_lib.named(mesh, mesh_lib.REPLICATED))
     tokenizers = SimpleNamespace(source=Ids(), target=Ids())
+    at_once = batches_at_once(mesh)
     groups = [
-        (Translator(model, tokenizers, mesh, dataclasses.replace(decode, max_length_offset=group["cap"])),
+        (Translator(model, tokenizers, mesh, dataclasses.replace(decode, max_length_offset=group["cap"]), at_once=at_once),
          [" ".join(map(str, ids[:-1])) for ids in group["sources"]])
         for group in task["groups"]
     ]  # fmt: skip

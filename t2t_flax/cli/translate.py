@@ -53,7 +53,7 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--output", args.output)
     try:
         with stop_signals() as check:
-            loaded = arguments.load_run(args, overrides)
+            loaded = arguments.load_run(args, overrides).for_decoding()
             check()
             arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
             with open_output(args.output) as write:

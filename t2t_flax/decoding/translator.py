@@ -1,9 +1,11 @@
 """Translation of lines of text: one output per line, in order, each independent of the others."""
 
+import concurrent.futures
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -75,11 +77,14 @@ class Translator:
         config: Decode,
         *,
         source_eos: bool = True,
+        at_once: int = 1,
     ):
+        """at_once: batches that are decoded at the same time, each in a thread of its own."""
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
-        self._source_eos = source_eos
+        self._source_eos, self._at_once = source_eos, at_once
         self._step = DecodeStep(model)
         self._compiled: set[tuple[int, int, int]] = set()
+        self._locks: dict[tuple[int, int, int], threading.Lock] = {}
 
     def translate(
         self,
@@ -106,16 +111,30 @@ class Translator:
         shards = mesh_lib.batch_shards(self._mesh)
         lengths = list(map(len, encoded.sources))
         done, total = 0, sum(n > 0 for n in lengths)
-        for batch in plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes))):
-            with contextlib.nullcontext() if batch.shape in self._compiled else compiling():
-                results = self._search(params, batch, encoded, first_line)
-            self._compiled.add(batch.shape)
-            for i, hypotheses in zip(batch.indices, results, strict=True):
-                translations[i] = Translation(hypotheses, encoded.cut[i])
-            done += len(batch.indices)
-            if progress:
-                progress(done, total)
+
+        def search(batch: Batch) -> tuple[Batch, list[tuple[Hypothesis, ...]]]:
+            with self._first_compiles(batch.shape, compiling):
+                return batch, self._search(params, batch, encoded, first_line)
+
+        batches = plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes)))
+        with concurrent.futures.ThreadPoolExecutor(self._at_once) as threads:
+            several = min(self._at_once, len(batches)) > 1
+            for batch, results in (threads.map if several else map)(search, batches):
+                for i, hypotheses in zip(batch.indices, results, strict=True):
+                    translations[i] = Translation(hypotheses, encoded.cut[i])
+                done += len(batch.indices)
+                if progress:
+                    progress(done, total)
         return translations
+
+    @contextlib.contextmanager
+    def _first_compiles(self, shape: tuple[int, int, int], compiling: Callable) -> Iterator[None]:
+        """The first batch of a shape is decoded within `compiling()`, while other batches of that shape wait for its programs."""
+        lock = self._locks.setdefault(shape, threading.Lock())
+        with contextlib.nullcontext() if shape in self._compiled else lock:
+            with contextlib.nullcontext() if shape in self._compiled else compiling():
+                yield
+            self._compiled.add(shape)
 
     def _search(
         self,
@@ -252,6 +271,13 @@ class Decoder:
         return f"{self.name} {self.version}, {self.dtype}"
 
 
+def batches_at_once(mesh: jax.sharding.Mesh) -> int:
+    """Several on one CPU device: while one batch is planned, or multiplies what is too small for all cores, others compute. An
+    accelerator has memory for one, and programs of several devices would wait for each other.
+    """
+    return 3 if mesh.size == 1 and jax.default_backend() == "cpu" else 1
+
+
 class JaxDecoder(Decoder):
     """Beam search, greedy search and sampling on the devices of the model's mesh."""
 
@@ -261,7 +287,12 @@ class JaxDecoder(Decoder):
         config = model.config
         self.dtype, self._params = np.dtype(model.model.dtype).name, model.params
         self._translator = Translator(
-            model.model, model.tokenizers, model.mesh, config.decode, source_eos=config.data.source_eos
+            model.model,
+            model.tokenizers,
+            model.mesh,
+            config.decode,
+            source_eos=config.data.source_eos,
+            at_once=batches_at_once(model.mesh),
         )
 
     def translate(self, lines, **options) -> list[Translation]:

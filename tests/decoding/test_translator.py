@@ -67,6 +67,33 @@ def test_translation_is_independent_of_batch_and_order(small_model, strategy):
     assert_same(long[0], together[3])
 
 
+@pytest.mark.parametrize("strategy", ["beam", "sample"])
+def test_batches_decoded_at_once_give_the_same_translations_bit_for_bit(small_model, strategy):
+    model, params, tokenizers, lines = small_model
+    config = Decode(batch_size=2, max_length_ratio=0.5, max_length_offset=6, strategy=strategy)
+
+    def translations(at_once):
+        translator, done = Translator(model, tokenizers, devices_mesh(1), config, at_once=at_once), []
+        return translator.translate(params, lines, progress=lambda *counts: done.append(counts)), done
+
+    alone, several = translations(1), translations(4)
+    assert several == alone and len(alone[1]) > 4
+
+
+def test_an_error_in_one_of_several_batches_is_raised(small_model, monkeypatch):
+    model, params, tokenizers, lines = small_model
+    translator = Translator(model, tokenizers, devices_mesh(1), Decode(batch_size=2), at_once=3)
+
+    def search(params, batch, *rest):
+        if 5 in batch.indices:
+            raise MemoryError("no room")
+        return [()] * len(batch.indices)
+
+    monkeypatch.setattr(translator, "_search", search)
+    with pytest.raises(MemoryError, match="no room"):
+        translator.translate(params, lines)
+
+
 def test_compiling_context_is_entered_once_per_batch_shape(small_model):
     """A training run can exit on a signal there instead of waiting for the compiler."""
     model, params, tokenizers, lines = small_model

@@ -143,3 +143,12 @@ def test_overrides_change_the_config_and_reject_unknown_keys(finished):
         load(finished[0], overrides={"decode.beamsize": "3"})
     assert load(finished[0], overrides=ONE_DEVICE | {"decode.beam_size": "3"}).config.decode.beam_size == 3
     assert dataclasses.asdict(load(finished[0], overrides=ONE_DEVICE).config)["decode"]["beam_size"] == 2
+
+
+def test_for_decoding_matrices_have_the_type_that_multiplies(finished):
+    wide = load(finished[0])
+    narrow = load(finished[0], overrides={"decode.precision": "bfloat16"})
+    held = narrow.for_decoding()
+    assert {x.dtype.name for x in jax.tree.leaves(held.params) if x.ndim > 1} == {"bfloat16"}
+    assert held.translate(["It is late."]) == narrow.translate(["It is late."])
+    assert wide.for_decoding().params is wide.params

@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     pairs = read_input(args, overrides)
 
     def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
-        loaded = arguments.load_run(args, overrides)
+        loaded = arguments.load_run(args, overrides).for_decoding()
         flags = arguments.line_flags(args)
         answer = translating(loaded, scores=args.scores, flags=flags)
         return loaded, answer, output_settings(loaded, {"--scores": args.scores, **flags})

@@ -15,7 +15,7 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import Direction, codes_of, model_directions
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, plan_batches, round_up
-from t2t_flax.decoding.translator import Translation, in_compute_type
+from t2t_flax.decoding.translator import Translation
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
@@ -256,9 +256,7 @@ class ServedModel:
             lane.batcher.close()
 
     def _begin(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
-        loaded = self._load()
-        if loaded.decoder.name == "jax":
-            loaded = loaded.with_params(in_compute_type(loaded.model, loaded.params))
+        loaded = self._load().for_decoding()
         self.config, self._restored = loaded.config, loaded
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         runs = [self._loaded(n_best) for n_best in sorted({1, several})]
