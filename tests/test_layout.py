@@ -32,7 +32,7 @@ ALLOWED_IMPORTS = {
         "model_forms",
         "version",
     },
-    "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "registry"},
+    "decoding": {"config", "errors", "filesystem", "data", "models", "distributed", "registry", "version"},
     "evaluation": {
         "registry",
         "config",
