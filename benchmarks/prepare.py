@@ -23,6 +23,7 @@ import psutil
 
 from benchmarks.record import command_of, machine, publish
 from t2t_flax.config import load_config
+from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.workers import num_cores
 from t2t_flax.tasks import task_of
@@ -71,12 +72,16 @@ def real_pairs(data: Path) -> Iterator[tuple[str, str]]:
 
 
 class Phases:
-    """A `Report`: seconds and largest resident memory, of this process and its children, of each phase."""
+    """A `Report`. Of each phase: its seconds, this process's CPU time, and the largest resident memory of this process and its
+    children.
+    """
 
     def __init__(self) -> None:
         self.seconds: dict[str, float] = {}
+        self.cpu: dict[str, float] = {}
         self.bytes: dict[str, int] = {}
-        self._phase, self._began, self._end = "open", time.perf_counter(), threading.Event()
+        self._phase, self._end = "open", threading.Event()
+        self._began = time.perf_counter(), time.process_time()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
 
@@ -85,8 +90,9 @@ class Phases:
             self.begin(PHASES[stage])
 
     def begin(self, phase: str) -> None:
-        now = time.perf_counter()
-        self.seconds[self._phase] = self.seconds.get(self._phase, 0.0) + now - self._began
+        now = time.perf_counter(), time.process_time()
+        for of_phase, before, after in zip((self.seconds, self.cpu), self._began, now, strict=True):
+            of_phase[self._phase] = of_phase.get(self._phase, 0.0) + after - before
         self._phase, self._began = phase, now
 
     def close(self) -> None:
@@ -117,6 +123,7 @@ def measure(pairs: Iterator[tuple[str, str]], count: int, overrides: dict[str, s
         size = sum(path.stat().st_size for path in folder.iterdir())
         of_data = {"train": f"{folder}/train.en,{folder}/train.de", "valid": "", "test": "", "vocab_size": "16000"}
         config = load_config("configs/text.py", {f"data.{key}": value for key, value in of_data.items()} | overrides)
+        preprocess.INLINE_PAIRS = 0  # as in a large corpus, this process only reads and writes
         phases = Phases()
         corpus = prepare_corpus(task_of(config), folder / "run", phases)
         phases.begin("plan")
@@ -135,6 +142,8 @@ def measure(pairs: Iterator[tuple[str, str]], count: int, overrides: dict[str, s
             "workers": cores,
             "seconds": {phase: round(value, 2) for phase, value in phases.seconds.items()},
             "peak_megabytes": {phase: round(value / 1e6) for phase, value in phases.bytes.items() if phase},
+            "cpu_seconds_of_this_process": {phase: round(value, 2) for phase, value in phases.cpu.items()},
+            "pairs_per_second_of_the_reader": round(count / phases.cpu["encode"]),
             "pairs_per_second_and_core": round(count / encode / cores),
             "core_hours_of_36M_pairs": round(WMT_PAIRS / count * encode * cores / 3600, 1),
         }

@@ -116,8 +116,8 @@ class _Recent(dict):
 
 
 class _Merged:
-    """Pieces of a word while it is merged, and their ids. merges: where a pair can be merged, the best first; path: this state and
-    those that follow if always the best merge is made; final: ids at its end.
+    """Pieces of a word while it is merged, and their ids. merges: where a pair can be merged, the best first; path: this state
+    and those that follow if always the best merge is made; final: ids at its end.
     """
 
     __slots__ = ("final", "ids", "last", "merges", "path", "pieces")
