@@ -3,9 +3,12 @@
 import string
 from random import Random
 
+import jax
 import numpy as np
 import pytest
 from helpers.configs import small_config
+from helpers.runs import start, tiny_run
+from helpers.thread_groups import run_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -14,6 +17,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.noise import Noise
 from t2t_flax.extensions.noise.changes import CHANGES
 from t2t_flax.tasks import task_of
+from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
 
 DATA = dict(
@@ -149,6 +153,53 @@ def test_noise_and_drawn_segmentations_compose(tmp_path):
     assert "noise in a share of the pairs of each pass: upper_case 0.5, copies 0.1" in describe(config)
     lines = corpus.describe_train(config)
     assert "noise.upper_case: " in lines and "noise.copies: " in lines and "<t>" not in lines
+
+
+def drawn_run(workdir, **train):
+    """Mixed sources with a tag, noise and drawn segmentations; shares change in the midst of a window."""
+    return tiny_run(
+        workdir,
+        data=dict(
+            train="many=toy:train:300; few=toy:train:60", valid="toy:valid:30", vocab_size=600, byte_fallback=True
+        ),
+        mixtures=dict(shares="many=3, few=1; 5: few=1", tags="few=<t>"),
+        noise=dict(typos=0.3, upper_case=0.2, emoji=0.2, copies=0.1),
+        subwords=dict(bpe_dropout=0.2),
+        checkpoint=dict(every_steps=3),
+        train=dict(steps=9) | train,
+    )
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_bits_of_one_that_was_not(tmp_path, cache):
+    whole = loop.train(start(drawn_run(tmp_path / "whole"), tmp_path / "whole", cache), score=None)
+    for steps in (4, 7, 9):
+        folder = tmp_path / "parts"
+        resumed = loop.train(start(drawn_run(folder, steps=steps), folder, cache), score=None)
+    for actual, expected in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+
+
+def test_hosts_build_the_rows_of_one(tmp_path):
+    """Each opens the store, draws the window and fills its own rows."""
+    config = drawn_run(tmp_path)
+
+    def rows(group):
+        corpus = prepare_corpus(task_of(config), tmp_path / "run", group=group)
+        batches = corpus.batches(config, shards=group.count)
+        found = []
+        for k in range(9):
+            batch = batches.batch(k)
+            share = batch.shape.rows // group.count
+            found.append(batch.rows(group.index * share, (group.index + 1) * share))
+        return found
+
+    (alone,), together = run_processes(1, rows), run_processes(2, rows)
+    for k in range(9):
+        for name in alone[k]:
+            rows_of_all = np.concatenate([host[k][name] for host in together], axis=1)
+            one = alone[k][name].reshape(-1, alone[k][name].shape[-1])
+            np.testing.assert_array_equal(rows_of_all.reshape(-1, one.shape[-1])[: len(one)], one)
 
 
 def test_unsuitable_configs_are_refused(tmp_path):
