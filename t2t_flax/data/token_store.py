@@ -127,7 +127,10 @@ class TokenStore:
         ]
 
     def _notes(self, counts: Mapping[str, Any]) -> str:
-        shown = {name: name for name in ("dropped", "truncated", "empty")} | self.meta.get("reasons", {})
+        shown = {name: name for name in ("dropped", "truncated", "empty")}
+        if self.meta.get("recipe", {}).get("on_too_long") == "drop":
+            shown["too_long"] = "too long"
+        shown |= self.meta.get("reasons", {})
         notes = [f"{counts[name]:,} {text}" for name, text in shown.items() if counts.get(name)]
         return f" (of {counts['pairs_read']:,}: {', '.join(notes)})" if notes else ""
 

@@ -113,7 +113,7 @@ def test_too_long_pairs(tmp_path, tokenizers, policy):
     dropped, cut = {"drop": (2, 0), "truncate": (0, 2), "keep": (0, 0)}[policy]
     meta = store.meta
     assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, 2)
-    note = {"drop": " (of 4: 2 dropped)", "truncate": " (of 4: 2 truncated)", "keep": ""}[policy]
+    note = {"drop": " (of 4: 2 dropped, 2 too long)", "truncate": " (of 4: 2 truncated)", "keep": ""}[policy]
     tokens = f"{store.source_lengths.sum()} + {store.target_lengths.sum()} tokens"
     assert store.describe() == f"{4 - dropped} pairs, {tokens}{note}"
     expected = [[tokenizers.source.encode(side) for side in pair] for pair in pairs]

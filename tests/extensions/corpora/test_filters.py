@@ -71,7 +71,7 @@ def test_dropped_pairs_are_counted_and_listed_by_reason(tmp_path, tokenizers, mo
         name: store.meta[name] for name in ("pairs_read", "dropped", "duplicate", "empty", "too_long", "length_ratio")
     }
     assert counts == dict(pairs_read=8, dropped=5, duplicate=2, empty=1, too_long=1, length_ratio=1)
-    assert "5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates" in store.describe()
+    assert "5 dropped, 1 empty, 1 too long, 1 of unlike lengths, 2 duplicates" in store.describe()
 
 
 def test_drops_are_counted_by_source(tmp_path, tokenizers):
@@ -79,7 +79,7 @@ def test_drops_are_counted_by_source(tmp_path, tokenizers):
     policies = replace(POLICIES, filters=(LengthRatio(4.0), Duplicates()))
     store = prepare_split(JoinedSource("both", parts), tokenizers, tmp_path / "both", policies)
     assert store.describe_sources(["a", "b"]) == [
-        "a: 3 pairs (of 8: 5 dropped, 1 empty, 1 of unlike lengths, 2 duplicates)",
+        "a: 3 pairs (of 8: 5 dropped, 1 empty, 1 too long, 1 of unlike lengths, 2 duplicates)",
         "b: 1 pairs (of 3: 2 dropped, 2 duplicates)",
     ]
     of_sources = store.meta["counts_of_sources"]
