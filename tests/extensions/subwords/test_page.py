@@ -17,6 +17,13 @@ def of_record(name: str) -> str:
     return bleu(score["score"], score["confidence"])
 
 
+def test_the_text_shows_what_a_draw_takes():
+    section = " ".join((ROOT / "docs" / "subwords.md").read_text().split())
+    bpe, unigram, *_ = json.loads((RESULTS / "drawing.json").read_text())["microseconds_a_pair"].values()
+    assert f"takes {bpe['later_pass']} µs of one core with BPE-dropout and {unigram['later_pass']} µs" in section
+    assert f"takes {bpe['tokenized']} and {unigram['tokenized']} µs" in section
+
+
 def test_the_table_and_the_text_show_the_records():
     section = " ".join((ROOT / "docs" / "subwords.md").read_text().split())
     cells = re.findall(r"\| (\d+\.\d ± \d\.\d) \| (\d+\.\d ± \d\.\d) \|", section)
