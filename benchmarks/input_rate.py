@@ -4,13 +4,14 @@
 
 The consumer sleeps for the time of an update, as a device would compute, then takes the next batch; each row is a process of
 its own. The corpora are synthetic: lengths as in WMT and in Multi30k, random ids. Layout and filling are CPU time of one core;
-from them follow tokens/s a core and the cores that would do where there are too few.
+from them follow tokens/s a core, and the cores needed at least.
 """
 
 import argparse
 import gc
 import json
 import math
+import os
 import platform
 import statistics
 import subprocess
@@ -77,10 +78,11 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
         },
         "slow_down": round(sum(waits) / (total - sum(waits)), 4),
         "target_tokens_per_second": round(target / total),
+        "load": round(os.getloadavg()[0], 1),
         "layout_ms": round(1e3 * layout, 3),
         "filling_ms": round(1e3 * filling, 3),
         "target_tokens_per_second_of_a_core": round(target / len(waits) / (layout + filling)),
-        "cores_that_would_do": math.ceil((layout + filling) / step) + 1,
+        "cores_needed": math.ceil((layout + filling) / step) + 1,
     }
 
 
@@ -88,14 +90,14 @@ def table(rows: list[dict[str, Any]]) -> str:
     """Rows of Markdown."""
     lines = [
         "| tokens an update | ms a step | waits: median, p99, worst ms | slow-down | layout + filling, ms of a core | "
-        "cores that would do |",
+        "cores needed |",
         "| --- | --- | --- | --- | --- | --- |",
     ]
     for row in rows:
         waited = ", ".join(f"{row['waited_ms'][name]:.1f}" for name in ("median", "p99", "worst"))
         lines.append(
             f"| {row['batch_tokens']:,} ({row['corpus']}) | {row['step_ms']:g} | {waited} | {row['slow_down']:.1%} | "
-            f"{row['layout_ms']:.1f} + {row['filling_ms']:.1f} | {row['cores_that_would_do']} |"
+            f"{row['layout_ms']:.1f} + {row['filling_ms']:.1f} | {row['cores_needed']} |"
         )
     return "\n".join(lines)
 

@@ -229,7 +229,7 @@ _MOST_AHEAD, _AHEAD_BYTES = 64, 256 << 20
 """Batches that wait, and their bytes; at least three, of any size."""
 _BYTES_PER_SLOT = 24
 """int32 ids, segments and positions of two sides."""
-_FILLING = 4
+_FILLING = 8
 """Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
 
 
@@ -248,13 +248,13 @@ class Prefetcher:
     """
 
     def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
-        """num_workers: processes, see config.data.num_workers."""
+        """num_workers: processes, see config.data.num_workers; also threads."""
         self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
         # Where the devices are the cores of this host, they take all of these, and much longer than a layout takes.
         cores = 1 if mesh.devices.flat[0].platform == "cpu" else num_cores()
         self._processes = 0 if num_workers == 1 else num_workers or max(1, cores - 1)
         self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
-        self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, cores), "batches")
+        self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, max(cores, num_workers)), "batches")
         self._prefetched: deque[concurrent.futures.Future[DeviceBatch]] = deque()
         self._given = 0.0
         self.seconds_filling = 0.0
@@ -292,7 +292,7 @@ class Prefetcher:
             return ""
         return (
             f"the devices will wait for batches: an update takes them {step:.4f} s, and laying it out and filling its arrays "
-            f"{seconds:.4f} s of one core. {math.ceil(seconds / step) + 1} cores would do; this process may use {cores}."
+            f"{seconds:.4f} s of one core. At least {math.ceil(seconds / step) + 1} cores are needed; this process may use {cores}."
         )
 
     def _start_next(self) -> None:

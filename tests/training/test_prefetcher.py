@@ -70,11 +70,11 @@ def test_batches_wait_up_to_a_number_of_bytes(store, monkeypatch, megabytes, exp
 
 
 @pytest.mark.parametrize("seconds", [0.0, 7200.0])
-def test_train_says_how_many_cores_would_do(tmp_path, cache, monkeypatch, seconds):
+def test_train_says_how_many_cores_are_needed(tmp_path, cache, monkeypatch, seconds):
     """`seconds`: those that the layout of a window seems to take."""
     said = []
     monkeypatch.setattr(ahead_module._Timed, "__call__", lambda self, number: (self._layouter.lay_out(number), seconds))
     monkeypatch.setattr(setup, "num_cores", lambda: 2)
     loop.train(start(tiny_run("", steps=3, data=dict(num_workers=1)), tmp_path, cache), score=None, say=said.append)
-    lines = [line for line in said if "cores would do; this process may use 2" in line]
+    lines = [line for line in said if "cores are needed; this process may use 2" in line]
     assert len(lines) == (1 if seconds else 0)
