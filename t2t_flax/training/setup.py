@@ -290,9 +290,10 @@ class Prefetcher:
         seconds = self._batches.ahead.seconds + self.seconds_filling
         if seconds <= step * max(1, cores - 1):
             return ""
+        needed = math.ceil(seconds / step) + 1
         return (
             f"the devices will wait for batches: an update takes them {step:.4f} s, and laying it out and filling its arrays "
-            f"{seconds:.4f} s of one core. At least {math.ceil(seconds / step) + 1} cores are needed; this process may use {cores}."
+            f"{seconds:.4f} s of one core. At least {needed} cores are needed; this process may use {cores}."
         )
 
     def _start_next(self) -> None:
