@@ -45,7 +45,7 @@ def test_batches_nearly_fill_batch_tokens(case):
     pairs = [batch.pairs for epoch in (0, 1) for batch in pass_of(batches, epoch)]
     sums = [(source[p].sum(), target[p].sum()) for p in pairs]
     assert np.max(sums) <= 1500
-    assert np.mean([max(s) for s in sums]) >= 0.97 * 1500
+    assert np.mean([max(s) for s in sums]) >= 0.96 * 1500
 
 
 def test_batches_do_not_depend_on_access_order(case):

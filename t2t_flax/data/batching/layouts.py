@@ -7,7 +7,6 @@ import functools
 import hashlib
 import itertools
 import json
-import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol
@@ -18,7 +17,7 @@ from t2t_flax.config import Data
 from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler, Size
 from t2t_flax.data.batching.streams import Windows, whole_passes
-from t2t_flax.data.batching.window_layouts import SAMPLE, SHORT_PASS, Draw, Layout, Layouter, WindowLayout
+from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Draw, Layout, Layouter, WindowLayout, sampled_windows
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import Workers
@@ -94,8 +93,8 @@ class Layouts:
     @functools.cached_property
     def updates_per_epoch(self) -> int:
         a_pass = self.layouter.windows.a_pass
-        sampled = math.ceil(a_pass) if a_pass <= SHORT_PASS else bisect.bisect_left(self._ends, SAMPLE) + 1
-        sampled = min(sampled, len(self._ends))
+        counts = np.diff(self._ends[:SAMPLED_WINDOWS], prepend=0).tolist()
+        sampled = min(sampled_windows(a_pass, counts), len(counts))
         return max(1, round(self._ends[sampled - 1] * a_pass / sampled))
 
     def of_windows(self, windows: Windows) -> "Layouts":

@@ -1,6 +1,7 @@
 """Which pairs a window of updates has: an endless stream of seeded permutations of the corpus, one for each pass."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
@@ -12,8 +13,10 @@ from t2t_flax.data.hashing import bijection, key_of
 from t2t_flax.data.token_store import TokenStore
 
 WINDOW_PAIRS = 65536
-WINDOW_UPDATES = 16
-"""A window has about this many pairs, but at least those of this many updates: one of them is not filled."""
+WINDOW_UPDATES = 8
+"""A window has about this many pairs, but at least those of this many updates."""
+_FILLED = 0.99
+"""The part of data.batch_tokens that an update of pairs in random order holds at least."""
 
 
 class Visits(NamedTuple):
@@ -108,15 +111,27 @@ class WholePasses:
 
 def whole_passes(store: TokenStore, config: Data, seed: int) -> WholePasses:
     """Windows of a store, of which every pass has each pair once."""
-    count = max(1, round(store.num_pairs / pairs_of_window(store, config)))
-    return WholePasses(PairStream(0, store.num_pairs, seed), count)
+    return WholePasses(PairStream(0, store.num_pairs, seed), windows_in_pass(store.num_pairs, store, config))
 
 
-def pairs_of_window(store: TokenStore, config: Data) -> int:
-    """The pairs that a window should have."""
-    return max(WINDOW_PAIRS, pairs_of_updates(store, config))
+def windows_in_pass(pairs: float, store: TokenStore, config: Data) -> int:
+    """Into how many windows a pass of so many pairs is divided: such that the last update of a window is nearly full."""
+    update = _pairs_of_update(store, config)
+    about = pairs / max(WINDOW_PAIRS, WINDOW_UPDATES * update)
+    counts = range(max(1, round(0.8 * about)), max(1, round(1.25 * about)) + 1)
+    return max(counts, key=lambda count: (_fill(pairs / count / update), -abs(count - about)))
 
 
-def pairs_of_updates(store: TokenStore, config: Data) -> int:
-    """About how many pairs `WINDOW_UPDATES` updates hold."""
-    return int(WINDOW_UPDATES * config.batch_tokens / store.mean_length)
+def passes_in_window(pairs: float, store: TokenStore, config: Data) -> int:
+    """How many passes of so few pairs a window has: such that its last update is nearly full."""
+    update = _pairs_of_update(store, config)
+    least = max(1, round(WINDOW_UPDATES * update / pairs))
+    return max(range(least, 2 * least + 1), key=lambda count: _fill(count * pairs / update))
+
+
+def _pairs_of_update(store: TokenStore, config: Data) -> float:
+    return _FILLED * config.batch_tokens / store.mean_length
+
+
+def _fill(updates: float) -> float:
+    return updates / math.ceil(updates)

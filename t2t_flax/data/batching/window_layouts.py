@@ -1,8 +1,11 @@
 """Layouts: how the pairs of each update of a window are arranged in rows; computed by any process."""
 
 import dataclasses
+import itertools
+import math
 from collections import Counter
 from collections.abc import Sequence
+from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -16,10 +19,10 @@ from t2t_flax.data.token_store import Sentences, TokenStore
 
 VERSION = 3
 """Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""
-SAMPLE = 64
-"""Updates at least in the sample of windows from which sizes are chosen."""
-SHORT_PASS = 4
-"""Windows in a pass that is sampled whole."""
+SAMPLE, SAMPLED_WINDOWS = 64, 4
+"""Updates that are enough for a sample, from which sizes are chosen, and the most windows in it: a pass of no more is sampled
+whole.
+"""
 _TRIES, _MORE_UPDATES = 10, 3
 
 
@@ -88,6 +91,14 @@ class WindowLayout(NamedTuple):
         return Layout(pairs, row, starts, (length, rows), self.sides, order if self.sides else pairs)
 
 
+def sampled_windows(a_pass: Fraction, counts: Sequence[int]) -> int:
+    """How many windows are in the sample, by the updates of the first windows."""
+    if a_pass <= SAMPLED_WINDOWS:
+        return math.ceil(a_pass)
+    enough = (number for number, updates in enumerate(itertools.accumulate(counts), 1) if updates >= SAMPLE)
+    return min(next(enough, SAMPLED_WINDOWS), SAMPLED_WINDOWS)
+
+
 class _Rows(NamedTuple):
     """Rows of a piece of a window, see `Layout`. pairs: indices into the window's visits."""
 
@@ -145,11 +156,10 @@ class Layouter:
 
     def sample(self) -> tuple[tuple[Size, ...], list[int]]:
         """(the closed list, updates of the first windows), from the first windows: of the whole pass if it has only a few."""
-        whole = self.windows.a_pass <= SHORT_PASS
         needed: Counter[Size] = Counter()
         expected: list[Size] = []
         counts: list[int] = []
-        while len(counts) < self.windows.a_pass if whole else sum(counts) < SAMPLE:
+        while len(counts) < sampled_windows(self.windows.a_pass, counts):
             window = len(counts)
             visits = self.windows.visits(window)
             sampler = self._sampler(visits, self.draw(visits) if self.draw else None)

@@ -18,7 +18,7 @@ import numpy as np
 from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update, common_sizes
-from t2t_flax.data.batching.streams import PairStream, Visits, join, pairs_of_updates, pairs_of_window
+from t2t_flax.data.batching.streams import PairStream, Visits, join, passes_in_window, windows_in_pass
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import TokenStore
@@ -122,9 +122,8 @@ def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[t
         SourceStream(PairStream(at, count, key_of(seed, 8, number)))
         for number, (at, count) in enumerate(zip(first, pairs, strict=False))
     )
-    least, wanted = pairs_of_updates(store, data), pairs_of_window(store, data)
     return [
-        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), least, wanted))
+        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), store, data))
         for start, weights in phases
     ]
 
@@ -141,16 +140,17 @@ def _shares(
 
 
 def _mixture(
-    names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction], least: int, wanted: int
+    names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction], store: TokenStore, data: Data
 ) -> Mixture:
-    """Windows of about `wanted` pairs, of which the reference source has a whole number in a pass; or of about `least` pairs, in
-    which it has a whole number of passes: one if they are passes of all sources.
+    """Windows of which the reference source has a whole number in a pass, or which have a whole number of its passes: one if
+    they are passes of all sources.
     """
     reference = max(range(len(names)), key=lambda number: (shares[number], sources[number].stream.count))
-    count, share = sources[reference].stream.count, shares[reference] / sum(shares)
-    a_pass = max(1, round(count / (share * wanted)))
+    count = sources[reference].stream.count
+    pairs = float(count / shares[reference] * sum(shares))
+    a_pass = windows_in_pass(pairs, store, data)
     by_size = len({share / source.stream.count for share, source in zip(shares, sources, strict=True) if share}) == 1
-    passes = 1 if by_size or a_pass > 1 else max(1, round(share * least / count))
+    passes = 1 if by_size or a_pass > 1 else passes_in_window(pairs, store, data)
     rates = tuple(share / shares[reference] * count * passes / a_pass for share in shares)
     return Mixture(names, sources, rates, reference)
 
