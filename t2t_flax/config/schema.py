@@ -163,7 +163,10 @@ class Eval:
         1000, "updates between evaluations of the validation loss; 0 = none", unit="updates", low=0
     )
     every_epochs: int = mutable_key(
-        0, "epochs between evaluations of the validation loss; 0 = by every_steps alone", low=0
+        0,
+        "epochs between evaluations of the validation loss, each of as many updates as the first pass through the corpus has, or "
+        "by a sample should have; 0 = by every_steps alone",
+        low=0,
     )
     decode_every_steps: int = mutable_key(
         0, "updates between decodings of the validation set for the task's main metric; 0 = none", low=0

@@ -70,9 +70,7 @@ class DueAfterUpdate(NamedTuple):
 
 
 def due_after(run: TrainingSetup, step: int) -> DueAfterUpdate:
-    """What the config wants after update `step`, a function of the step alone. An epoch is the number of updates that the
-    batch sampler gives it.
-    """
+    """What the config wants after update `step`, a function of the step alone. An epoch is `Batches.updates_per_epoch`."""
     c, epoch = run.config, run.batches.updates_per_epoch
 
     def every(*intervals: int) -> bool:
