@@ -72,6 +72,16 @@ def multiprocessing_servers() -> set[psutil.Process]:
     return found
 
 
+@pytest.fixture(autouse=True)
+def programs_of_jax(monkeypatch):
+    """Commands that run in the tests' own process leave JAX's cache on, and its functions as they are."""
+    from t2t_flax.cli import arguments
+    from t2t_flax.decoding.programs import Program
+
+    monkeypatch.setattr(Program, "run", Program.run)
+    monkeypatch.setattr(arguments, "keep_programs", lambda: None)
+
+
 @pytest.fixture(scope="module", autouse=True)
 def no_process_stays():
     """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""

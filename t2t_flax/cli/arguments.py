@@ -1,6 +1,7 @@
 """Flags, files and progress that the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
 
 import argparse
+import dataclasses
 import errno
 import importlib
 import os
@@ -200,12 +201,12 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
-    """Applies a run's process settings. Raises UserError if this is one of several processes or hosts, the folder holds no run,
-    or its decode.engine cannot be had.
+    """Applies a run's process settings, and keeps compiled programs. A CPU is one device, on which several batches are decoded at
+    once, unless mesh.cpu_devices is overridden. Raises UserError if this is one of several processes or hosts, the folder holds
+    no run, or its decode.engine cannot be had.
     """
     import jax
 
-    from t2t_flax.decoding.programs import Programs, program_folder
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.restore import stored_config
@@ -214,10 +215,19 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     require_single_process("this command")
     config = stored_config(workdir, overrides)
     check_decoder(config)
+    if "mesh.cpu_devices" not in overrides:
+        config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=1))
     prepare_process(config)
     if jax.process_count() > 1:  # a TPU slice of several hosts, which JAX joins by itself
         raise UserError(
             f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
             "launch/README.md says which variables start several, where a command can use them."
         )
+    keep_programs()
+
+
+def keep_programs() -> None:
+    """Compiled programs of this process are kept for the next one; see `decoding.programs`."""
+    from t2t_flax.decoding.programs import Programs, program_folder
+
     Programs(program_folder())

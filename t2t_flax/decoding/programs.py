@@ -17,6 +17,7 @@ from typing import Any
 import flax.linen as nn
 import jax
 from jax.experimental import serialize_executable
+from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.version import source_digest
@@ -128,6 +129,8 @@ def program_folder() -> Path | None:
     if not (folder and jax.config.jax_enable_compilation_cache and jax.default_backend() == "cpu"):  # type: ignore[attr-defined]
         return None
     jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    jax.clear_caches()  # of what came out of it
     return Path(folder, "programs")
 
 

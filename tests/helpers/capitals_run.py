@@ -22,6 +22,9 @@ class CapitalsRun:
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
 
+    def for_decoding(self):
+        return self
+
     def in_language(self, text, language):
         return f"[{language}]{text}"
 
