@@ -13,7 +13,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
     registry.COMMANDS, registry.SOURCES, registry.TASKS, registry.DECODERS, registry.GROUPS,
     registry.MIXERS, registry.SCORES, registry.FEED_FORWARDS, registry.ACTIVATIONS, registry.NORMS, registry.POSITIONS,
-    registry.SCHEDULES, registry.OPTIMIZERS, registry.HOOKS,
+    registry.SCHEDULES, registry.OPTIMIZERS, registry.HOOKS, registry.DATA_HOOKS,
 )  # fmt: skip
 
 
