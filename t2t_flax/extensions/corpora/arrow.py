@@ -4,14 +4,16 @@ The columns are config.data.source_language and config.data.target_language. The
 "translation", as in Hugging Face's translation datasets.
 """
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
 from etils import epath
 
 from t2t_flax.data.sources import Row
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.extensions.corpora.columns import SCORE, Columns, value_at
+from t2t_flax.extensions.corpora.columns import SCORE, Columns, Limit, value_at
 from t2t_flax.filesystem import is_transient
 
 ROWS = 10_000
@@ -23,7 +25,7 @@ def language_columns(schema: Any, languages: tuple[str, str], path: epath.Path) 
     """The columns of the languages in a `pyarrow.Schema`. Raises UserError if it has neither form."""
     source, target = languages
     for columns in (Columns((source, target)), Columns((f"{_NESTED}.{source}", f"{_NESTED}.{target}"))):
-        if all(_has(schema, name) for name in columns.names):
+        if all(_type(schema, name) for name in columns.names):
             return columns
     raise UserError(
         f"{path} has the columns {', '.join(schema.names)}: expected {source} and {target} (config.data.source_language and "
@@ -31,22 +33,36 @@ def language_columns(schema: Any, languages: tuple[str, str], path: epath.Path) 
     )
 
 
-def check_columns(schema: Any, columns: Columns, path: epath.Path) -> None:
-    """Raises UserError for a column that a `pyarrow.Schema` lacks."""
+def of_schema(schema: Any, columns: Columns, path: epath.Path) -> Columns:
+    """The columns, with limits rounded as the numbers of their column were: 0.7 is stored as 0.69999999 in 32 bits. Raises
+    UserError for a column that a `pyarrow.Schema` lacks.
+    """
     for name in columns.names:
-        if not _has(schema, name):
+        if not _type(schema, name):
             raise UserError(f"{path} has the columns {', '.join(schema.names)}, and no column {name}")
+    limits = [_rounded(limit, _type(schema, limit.column)) for limit in columns.limits]
+    return dataclasses.replace(columns, limits=tuple(limits))
 
 
-def _has(fields: Any, name: str) -> bool:
-    """Whether a schema or a struct has a field of this name, or fields that its parts lead to."""
+def _rounded(limit: Limit, of: Any) -> Limit:
+    import pyarrow
+
+    if not (pyarrow.types.is_float16(of) or pyarrow.types.is_float32(of)):
+        return limit
+    with np.errstate(over="ignore"):
+        least, most = np.array(limit[1:], of.to_pandas_dtype()).tolist()
+    return Limit(limit.column, least, most)
+
+
+def _type(fields: Any, name: str) -> Any:
+    """The type of the field of this name in a schema or a struct, or of that to which its parts lead; None if there is none."""
     import pyarrow
 
     by_name = {field.name: field.type for field in fields}
     first, dot, rest = name.partition(".")
     if name in by_name or not dot:
-        return name in by_name
-    return first in by_name and pyarrow.types.is_struct(by_name[first]) and _has(by_name[first], rest)
+        return by_name.get(name)
+    return _type(by_name[first], rest) if first in by_name and pyarrow.types.is_struct(by_name[first]) else None
 
 
 def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> Iterator[Row]:

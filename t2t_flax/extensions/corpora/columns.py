@@ -16,6 +16,8 @@ from t2t_flax.errors import UserError
 SCORE = "score"
 REASONS = {SCORE: "with a score beyond its limit"}
 FORM = "FILE:SOURCE,TARGET or FILE:SOURCE,TARGET:SCORE>=0.7,OTHER<=3"
+_SHOWN = 60
+"""Characters of a score in a message."""
 _SPEC = re.compile(r"(?P<file>(?:\w+://)?[^:]*)(?::(?P<texts>[^:]*)(?::(?P<limits>.*))?)?")
 _LIMIT = re.compile(r"\s*(?P<column>[^<>=]+?)\s*(?P<sign>[<>]=)\s*(?P<number>\S+)\s*")
 
@@ -49,16 +51,24 @@ class Columns:
         """Whether the numbers of pair i, or texts of numbers, are within the limits. Raises UserError for one that is no number,
         with its place.
         """
-        for limit, score in zip(self.limits, scores, strict=True):
-            try:
-                number = math.nan if isinstance(score, bool) else float(score)
-            except (TypeError, ValueError):
-                number = math.nan
+        numbers = [*map(_number, scores)]
+        for limit, number, score in zip(self.limits, numbers, scores, strict=True):
             if math.isnan(number):
-                raise UserError(f"{where(i)}: expected a number in column {limit.column}, found {score!r}")
-            if not limit.least <= number <= limit.most:
-                return False
-        return True
+                raise UserError(f"{where(i)}: expected a number in column {limit.column}, found {_cut(score)}")
+        return all(limit.least <= number <= limit.most for limit, number in zip(self.limits, numbers, strict=True))
+
+
+def _number(score: Any) -> float:
+    """nan for what is no number, or an integer beyond every float."""
+    try:
+        return math.nan if isinstance(score, bool) else float(score)
+    except (TypeError, ValueError, OverflowError):
+        return math.nan
+
+
+def _cut(score: Any) -> str:
+    shown = repr(score)
+    return shown if len(shown) <= _SHOWN else f"{shown[:_SHOWN]}..."
 
 
 def parse_columns(spec: str, context: Context) -> tuple[str, Columns | None]:

@@ -12,7 +12,9 @@ from t2t_flax.data.hooks import directions_of
 from t2t_flax.data.sources import one_line, sha256_of
 from t2t_flax.extensions.corpora.rules import Rule
 
-_NOT_COMPARED = regex.compile(r"[^\p{L}\p{M}\p{N}]+")
+_NOT_COMPARED = regex.compile(r"(?:[^\p{L}\p{M}\p{N}]|[\ufe00-\ufe0f])+")
+"""Variation selectors, which follow emoji, are \\p{M}, too."""
+_COMPARED = regex.compile(r"[\p{L}\p{N}]")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,7 +39,12 @@ class HeldOut(Rule):
     def as_stored(self):
         texts = sha256_of(*map(ascii, sorted(self._texts)))
         unicode = [regex.__version__, unicodedata.unidata_version]
-        return {"held_out": self.side, "held_out_texts": texts, "held_out_unicode": unicode}
+        return {
+            "held_out": self.side,
+            "held_out_texts": texts,
+            "held_out_languages": [list(pair) for pair in self.languages],
+            "held_out_unicode": unicode,
+        }
 
     def accepts(self, pair):
         side = "pair" if self.side == "pair" else "either"
@@ -72,4 +79,4 @@ def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list
 def _key(text: str, language: str) -> str:
     """Empty for a text without letters and digits."""
     bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return f"{language} {bare}" if bare else ""
+    return f"{language} {bare}" if _COMPARED.search(bare) else ""

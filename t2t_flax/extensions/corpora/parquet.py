@@ -8,7 +8,7 @@ from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.data.sources.files import open_files
 from t2t_flax.errors import UserError, first_line, require
-from t2t_flax.extensions.corpora.arrow import ROWS, check_columns, language_columns, read_pairs
+from t2t_flax.extensions.corpora.arrow import ROWS, language_columns, of_schema, read_pairs
 from t2t_flax.extensions.corpora.columns import Columns, parse_columns
 
 _PREFIX = "parquet"
@@ -21,8 +21,8 @@ class ParquetSource(Source):
         metadata = _metadata(path)
         super().__init__(spec, metadata.num_rows, files=[path])
         schema = metadata.schema.to_arrow_schema()
-        self._path, self._columns = path, columns or language_columns(schema, languages, path)
-        check_columns(schema, self._columns, path)
+        self._path = path
+        self._columns = of_schema(schema, columns or language_columns(schema, languages, path), path)
         self.reasons = self._columns.reasons
 
     def read(self):

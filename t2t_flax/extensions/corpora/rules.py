@@ -187,7 +187,7 @@ class Numbers(Rule):
         return f"pairs with less than {self.least:.4g} of their numbers on both sides"
 
     def as_stored(self):
-        return {"numbers": self.least, "unicode": regex.__version__}
+        return {"numbers": self.least, "numbers_unicode": [regex.__version__, unicodedata.unidata_version]}
 
     def accepts(self, pair):
         if not (_NUMBER.search(pair.source) or _NUMBER.search(pair.target)):
@@ -203,4 +203,6 @@ def _numbers(text: str) -> Counter[str]:
 
 
 def _in_ascii(number: str) -> str:
-    return number if number.isascii() else "".join(str(unicodedata.digit(digit)) for digit in number)
+    """The digits in ASCII; those of a newer Unicode than unicodedata's stay as they are."""
+    digits = ((digit, unicodedata.digit(digit, None)) for digit in number)
+    return number if number.isascii() else "".join(sign if value is None else str(value) for sign, value in digits)

@@ -2,6 +2,8 @@
 
 import functools
 
+import regex
+
 from t2t_flax.errors import UserError
 
 _LANGUAGES = {
@@ -34,7 +36,11 @@ _LANGUAGES = {
     "Thai": "th",
 }
 _SEVERAL = {"ja": ("Hira", "Kana", "Hani"), "ko": ("Hang", "Hani"), "sr": ("Cyrl", "Latn"), "ku": ("Latn", "Arab")}
-_TOGETHER = {"Hans": ("Hani",), "Hant": ("Hani",), "Jpan": ("Hira", "Kana", "Hani"), "Kore": ("Hang", "Hani")}
+_TOGETHER = {
+    "Hans": ("Hani",), "Hant": ("Hani",), "Jpan": ("Hira", "Kana", "Hani"), "Kore": ("Hang", "Hani"),
+    "Hrkt": ("Hira", "Kana"), "Aran": ("Arab",), "Latf": ("Latn",), "Latg": ("Latn",), "Cyrs": ("Cyrl",),
+}  # fmt: skip
+"""Of codes for several scripts, and for a form of one."""
 _OF = {language: (script,) for script, languages in _LANGUAGES.items() for language in languages.split()} | _SEVERAL
 
 
@@ -44,10 +50,23 @@ def scripts_of(language: str) -> tuple[str, ...]:
     first, *others = language.replace("_", "-").split("-")
     for part in others:
         if len(part) == 4 and part.isalpha():
-            return _TOGETHER.get(part.title(), (part.title(),))
+            return _known(_TOGETHER.get(part.title(), (part.title(),)), language)
     if first.lower() in _OF:
         return _OF[first.lower()]
     raise UserError(
         f"config.filters.script does not know the script of the language {language!r}: write it into the code, as {first}-Latn "
         "or another code of ISO 15924."
     )
+
+
+def _known(scripts: tuple[str, ...], language: str) -> tuple[str, ...]:
+    """The scripts. Raises UserError for one that Unicode does not have."""
+    for script in scripts:
+        try:
+            regex.compile(rf"\p{{Script={script}}}")
+        except regex.error:
+            raise UserError(
+                f"config.filters.script does not know the script {script} of the language {language!r}: expected a code of ISO "
+                "15924, as in sr-Latn."
+            ) from None
+    return scripts

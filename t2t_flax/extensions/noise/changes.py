@@ -8,7 +8,7 @@ from random import Random
 
 Change = Callable[[str, str, Random], tuple[str, str]]
 
-_FINAL = re.compile(r"\s*[.!?…。!?।؟]+\s*$")
+_FINAL = re.compile(r"\s*[.!?…。\uff01\uff1f।؟]+\s*$")
 _ROWS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 _NEIGHBOURS = {
     letter: "".join(row[max(0, at - 1) : at] + row[at + 1 : at + 2]) for row in _ROWS for at, letter in enumerate(row)
@@ -105,8 +105,8 @@ def copies(source: str, target: str, random: Random) -> tuple[str, str]:
 
 
 def _shared_words(source: str, target: str) -> list[str]:
-    """Words, names and numbers among them, that each side has once."""
-    here, there = Counter(source.split()), Counter(target.split())
+    """Words, names and numbers among them, that each side has once between spaces; a no-break space is within a word."""
+    here, there = (Counter(text.split(" ")) for text in (source, target))
     return [word for word, count in here.items() if count == there[word] == 1 and any(map(str.isalnum, word))]
 
 
@@ -121,5 +121,5 @@ CHANGES: dict[str, Change] = {
     for change in (unpunctuated, typos, lower_case, title_case, upper_case, placeholders, emoji, copies)
 }
 """By the keys of config.noise, in the same order."""
-VERSION = 1
+VERSION = 2
 """Of all changes: with another one, batches differ."""

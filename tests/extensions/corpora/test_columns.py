@@ -4,6 +4,7 @@ import bz2
 import gzip
 import json
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
@@ -125,6 +126,29 @@ def test_dropped_pairs_are_counted_by_source_and_listed(folder):
     ]  # fmt: skip
     listed = [(where.rpartition("/")[2], reason) for where, reason in dropped_by(config, corpus.tokenizers)]
     assert listed == [("p.tsv line 2", "score"), *((f"p.jsonl line {n}", "duplicate") for n in (1, 3, 4))]
+
+
+@pytest.mark.parametrize("bits", [16, 32, 64])
+def test_a_limit_is_rounded_as_the_numbers_of_its_column_are(tmp_path, bits):
+    scores = pyarrow.array(np.array([0.5, 0.7, 0.7, 0.9], f"float{bits}"))
+    nested = pyarrow.StructArray.from_arrays([scores], ["of"])
+    texts = pyarrow.array([*"abcd"])
+    columns = {"x": texts, "y": texts, "score": scores, "nested": nested}
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "p.parquet")
+    for column in ("score", "nested.of"):
+        for sign, kept in ((">=", "bcd"), ("<=", "abc")):
+            source = open_en_de(f"p.parquet:x,y:{column}{sign}0.7", tmp_path)
+            assert [text for text, _ in source.pairs()] == [*kept]
+        assert len([*open_en_de(f"p.parquet:x,y:{column}<=1e300", tmp_path).pairs()]) == 4
+
+
+def test_a_number_that_no_float_holds_and_one_of_a_later_column_are_refused(tmp_path):
+    (tmp_path / "p.jsonl").write_text(f'{{"x": "a", "y": "b", "z": {"9" * 400}}}\n')
+    with pytest.raises(UserError, match=r"p\.jsonl line 1: expected a number in column z, found 9{60}\.\.\.$"):
+        list(open_en_de("p.jsonl:x,y:z>=1", tmp_path).rows())
+    (tmp_path / "p.tsv").write_text("a\tb\t0.1\tn/a\n")
+    with pytest.raises(UserError, match=r"p\.tsv line 1: expected a number in column 4, found 'n/a'"):
+        list(open_en_de("p.tsv:1,2:3>=0.5,4>=0.5", tmp_path).rows())
 
 
 def test_validation_and_test_sets_take_columns_and_no_limits(folder):

@@ -16,6 +16,7 @@ TRAIN = [
     ("One building", "ein haus"),  # its target
     ("The dog runs", "Der Hund läuft"),  # of the validation set
     ("...", "!!!"),
+    ("❤️", "❤️ 👍️"),
     ("Ein Haus", "A house"),  # reversed: other languages
     ("cats", "Katzen"),
 ]
@@ -29,8 +30,8 @@ def config_of(tmp_path):
 
     write("train", TRAIN)
     write("valid", [("The dog runs!", "Der Hund läuft.")])
-    write("test", [("A house", "Ein Haus"), ("?", "!")])
-    (tmp_path / "test.ref2.de").write_text("ein Gebäude\n-\n")
+    write("test", [("A house", "Ein Haus"), ("☀️", "!")])
+    (tmp_path / "test.ref2.de").write_text("ein Gebäude\n\u0301\n")
 
     def of(side, **keys):
         keys = {"data." + name: value for name, value in keys.items()}
@@ -51,7 +52,7 @@ def kept(config):
 
 @pytest.mark.parametrize(
     ("side", "expected"),
-    [("source", [2, 4, 5, 6]), ("target", [4, 5, 6]), ("either", [4, 5, 6]), ("pair", [2, 4, 5, 6])],
+    [("source", [2, 4, 5, 6, 7]), ("target", [4, 5, 6, 7]), ("either", [4, 5, 6, 7]), ("pair", [2, 4, 5, 6, 7])],
 )
 def test_texts_are_compared_without_case_punctuation_and_spaces(config_of, side, expected):
     assert kept(config_of(side)) == expected
@@ -63,13 +64,26 @@ def test_pairs_of_the_other_direction_are_found(config_of):
     config = config_of("pair", **keys).with_values({"languages.directions": directions})
     (rule,) = training_policies(config).filters
     pairs = [Pair(target, source, [5], [6], 0) for source, target in TRAIN]
-    assert [i for i, drop in enumerate(rule.drops(pairs)) if not drop] == [2, 4, 5, 6]
+    assert [i for i, drop in enumerate(rule.drops(pairs)) if not drop] == [2, 4, 5, 6, 7]
 
 
 def test_dropped_pairs_are_counted_and_listed_and_other_sets_are_another_store(config_of, tmp_path):
     corpus = prepare_corpus(task_of(config_of("either")), tmp_path / "run")
-    assert "(of 7: 4 dropped, 4 in the validation or test sets)" in corpus.train.describe()
+    assert "(of 8: 4 dropped, 4 in the validation or test sets)" in corpus.train.describe()
     listed = list(dropped_by(config_of("either"), corpus.tokenizers))
     assert [reason for _, reason in listed] == ["held_out"] * 4 and listed[0][0].endswith("train.de line 1")
     other = prepare_corpus(task_of(config_of("either", test="")), tmp_path / "other")
-    assert other.train.num_pairs == 6 and other.train.digest != corpus.train.digest
+    assert other.train.num_pairs == 7 and other.train.digest != corpus.train.digest
+
+
+def test_the_directions_of_the_training_pairs_are_part_of_the_recipe(config_of):
+    """The same files and sets with swapped directions drop other pairs."""
+    keys = {"train": "one=train.en,train.de; two=train.en,train.de"}
+    stored = []
+    for one, two in (("en-de", "de-en"), ("de-en", "en-de")):
+        directions = f"one={one}, two={two}, valid=en-de, test=en-de"
+        (rule,) = training_policies(
+            config_of("either", **keys).with_values({"languages.directions": directions})
+        ).filters
+        stored.append(rule.as_stored())
+    assert stored[0]["held_out_texts"] == stored[1]["held_out_texts"] and stored[0] != stored[1]

@@ -1,5 +1,7 @@
 """Filters that look at one pair."""
 
+import unicodedata
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -56,7 +58,8 @@ def test_letters_are_counted_with_their_marks_and_without_spaces(text, share):
     [
         ("en", "Hello", True), ("en", "Привет", False), ("ru", "Привет", True), ("ru", "Privet", False), ("uk", "Привіт USB", False),
         ("ja", "カーテンを開ける", True), ("ja", "안녕", False), ("zh-Hant", "你好", True), ("ko", "한국어", True), ("sr", "Zdravo", True),
-        ("sr-Cyrl", "Zdravo", False), ("hi", "हिन्दी", True), ("de", "12 - 30", True), ("vi", "Tiê\u0301ng", True), ("el", "Γειά", True),
+        ("sr-Cyrl", "Zdravo", False), ("ur-Aran", "سلام", True), ("de-Latf", "Hallo", True), ("ja-Hrkt", "カーテン", True),
+        ("ja-Hrkt", "漢字", False), ("hi", "हिन्दी", True), ("de", "12 - 30", True), ("vi", "Tiê\u0301ng", True), ("el", "Γειά", True),
     ],
 )  # fmt: skip
 def test_letters_are_those_of_the_language(language, text, kept):
@@ -71,6 +74,8 @@ def test_a_language_without_a_known_script_is_refused_unless_its_code_has_one():
         UserError, match="does not know the script of the language 'xx': write it into the code, as xx-Latn"
     ):
         Scripts(0.5, (("en", "xx"),)).as_stored()
+    with pytest.raises(UserError, match="does not know the script Abcd of the language 'sr-Abcd'"):
+        Scripts(0.5, (("en", "sr-Abcd"),)).as_stored()
 
 
 @pytest.mark.parametrize(
@@ -90,6 +95,13 @@ def test_a_language_without_a_known_script_is_refused_unless_its_code_has_one():
 def test_numbers_are_on_both_sides(source, target, share):
     assert accepts(Numbers(share - 1e-9), source, target) and accepts(Numbers(share - 1e-9), target, source)
     assert share == 1 or not accepts(Numbers(share + 0.01), source, target)
+
+
+def test_digits_that_python_does_not_know_stay_as_they_are(monkeypatch):
+    """Those of a Unicode that is newer than `unicodedata`'s: here, all but ASCII's."""
+    monkeypatch.setattr(unicodedata, "digit", lambda sign, *default: [*default, int(sign)][0])
+    assert accepts(Numbers(1.0), "٣ ٤", "٤ ٣") and not accepts(Numbers(0.1), "٣", "3")
+    assert unicodedata.unidata_version in str(Numbers(1.0).as_stored())
 
 
 TEXT = st.text(min_size=1).filter(str.strip)

@@ -59,6 +59,7 @@ def test_case():
 
 def test_final_punctuation_is_left_out_on_both_sides_or_on_none():
     assert changed("unpunctuated", "Who is it?", "Wer ist es ?!") == ("Who is it", "Wer ist es")
+    assert changed("unpunctuated", "你好\uff01", "谁\uff1f") == ("你好", "谁")
     assert changed("unpunctuated", "Yes.", "Ja") == ("Yes.", "Ja")
     assert changed("unpunctuated", "...", "Ja.") == ("...", "Ja.")
 
@@ -89,6 +90,18 @@ def test_emoji_and_placeholders_stand_at_corresponding_places(seed):
     assert changed("placeholders", "no words", "keine Wörter", seed) == ("no words", "keine Wörter")
     first, second = changed("emoji", "no words", "keine Wörter", seed)
     assert first.split()[-1] == second.split()[-1] and first.startswith("no words")
+
+
+@pytest.mark.parametrize("name", ["placeholders", "emoji"])
+def test_a_word_beside_a_no_break_space_is_not_changed_on_one_side_only(name):
+    """Words are what stands between spaces, where they are looked for and where they are replaced."""
+    source, target = "it costs 12\u00a0euros there", "das kostet 12 \u20ac"
+    for seed in range(20):
+        ends = [
+            text.removeprefix(plain)
+            for text, plain in zip(changed(name, source, target, seed), (source, target), strict=True)
+        ]
+        assert ends[0] == ends[1] and len(ends[0]) == (0 if name == "placeholders" else 2)
 
 
 def test_copies_are_the_same_on_both_sides():
