@@ -35,6 +35,7 @@ PHASES = {
     "tokenise train": "encode",
     "join the shards of train": "join",
 }
+"""Other stages, such as those of filters, keep their names."""
 WMT_PAIRS = 36_000_000
 """English-French, section 5.1."""
 _BLOCK = 10_000
@@ -86,8 +87,8 @@ class Phases:
         self._thread.start()
 
     def __call__(self, stage: str, done: int, total: int | None, unit: str) -> None:
-        if PHASES[stage] != self._phase:
-            self.begin(PHASES[stage])
+        if (phase := PHASES.get(stage, stage)) != self._phase:
+            self.begin(phase)
 
     def begin(self, phase: str) -> None:
         now = time.perf_counter(), time.process_time()

@@ -309,7 +309,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
     for hook in data_hooks(config):
-        hook.check_tokenizer(pair.source)
+        hook.check_tokenizers(pair)
     held_out = (name for split in ("valid", "test") for name in _sets(config)[split])
     for one in (source, *(split_source(task, name) for name in held_out)):
         _check_languages(pair.source, one)

@@ -38,8 +38,8 @@ class DataHook:
         """Of the sources of data.train, in the text on which a tokenizer is trained; None = by size."""
         return None
 
-    def check_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Raises UserError if the source tokenizer lacks something, before anything is written."""
+    def check_tokenizers(self, tokenizers: TokenizerPair) -> None:
+        """Raises UserError if they lack something, before anything is written."""
 
     def text_changes(self) -> Sequence[TextChange]:
         """Changes of the texts of training pairs, drawn anew in each pass, in the order in which they are made."""

@@ -7,6 +7,7 @@ import importlib
 import importlib.util
 import math
 import os
+import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -45,7 +46,7 @@ class Scorer(Rule):
         if not texts:
             return []
         try:
-            scores = [float(score) for score in function(texts)]
+            scores = [float(score) for score in function([*texts])]  # a list of its own
         except Exception as error:  # noqa: BLE001  (of the user's code)
             raise _failed(self.spec, path, error) from None
         if len(scores) != len(texts):
@@ -78,7 +79,11 @@ def _file_of(spec: str, name: str) -> Path:
         return path.resolve()
     try:
         found = importlib.util.find_spec(name)
-    except (ImportError, ValueError):
+    except Exception as error:  # noqa: BLE001  (of the packages that hold the module, which are imported)
+        if not (isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)):
+            raise UserError(
+                f"{_shown(spec)}: the package of {name} cannot be imported: {type(error).__name__}: {first_line(error)}"
+            ) from None
         found = None
     if not (found and found.origin and Path(found.origin).is_file()):
         raise UserError(
@@ -88,10 +93,16 @@ def _file_of(spec: str, name: str) -> Path:
 
 
 def _import_file(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"scorer_{path.stem}", path)
+    """The module of a file, also in `sys.modules`, where dataclasses and pickle look for it."""
+    name = f"scorer_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
+    spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except BaseException:
+        sys.modules.pop(name, None)
+        raise
     return module
 
 

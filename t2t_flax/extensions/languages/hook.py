@@ -26,9 +26,9 @@ class LanguagesHook(DataHook):
     def symbols(self):
         return self._symbols
 
-    def check_tokenizer(self, tokenizer):
+    def check_tokenizers(self, tokenizers):
         for symbol in self._symbols:
-            if symbol not in tokenizer.control_symbols:
+            if symbol not in tokenizers.source.control_symbols:
                 raise UserError(
                     f"config.languages.directions: the tokenizer has no control symbol {symbol}. A run trains a tokenizer that "
                     "has it with config.data.tokenizer = bpe or unigram; one in config.data.tokenizer_model must be a "

@@ -121,5 +121,11 @@ CHANGES: dict[str, Change] = {
     for change in (unpunctuated, typos, lower_case, title_case, upper_case, placeholders, emoji, copies)
 }
 """By the keys of config.noise, in the same order."""
+PUT_IN: dict[str, str] = {
+    "emoji": " ".join(_EMOJI),
+    "placeholders": " ".join(form.format(name) for form in _PLACEHOLDERS for name in _NAMES),
+    "copies": " ".join(_SCRIPTS).lower(),
+}
+"""All signs that a change puts into text, by its key; in lower case, since a tokenizer may have no other."""
 VERSION = 2
 """Of all changes: with another one, batches differ."""

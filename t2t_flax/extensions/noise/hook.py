@@ -10,7 +10,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.batching.streams import Visits
 from t2t_flax.data.hooks import DataHook, drawn_pairs
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.noise.changes import CHANGES, VERSION
+from t2t_flax.extensions.noise.changes import CHANGES, PUT_IN, VERSION
 
 _SEEN = 5_000
 """Pairs among which `describe` looks for examples."""
@@ -36,13 +36,14 @@ class NoiseHook(DataHook):
         self._config, keys = config, config.group("noise")
         self._changes = [NoiseChange(name, getattr(keys, name)) for name in CHANGES if getattr(keys, name)]
 
-    def check_tokenizer(self, tokenizer):
+    def check_tokenizers(self, tokenizers):
         for change in self._changes:
-            if change.name in ("emoji", "copies", "placeholders") and tokenizer.changes("😀 {x} <0> ψж"):
-                raise UserError(
-                    f"config.noise.{change.name} = {change.probability} puts signs into the text that the tokenizer cannot "
-                    "spell: it needs config.data.byte_fallback = true."
-                )
+            for side, tokenizer in (("source", tokenizers.source), ("target", tokenizers.target)):
+                if tokenizer.changes(PUT_IN.get(change.name, "")):
+                    raise UserError(
+                        f"config.noise.{change.name} = {change.probability} puts signs into the text that the {side} tokenizer "
+                        "cannot spell: it needs config.data.byte_fallback = true."
+                    )
 
     def text_changes(self):
         return self._changes

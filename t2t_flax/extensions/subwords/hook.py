@@ -39,8 +39,9 @@ class SubwordsHook(DataHook):
         kind = next(name for name in TOKENIZER_OF_KIND if getattr(keys, name))
         self._drawn = DrawnSubwords(kind, getattr(keys, kind))
 
-    def check_tokenizer(self, tokenizer):
-        self._drawn.encoder(tokenizer)
+    def check_tokenizers(self, tokenizers):
+        for tokenizer in (tokenizers.source, tokenizers.target):
+            self._drawn.encoder(tokenizer)
 
     def segmentation(self):
         return self._drawn

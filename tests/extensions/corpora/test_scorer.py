@@ -1,5 +1,6 @@
 """Pairs that a function of the user's own scores too low are dropped."""
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -70,6 +71,35 @@ def test_a_file_that_cannot_be_imported_is_refused_before_work_begins(tmp_path, 
     assert not (tmp_path / "run" / "tokenizer").exists()
     with pytest.raises(UserError, match="Python finds no module no_such_module"):
         Scorer("no_such_module:score", 0.0).as_stored()
+
+
+@pytest.mark.parametrize("content", ["raise RuntimeError('no GPU')\n", "import nothing_such\n", "def f(:\n"])
+def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch, content):
+    package = tmp_path / f"bad_package_{len(content)}"
+    package.mkdir()
+    (package / "__init__.py").write_text(content)
+    (package / "m.py").write_text("def score(pairs):\n    return [1 for _ in pairs]\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(UserError, match=f"the package of {package.name}.m cannot be imported: [A-Z].*Error: "):
+        Scorer(f"{package.name}.m:score", 0.0).as_stored()
+    with pytest.raises(UserError, match="Python finds no module no_such_package.m"):
+        Scorer("no_such_package.m:score", 0.0).as_stored()
+
+
+def test_a_file_may_have_dataclasses_and_change_the_list_that_it_is_given(tmp_path):
+    """dataclasses look for the module by its name; two files of one name are two modules."""
+    texts = ["from __future__ import annotations", "import dataclasses", "@dataclasses.dataclass", "class Least:",
+             "    least: dataclasses.InitVar[float] = VALUE", "def score(pairs):", "    count = len(pairs)",
+             "    pairs.clear()", "    return [Least.least] * count"]  # fmt: skip
+    rules = []
+    for value in ("0.2", "0.8"):
+        (tmp_path / value).mkdir()
+        (tmp_path / value / "own.py").write_text("\n".join(texts).replace("VALUE", value))
+        rules.append(Scorer(f"{tmp_path / value / 'own.py'}:score", 0.5))
+    pairs = [Pair(*pair, [5], [6], 0) for pair in PAIRS]
+    assert [rule.drops(pairs) for rule in (*rules, rules[0])] == [[True] * 4, [False] * 4, [True] * 4]
+    modules = [loaded(rule.spec)[1].__module__ for rule in rules]
+    assert len({*modules}) == 2 and all(sys.modules[name].Least for name in modules)
 
 
 def test_the_file_and_the_threshold_are_part_of_the_recipe(tmp_path):

@@ -2,6 +2,7 @@
 
 import string
 from random import Random
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -13,9 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.noise import Noise
-from t2t_flax.extensions.noise.changes import CHANGES
+from t2t_flax.extensions.noise.changes import CHANGES, PUT_IN
+from t2t_flax.extensions.noise.hook import NoiseHook
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
@@ -222,3 +225,26 @@ def test_unsuitable_configs_are_refused(tmp_path):
     spelled = small_config(data=DATA | dict(byte_fallback=False, vocab_size=200), noise=dict(emoji=0.1))
     with pytest.raises(UserError, match="noise.emoji = 0.1 .* needs config.data.byte_fallback = true"):
         prepare_corpus(task_of(spelled), tmp_path)
+
+
+@pytest.mark.parametrize(("name", "absent"), [("emoji", "🌍"), ("placeholders", "%"), ("copies", "φ")])
+@pytest.mark.parametrize("side", ["source", "target"])
+def test_tokenizers_of_both_sides_must_spell_every_sign_that_a_change_puts_in(name, absent, side):
+    (hook,) = [one for one in data_hooks(small_config(data=DATA, noise={name: 0.1})) if isinstance(one, NoiseHook)]
+
+    def tokenizer(without=""):
+        return SimpleNamespace(changes=lambda text: bool(without) and without in text)
+
+    tokenizers = dict(source=tokenizer(), target=tokenizer())
+    hook.check_tokenizers(SimpleNamespace(**tokenizers))
+    with pytest.raises(
+        UserError, match=f"noise.{name} = 0.1 puts signs into the text that the {side} tokenizer cannot"
+    ):
+        hook.check_tokenizers(SimpleNamespace(**tokenizers | {side: tokenizer(absent)}))
+
+
+def test_the_signs_of_the_check_are_those_that_are_put_in():
+    """Every character that no side had before."""
+    for name, signs in PUT_IN.items():
+        drawn = {sign for seed in range(500) for text in changed(name, "Q 7", "Q 7", seed) for sign in text.lower()}
+        assert drawn - {"q", "7"} <= set(signs) | {" "}, name
