@@ -186,7 +186,7 @@ def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
     source = task.of_set(name).open_source(spec, key=key)
     if split != "train" and source.reasons:
         raise UserError(
-            f"{key} = {spec!r} leaves out pairs that are {' or '.join(source.reasons.values())}, but all pairs of validation and "
+            f"{key} = {spec!r} drops pairs {' or '.join(source.reasons.values())}, but all pairs of validation and "
             "test sets are scored: write a file of those that you want."
         )
     for hook in data_hooks(task.config):

@@ -17,7 +17,7 @@ import numpy as np
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.shards import Shards
-from t2t_flax.data.sources import Source, total
+from t2t_flax.data.sources import Source, counted, total
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
@@ -36,8 +36,11 @@ CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
 COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
-"""Beside those of sources and filters, by their reason: a pair that is dropped counts under the first that applies. empty and
-too_long count all such pairs, kept or dropped."""
+"""Beside those of sources and filters, by their reason. A pair that is dropped counts under the first reason that applies, empty
+and too_long among them, so that the counts of all reasons add up to `dropped`."""
+
+EMPTY = "with an empty side"
+"""In messages, after a number."""
 
 Unread = tuple[str, str] | str
 """The texts of a pair, or the reason why it is dropped before it is tokenized."""
@@ -143,9 +146,11 @@ class Encoder:
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
             for pair in pairs
         ]
-        reasons = self._reasons(pairs, encoded, chunk.counts)
+        reasons, long = self._reasons(pairs, encoded)
         chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
         chunk.counts["dropped"] = len(chunk.dropped)
+        chunk.counts.update(reason for _, reason in chunk.dropped)
+        chunk.counts["truncated"] = sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
         kept: tuple[list, list] = [], []
         for ids in (ids for ids, reason in zip(encoded, reasons, strict=True) if not reason):
             for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):
@@ -164,16 +169,13 @@ class Encoder:
             chunk.sides += [_as_bytes([text[side] for text in texts]) for side in (0, 1)]
         return chunk
 
-    def _reasons(
-        self, pairs: list[Unread], encoded: list[list[list[int]]], counts: collections.Counter[str]
-    ) -> list[str]:
-        """Why each pair is dropped, "" if it is kept; counts what they are."""
+    def _reasons(self, pairs: list[Unread], encoded: list[list[list[int]]]) -> tuple[list[str], list[int]]:
+        """(the first reason for which each pair is dropped, "" if it is kept; the pairs that are too long)."""
         policies, symbols = self.policies, len(self.tokenizers.source.split(self.tag)[0])
         reasons, whole, long = [], {}, []
         for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
             if isinstance(pair, str):
                 reasons.append(pair)
-                counts[pair] += 1
                 continue
             bare = ids[0][symbols:]
             empty = not (bare and ids[1] and all(map(str.strip, pair)))
@@ -182,18 +184,14 @@ class Encoder:
             drops_long = policies.on_too_long == "drop" and long[-1:] == [i]
             drops_empty = policies.empty_lines == "drop" and empty
             reasons.append("empty" if drops_empty else "too_long" if drops_long else "")
-            counts["empty"] += empty
             if not (empty or reasons[i]):
                 whole[i] = Pair(pair[0].removeprefix(self.tag), pair[1], bare, ids[1], self.part)
         for pair_filter in policies.filters:
             drops = pair_filter.drops(list(whole.values()))
             for i in [i for i, drop in zip(whole, drops, strict=True) if drop]:
                 reasons[i] = pair_filter.reason
-                counts[pair_filter.reason] += 1
                 del whole[i]
-        counts["too_long"] = len(long)
-        counts["truncated"] = sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
-        return reasons
+        return reasons, long
 
 
 def _as_bytes(texts: list[str]) -> tuple[np.ndarray, np.ndarray]:
@@ -288,11 +286,9 @@ def tags_of(source: Source) -> list[str]:
 
 def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies, shown: dict[str, str]) -> None:
     if counts["dropped"] == counts["pairs_read"]:
-        raise UserError(
-            f"{source.spec}: no pair is left of {counts['pairs_read']}: {counts['empty']} have an empty side, "
-            f"{counts['too_long']} have a side longer than config.data.max_length = {policies.max_length} tokens"
-            + "".join(f", {counts[reason]} are {text}" for reason, text in shown.items() if counts[reason])
-        )
+        long = f"with a side longer than config.data.max_length = {policies.max_length} tokens"
+        reasons = counted(counts, {"empty": EMPTY, "too_long": long} | shown)
+        raise UserError(f"{source.spec}: no pair is left of {counts['pairs_read']:,}: {reasons}")
 
 
 def encode_parts(

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from t2t_flax.data.sources import counted
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, by_storage, file_state, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
@@ -127,12 +128,9 @@ class TokenStore:
         ]
 
     def _notes(self, counts: Mapping[str, Any]) -> str:
-        shown = {name: name for name in ("dropped", "truncated", "empty")}
-        if self.meta.get("recipe", {}).get("on_too_long") == "drop":
-            shown["too_long"] = "too long"
-        shown |= self.meta.get("reasons", {})
-        notes = [f"{counts[name]:,} {text}" for name, text in shown.items() if counts.get(name)]
-        return f" (of {counts['pairs_read']:,}: {', '.join(notes)})" if notes else ""
+        reasons = {"empty": "empty", "too_long": "too long", **self.meta.get("reasons", {})}
+        notes = counted(counts, {"dropped": "dropped", **reasons, "truncated": "truncated"})
+        return f" (of {counts['pairs_read']:,}: {notes})" if notes else ""
 
     def source(self, i: int) -> np.ndarray:
         """Ids of source sentence i, EOS last."""

@@ -112,7 +112,7 @@ def test_too_long_pairs(tmp_path, tokenizers, policy):
     store = prepare_split(source, tokenizers, tmp_path / "s", Policies(8, policy, "drop"))
     dropped, cut = {"drop": (2, 0), "truncate": (0, 2), "keep": (0, 0)}[policy]
     meta = store.meta
-    assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, 2)
+    assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, dropped)
     note = {"drop": " (of 4: 2 dropped, 2 too long)", "truncate": " (of 4: 2 truncated)", "keep": ""}[policy]
     tokens = f"{store.source_lengths.sum()} + {store.target_lengths.sum()} tokens"
     assert store.describe() == f"{4 - dropped} pairs, {tokens}{note}"
@@ -136,13 +136,13 @@ def test_empty_lines(tmp_path, tokenizers):
     assert (dropped.meta["dropped"], dropped.meta["empty"]) == (3, 3)
     store_with_empty = prepare_split(source, tokenizers, tmp_path / "k", replace(POLICIES, empty_lines="keep"))
     assert texts(store_with_empty, tokenizers) == EMPTY
-    assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 3)
+    assert (store_with_empty.meta["dropped"], store_with_empty.meta["empty"]) == (0, 0)
     assert store_with_empty.source(1).tolist() == [EOS]
 
 
 def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
     source = open_pairs(tmp_path, [*PAIRS, ("", "")])
-    with pytest.raises(UserError, match="no pair is left of 121: 1 have an empty side, 120 have a side longer"):
+    with pytest.raises(UserError, match="no pair is left of 121: 1 with an empty side, 120 with a side longer than"):
         prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, max_length=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
@@ -318,5 +318,5 @@ def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, m
     ]  # fmt: skip
     assert "(of 8: 4 dropped, 1 empty, 2 with odd numbers, 1 with fives)" in store.describe()
     alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd")
-    with pytest.raises(UserError, match="no pair is left of 1: .*, 1 are with odd numbers"):
+    with pytest.raises(UserError, match="no pair is left of 1: 1 with odd numbers$"):
         prepare_split(alone, tokenizers, tmp_path / "none", policies)

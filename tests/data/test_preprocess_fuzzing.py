@@ -77,7 +77,7 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
     assert list(source.pairs()) == expected
     nonempty = [pair for pair in expected if all(side.strip() for side in pair)]
     if not nonempty:
-        with pytest.raises(UserError, match=rf"no pair is left of {len(expected)}: {len(expected)} have an empty"):
+        with pytest.raises(UserError, match=rf"no pair is left of {len(expected)}: {len(expected)} with an empty"):
             prepare_split(source, tokenizers, folder / "store", POLICIES)
         return
     store = prepare_split(source, tokenizers, folder / "store", POLICIES)

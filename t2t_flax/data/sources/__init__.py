@@ -3,6 +3,7 @@
 """
 
 import abc
+import collections
 import dataclasses
 import hashlib
 import importlib
@@ -81,17 +82,15 @@ class Source(abc.ABC):
 
     def pairs(self) -> Iterator[tuple[str, str]]:
         """The pairs of `rows` that the source does not drop. Raises UserError if there are none."""
-        dropped, kept = 0, False
+        dropped, kept = collections.Counter[str](), False
         for row in self.rows():
             if isinstance(row, str):
-                dropped += 1
+                dropped[row] += 1
             else:
                 kept = True
                 yield row
         if not kept:
-            raise UserError(
-                f"{self.spec}: no pair is left of {dropped:,}, which are {' or '.join(self.reasons.values())}"
-            )
+            raise UserError(f"{self.spec}: no pair is left of {dropped.total():,}: {counted(dropped, self.reasons)}")
 
     def sample(self, count: int) -> list[tuple[str, str]]:
         """At most `count` of the pairs, drawn uniformly by their positions, in order."""
@@ -168,6 +167,11 @@ class JoinedSource(Source):
 
     def fingerprint(self):
         return sha256_of(*(part.fingerprint() for part in self._parts))
+
+
+def counted(counts: Mapping[str, Any], shown: Mapping[str, str]) -> str:
+    """The counts that are not 0, with what is shown of each: "3 duplicates, 1,000 with equal sides"."""
+    return ", ".join(f"{counts[name]:,} {text}" for name, text in shown.items() if counts.get(name))
 
 
 def total(counts: Iterable[int | None]) -> int | None:

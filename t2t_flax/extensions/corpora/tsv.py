@@ -29,10 +29,12 @@ class TsvSource(Source):
         for i, line in enumerate(lines(self._path)):
             fields = line.split("\t")
             if len(fields) < most:
-                raise UserError(f"{self.where(i)}: expected {self._expected()}, found {_tabs(fields)}")
+                found = _count(len(fields), "column") if self._columns else _count(len(fields) - 1, "TAB")
+                raise UserError(f"{self.where(i)}: expected {self._expected()}, found {found}")
             if not self._columns and len(fields) > most:
                 raise UserError(
-                    f"{self.where(i)}: expected {self._expected()}, found {_tabs(fields)}. Name two columns as FILE:1,2"
+                    f"{self.where(i)}: expected {self._expected()}, found {_count(len(fields) - 1, 'TAB')}. Name two columns as "
+                    "FILE:1,2"
                 )
             if scored and not columns.keeps([fields[n] for n in scored], self.where, i):
                 yield SCORE
@@ -49,8 +51,8 @@ class TsvSource(Source):
         return f"{self._path} line {i + 1}"
 
 
-def _tabs(fields: list[str]) -> str:
-    return f"{len(fields) - 1} TAB{'' if len(fields) == 2 else 's'}"
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def open_spec(spec: str, context: Context) -> Source:

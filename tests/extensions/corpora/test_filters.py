@@ -1,5 +1,7 @@
 """Filters of training pairs: counted, listed, and part of a store's recipe."""
 
+import re
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -86,6 +88,35 @@ def test_drops_are_counted_by_source(tmp_path, tokenizers):
     assert all(store.meta[name] == sum(counts[name] for counts in of_sources) for name in of_sources[0])
 
 
+@pytest.mark.parametrize("on_too_long", ["drop", "truncate"])
+def test_a_pair_counts_under_the_first_reason_alone(tmp_path, tokenizers, on_too_long):
+    """As it is listed, so that the counts of the reasons add up to the pairs dropped."""
+    pairs = [("a", "ein"), ("", "der Hund " * 60), ("", "der Hund " * 60), ("cats " * 99, "Katzen"), ("a", "ein " * 12)]
+    source, filters = open_pairs(tmp_path, pairs), (LengthRatio(4.0), Duplicates())
+    policies = replace(POLICIES, on_too_long=on_too_long, filters=filters)
+    store = prepare_split(source, tokenizers, tmp_path / "s", policies)
+    listed = Counter(reason for _, reason in list_dropped(source, tokenizers, policies))
+    reasons = ("empty", "too_long", "length_ratio", "duplicate")
+    assert {name: store.meta[name] for name in reasons if store.meta[name]} == listed
+    assert sum(listed.values()) == store.meta["dropped"] == 4 and listed["empty"] == listed["duplicate"] == 1
+    notes = store.describe().partition("(")[2]
+    assert sum(map(int, re.findall(r"\d+ ", notes.partition("4 dropped, ")[2]))) == 4
+
+
+def test_a_corpus_of_which_nothing_is_left_is_named_with_the_counts(tmp_path):
+    (tmp_path / "a.tsv").write_text("Foo\tFoo\n\tleer\n" * 3 + "7\t7 8\n")
+    keys = {"data.train": "a.tsv", "data.root": str(tmp_path), "filters.copies": "True", "filters.letters": "0.5"}
+    message = (
+        "a.tsv: no pair is left to train a tokenizer on: 3 with an empty side, 3 with equal sides, 1 with few letters"
+    )
+    with pytest.raises(UserError, match=message):
+        prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path / "run")
+    keys |= {"data.train": "tsv:a.tsv:1,2:1>=8", "filters.copies": "False"}
+    (tmp_path / "a.tsv").write_text("7\tx\n")
+    with pytest.raises(UserError, match="no pair is left .*: 1 with a score beyond its limit"):
+        prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path / "run")
+
+
 class Letters(Source):
     """Rows of one-letter texts, some of which the source itself drops."""
 
@@ -128,7 +159,7 @@ def test_duplicates_are_found_across_sources_whatever_their_tags(tmp_path, token
     tagged = open_pairs(tmp_path, [(f"<bt> {source}", target) for source, target in FILTERED[:2]], "tagged.tsv")
     tagged.tag = "<bt>"
     source = JoinedSource("both", [plain, tagged])
-    with pytest.raises(UserError, match="no pair is left of 2.*2 are duplicates"):
+    with pytest.raises(UserError, match="no pair is left of 2: 2 duplicates$"):
         prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, filters=(Duplicates(),)))
 
 
