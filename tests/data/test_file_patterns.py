@@ -42,6 +42,13 @@ def test_files_are_paired_and_read_in_the_order_of_their_names(folder, spec):
         assert len(source.files) == 6 and source.where(1).endswith("de line 2")
 
 
+def test_an_empty_file_of_a_pattern_is_said_once(folder, caplog):
+    source = open_en_de("train.*.en,train.*.de", folder)
+    assert list(source.pairs()) == list(source.pairs())
+    (message,) = caplog.messages
+    assert "train.01.en" in message and "train.01.de" in message and "no pairs" in message
+
+
 def test_the_fingerprint_covers_every_file(folder):
     before = open_en_de("train.*.en,train.*.de", folder).fingerprint()
     for side in ("en", "de"):

@@ -14,7 +14,7 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import JoinedSource, Source, TaggedSource, open_source
+from t2t_flax.data.sources import COMPRESSED, JoinedSource, Source, TaggedSource, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -104,6 +104,14 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
             r"a line 2: byte 0xc3 at offset 2 of the line is not valid UTF-8",
         ),
         ({"a": b"", "b": b""}, "a,b", r"the corpus is empty \(0 sentence pairs\)"),
+        *(
+            (
+                {f"a{suffix}": b"", "b": b""},
+                f"a{suffix},b",
+                rf"a\{suffix}: damaged \{suffix} data after line 0 \(the file is",
+            )
+            for suffix in COMPRESSED
+        ),
         ({"a.gz": b"plain text", "b": b"1\n"}, "a.gz,b", r"a\.gz: damaged \.gz data after line 0"),
         (
             {"a.gz": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9},

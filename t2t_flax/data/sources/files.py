@@ -1,7 +1,9 @@
 """The files that the spec of a source names: one, or those that match a pattern with *, ? and [...], one after the other."""
 
 import fnmatch
+import functools
 import glob
+import logging
 import os
 import re
 from collections.abc import Callable, Sequence
@@ -12,6 +14,7 @@ from t2t_flax.data.sources import Context, Source, sha256_of, total
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_names
 
+log = logging.getLogger("t2t_flax")
 _WILDCARD = re.compile(r"\*|\?|\[!?.[^]]*\]")
 
 
@@ -48,6 +51,8 @@ class SeveralFiles(Source):
             for count, row in enumerate(source.read(), 1):  # noqa: B007
                 yield row
             source.count = count
+            if not count:
+                _say_empty(self.spec, *source.files)
 
     def expected_count(self):
         return total(source.expected_count() for source in self._sources)
@@ -63,6 +68,12 @@ class SeveralFiles(Source):
                 return source.where(i)
             i -= source.count
         raise IndexError(i)
+
+
+@functools.cache
+def _say_empty(spec: str, *files: epath.Path) -> None:
+    """Once: a corpus is read several times."""
+    log.warning("%s of %s: no pairs, the file is empty", ", ".join(map(os.fspath, files)), spec)
 
 
 def matching_files(pattern: str, context: Context) -> dict[tuple[str, ...], epath.Path]:

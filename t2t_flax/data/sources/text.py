@@ -14,7 +14,7 @@ from typing import IO, Any
 from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
-from t2t_flax.data.sources import Context, Source, sha256_of
+from t2t_flax.data.sources import COMPRESSED, Context, Source, sha256_of
 from t2t_flax.data.sources.files import open_files
 from t2t_flax.errors import UserError, require
 from t2t_flax.filesystem import is_transient
@@ -98,8 +98,13 @@ def lines(path: epath.Path) -> Iterator[str]:
 @contextlib.contextmanager
 def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
     """The uncompressed bytes of a file, streamed."""
-    with path.open("rb") as raw, _decompressed(raw, path.suffix) as file:
-        yield file
+    with path.open("rb") as raw:
+        if path.suffix in COMPRESSED:  # gzip and zstd take no bytes for no text
+            if not raw.read(1):
+                raise EOFError("the file is empty")
+            raw.seek(0)
+        with _decompressed(raw, path.suffix) as file:
+            yield file
 
 
 def _decompressed(raw: IO[bytes], suffix: str) -> Any:
