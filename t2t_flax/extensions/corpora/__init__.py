@@ -30,15 +30,15 @@ class Filters:
     )
     copies: bool = key(False, "drop training pairs whose sides are equal")
     letters: float = key(
-        0.0, "drop training pairs with a side of whose characters, spaces apart, fewer than this share are letters; 0 = none",
+        0.0, "drop training pairs if less than this share of either side's characters (without spaces) are letters; 0 = none",
         low=0.0, high=1.0,
     )  # fmt: skip
     script: float = key(
-        0.0, "drop training pairs with a side of whose letters fewer than this share are of its language's script; 0 = none",
+        0.0, "drop training pairs if less than this share of either side's letters are in its language's script; 0 = none",
         low=0.0, high=1.0,
     )  # fmt: skip
     numbers: float = key(
-        0.0, "drop training pairs of whose numbers, written in digits, fewer than this share are on both sides; 0 = none",
+        0.0, "drop training pairs if less than this share of the numbers, in digits, occur on both sides; 0 = none",
         low=0.0, high=1.0,
     )  # fmt: skip
     held_out: str = key(

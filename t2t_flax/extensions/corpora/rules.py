@@ -107,7 +107,7 @@ class Length(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Letters(Rule):
-    """Drops pairs with a side of whose characters, spaces apart, fewer than this share are letters or marks on them; the others
+    """Drops pairs if less than this share of either side's characters (without spaces) are letters or marks on them; the others
     are digits, punctuation and symbols.
     """
 
@@ -131,7 +131,7 @@ class Letters(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Scripts(Rule):
-    """Drops pairs with a side of whose letters fewer than this share are of its language's script; text without a letter is kept.
+    """Drops pairs if less than this share of either side's letters are in its language's script; text without a letter is kept.
 
     languages: (source, target) of each part.
     """
@@ -172,7 +172,7 @@ def _length(runs: regex.Pattern, text: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Numbers(Rule):
-    """Drops pairs of whose numbers, in digits, fewer than this share are on both sides; pairs without numbers are kept.
+    """Drops pairs if less than this share of the numbers, in digits, occur on both sides; pairs without numbers are kept.
 
     Of the numbers with their repetitions: those on both sides, divided by those on either. Separators of thousands and leading
     zeros do not count; the parts of a decimal number or a date are numbers of their own.
