@@ -12,8 +12,8 @@ from t2t_flax.data.hooks import directions_of
 from t2t_flax.data.sources import one_line, sha256_of
 from t2t_flax.extensions.corpora.rules import Rule
 
-_NOT_COMPARED = regex.compile(r"(?:[^\p{L}\p{M}\p{N}]|[\ufe00-\ufe0f])+")
-"""Variation selectors, which follow emoji, are \\p{M}, too."""
+_NOT_COMPARED = regex.compile(r"(?:[^\p{L}\p{M}\p{N}]|[\ufe00-\ufe0f\U000e0100-\U000e01ef])+")
+"""Variation selectors, which follow emoji and ideographs, are \\p{M}, too."""
 _COMPARED = regex.compile(r"[\p{L}\p{N}]")
 
 

@@ -80,7 +80,7 @@ def _file_of(spec: str, name: str) -> Path:
     try:
         found = importlib.util.find_spec(name)
     except Exception as error:  # noqa: BLE001  (of the packages that hold the module, which are imported)
-        if not (isinstance(error, ModuleNotFoundError) and error.name and name.startswith(error.name)):
+        if not (isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}.")):
             raise UserError(
                 f"{_shown(spec)}: the package of {name} cannot be imported: {type(error).__name__}: {first_line(error)}"
             ) from None

@@ -7,6 +7,7 @@ import pytest
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.dataset import prepare_corpus, training_policies
 from t2t_flax.data.preprocess import Pair
+from t2t_flax.extensions.corpora.held_out import _key
 from t2t_flax.extensions.corpora.list_dropped import dropped_by
 from t2t_flax.tasks import task_of
 
@@ -56,6 +57,10 @@ def kept(config):
 )
 def test_texts_are_compared_without_case_punctuation_and_spaces(config_of, side, expected):
     assert kept(config_of(side)) == expected
+
+
+def test_variants_of_a_sign_are_compared_as_the_sign():
+    assert _key("葛\U000e0100 1\ufe0f", "ja") == _key("葛1", "ja") and not _key("☀\ufe0f \u0301", "ja")
 
 
 def test_pairs_of_the_other_direction_are_found(config_of):

@@ -73,7 +73,9 @@ def test_a_file_that_cannot_be_imported_is_refused_before_work_begins(tmp_path, 
         Scorer("no_such_module:score", 0.0).as_stored()
 
 
-@pytest.mark.parametrize("content", ["raise RuntimeError('no GPU')\n", "import nothing_such\n", "def f(:\n"])
+@pytest.mark.parametrize(
+    "content", ["raise RuntimeError('no GPU')\n", "import nothing_such\n", "import b\n", "def f(:\n"]
+)
 def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch, content):
     package = tmp_path / f"bad_package_{len(content)}"
     package.mkdir()

@@ -165,10 +165,10 @@ def test_the_length_limit_counts_the_token(tmp_path):
     source = open_source("toy:train:100", source_language="en", target_language="de")
     tokenizers = train_tokenizers(source, Data(vocab_size=400), TOKENS)
     directed = TaggedSource(source, "<2de>")
-    for policy in ("drop", "truncate"):
+    for policy, count in (("drop", "too_long"), ("truncate", "truncated")):
         store = prepare_split(directed, tokenizers, tmp_path / policy, Policies(12, policy, "drop"))
         lengths = store.source_lengths
-        assert lengths.max() <= 12 and store.meta["too_long"] > 0
+        assert lengths.max() <= 12 and store.meta[count] > 0
         assert all(store.source(i)[0] == tokenizers.source.control_symbols.get("<2de>") for i in range(store.num_pairs))
 
 
@@ -178,8 +178,8 @@ def test_the_symbol_is_part_of_the_recipe_where_there_is_one():
     )
     policies = Policies(24, "drop", "drop")
     recipe, digest = recipe_of("f", side, policies)
-    assert recipe_of("f", side, policies, None, [""]) == (recipe, digest)
-    assert "tags" not in recipe and recipe_of("f", side, policies, None, ["<2de>"])[1] != digest
+    assert recipe_of("f", side, policies, [""]) == (recipe, digest)
+    assert "tags" not in recipe and recipe_of("f", side, policies, ["<2de>"])[1] != digest
     assert hooks.control_symbols(Config(data=SMALL_DATA)) == []
 
 
