@@ -12,8 +12,9 @@ from t2t_flax.data.hooks import directions_of
 from t2t_flax.data.sources import one_line, sha256_of
 from t2t_flax.extensions.corpora.rules import Rule
 
-_NOT_COMPARED = regex.compile(r"(?:[^\p{L}\p{M}\p{N}]|[\ufe00-\ufe0f\U000e0100-\U000e01ef])+")
-"""Variation selectors, which follow emoji and ideographs, are \\p{M}, too."""
+_NOT_COMPARED = regex.compile(r"[^\p{L}\p{M}\p{N}]+")
+_VARIATION_SELECTORS = regex.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]+")
+"""Of emoji and ideographs; they are \\p{M}, too."""
 _COMPARED = regex.compile(r"[\p{L}\p{N}]")
 
 
@@ -79,4 +80,7 @@ def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list
 def _key(text: str, language: str) -> str:
     """Empty for a text without letters and digits."""
     bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return f"{language} {bare}" if _COMPARED.search(bare) else ""
+    if not bare.isalnum():  # there are marks, or nothing
+        bare = _VARIATION_SELECTORS.sub("", bare)
+        bare = bare if _COMPARED.search(bare) else ""
+    return f"{language} {bare}" if bare else ""
