@@ -14,6 +14,7 @@ from collections.abc import Callable, Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
+import flax
 import flax.linen as nn
 import jax
 from jax.experimental import serialize_executable
@@ -56,7 +57,7 @@ class Programs:
     """Runs each `Program` compiled for the shapes, types and shardings of its arguments, until `close`.
 
     folder: where compiled programs are kept, so that a process that needs one again neither traces nor compiles it. Those of
-    other sources, versions of JAX, settings and processors are told apart. None = nowhere.
+    other sources, versions of JAX and Flax, settings and processors are told apart. None = nowhere.
     """
 
     def __init__(self, folder: Path | None = None):
@@ -164,10 +165,9 @@ def _environment() -> str:
     flags = {line for line in _read_cpu_info().splitlines() if line.startswith(("flags", "Features", "model name"))}
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     devices = [(device.platform, device.device_kind) for device in jax.devices()]
-    about = source_digest(), jax.__version__, jax.lib.__version__, platform.platform(), sorted(flags), devices
-    return hashlib.sha256(repr((about, sorted(settings.items()), os.environ.get("XLA_FLAGS"))).encode()).hexdigest()[
-        :16
-    ]
+    versions = source_digest(), flax.__version__, jax.__version__, jax.lib.__version__
+    about = versions, platform.platform(), sorted(flags), devices, sorted(settings.items()), os.environ.get("XLA_FLAGS")
+    return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
 
 
 def _read_cpu_info() -> str:

@@ -83,9 +83,12 @@ def test_other_shapes_shardings_settings_and_damaged_files_are_compiled_again(op
         path.write_bytes(path.read_bytes()[:-100])
     opened()
     assert lengths(tree, 3) == (3, 1)
-    monkeypatch.setattr(programs, "source_digest", lambda: "of an edited source")
-    opened()
-    assert lengths(tree, 3) == (3, 1)
+    for module, name, other in ((programs, "source_digest", lambda: "edited"), (programs.flax, "__version__", "other")):
+        opened()
+        assert lengths(tree, 3) == (3, 0)
+        monkeypatch.setattr(module, name, other)
+        opened()
+        assert lengths(tree, 3) == (3, 1)
 
 
 def test_equal_arrays_out_of_a_program_and_from_the_host_share_a_kept_program(opened):
