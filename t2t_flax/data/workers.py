@@ -1,6 +1,7 @@
 """Worker processes, which compute ahead of the process that uses their results."""
 
 import collections
+import ctypes
 import multiprocessing
 import os
 import signal
@@ -9,7 +10,6 @@ import time
 from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from multiprocessing.synchronize import Event
 from typing import Any, Generic, TypeVar
 
 from t2t_flax.errors import UserError
@@ -34,7 +34,8 @@ class Workers(Generic[Result]):
         self._does = does
         # Spawned, because a fork of a process in which JAX runs threads can hang.
         context = multiprocessing.get_context("spawn")
-        self._closed = context.Event()
+        # Not an Event: to set one waits for those that wait for it, forever for one that was killed.
+        self._closed = context.RawValue(ctypes.c_bool, False)
         self._pool = ProcessPoolExecutor(count, context, initializer=_start, initargs=(function, self._closed))
 
     def __enter__(self) -> "Workers[Result]":
@@ -45,7 +46,7 @@ class Workers(Generic[Result]):
 
     def close(self) -> None:
         """Waits for calls in progress, not for those in the queue."""
-        self._closed.set()
+        self._closed.value = True
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, *arguments: Any) -> Future[Result]:
@@ -89,10 +90,10 @@ def num_cores() -> int:
 
 
 _function: Callable[..., Any]
-_closed: Event
+_closed: ctypes.c_bool
 
 
-def _start(function: Callable[..., Any], closed: Event) -> None:
+def _start(function: Callable[..., Any], closed: ctypes.c_bool) -> None:
     global _function, _closed
     _function, _closed = function, closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
@@ -110,10 +111,12 @@ def _exit_with_parent() -> None:
 
 def _exit_after_parent() -> None:
     # SIGTERM to all processes of a host: the parent has time to end its workers. To the rest of a pool of which one was killed.
-    _closed.wait(_GRACE)
+    end = time.monotonic() + _GRACE
+    while not _closed.value and time.monotonic() < end:
+        time.sleep(0.1)
     time.sleep(_AFTER_CLOSING)
     os._exit(1)
 
 
 def _call(*arguments: Any) -> Any:
-    return None if _closed.is_set() else _function(*arguments)
+    return None if _closed.value else _function(*arguments)

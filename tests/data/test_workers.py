@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 import time
 
 import pytest
@@ -65,3 +66,22 @@ def test_the_end_does_not_wait_for_calls_in_the_queue(tmp_path):
         results = workers.map([(tmp_path / "calls",)] * 100, 100)
         next(results)
     assert (tmp_path / "calls").read_text().count("called") < 100
+
+
+def own_threads():
+    return os.getpid(), threading.active_count()
+
+
+def test_the_end_does_not_wait_for_a_worker_that_was_killed_during_its_own_end():
+    """As when all processes of a host are told to end and its memory runs out."""
+    workers = Workers(own_threads, 1, does="counts")
+    ((process, before),) = workers.map([()], 1)
+    os.kill(process, signal.SIGTERM)
+    while workers.result(workers.submit())[1] == before:  # it has not begun to wait for its parent
+        time.sleep(0.05)
+    time.sleep(0.2)
+    os.kill(process, signal.SIGKILL)
+    closing = threading.Thread(target=workers.close, daemon=True)
+    closing.start()
+    closing.join(60)
+    assert not closing.is_alive()
