@@ -17,7 +17,7 @@ from t2t_flax.data.batching.streams import Visits, Windows
 from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.data.token_store import Sentences, TokenStore
 
-VERSION = 3
+VERSION = 4
 """Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""
 SAMPLE, SAMPLED_WINDOWS = 64, 4
 """Updates that are enough for a sample, from which sizes are chosen, and the most windows in it: a pass of no more is sampled
@@ -188,9 +188,9 @@ class Layouter:
         return max(part.needed for part in self._in_order(parts, 0)[:SAMPLE])
 
     def _preferred(self, sampler: BatchSampler, window: int, sizes: Sequence[Size]) -> list[_Rows]:
-        """The first cut of a window that fits, or else the first."""
+        """The first cut of a window that fits, or else the first: one of those that `lay_out` tries."""
         fitting = self._first_fitting(sampler, window, sampler.count(), sizes) if sizes else None
-        return fitting or [self._rows(sampler, piece) for piece in next(sampler.cuts(window, sampler.count(), 100))]
+        return fitting or [self._rows(sampler, piece) for piece in next(sampler.cuts(window, sampler.count(), _TRIES))]
 
     def _fitting(self, sampler: BatchSampler, window: int) -> list[_Rows]:
         count = sampler.count()
