@@ -74,18 +74,27 @@ def _make_room(needed: int, but: Path) -> None:
         limit = float(_setting(LIMIT)) * 1e9
     except ValueError:
         raise UserError(f"{LIMIT}={_setting(LIMIT)} is not a number of gigabytes.") from None
-    found = [path for path in but.parent.iterdir() if path.is_dir() and path != but]
-    sizes = {path: _size(path) for path in found}
-    used = needed + sum(sizes.values())
-    for path in sorted(found, key=lambda path: path.stat().st_mtime):
+    found: list[tuple[float, int, Path]] = []
+    for path in but.parent.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # renamed or removed by another process
+            if path.is_dir() and path != but:
+                found.append((path.stat().st_mtime, _size(path), path))
+    used = needed + sum(size for _, size, _ in found)
+    for _, size, path in sorted(found):
         if used > limit and _remove_unused(path):
-            used -= sizes[path]
+            used -= size
     if used > limit:
         log.warning("%s has %.1f GB that are in use, more than %s=%s", but.parent, used / 1e9, LIMIT, _setting(LIMIT))
 
 
 def _size(folder: Path) -> int:
-    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+    """Bytes of the files that are in a folder, as far as another process does not remove them meanwhile."""
+    size = 0
+    for parent, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(FileNotFoundError):
+                size += os.stat(os.path.join(parent, name)).st_size
+    return size
 
 
 def _remove_unused(path: Path) -> bool:

@@ -3,6 +3,7 @@
 import gc
 import os
 import time
+from pathlib import Path
 
 import pytest
 from helpers.corpora import open_pairs
@@ -86,6 +87,22 @@ def test_shards_of_killed_preparations_are_removed_too(prepared, copies, monkeyp
     monkeypatch.setenv("T2T_STORES_GB", "0.0005")
     store = prepared(0)
     assert there(copies) == {store.folder.name}
+
+
+def test_what_another_process_renames_meanwhile_is_skipped(prepared, copies, monkeypatch):
+    partial, real = copies / f"{'0' * 24}.partial-{'1' * 32}", Path.is_dir
+
+    def is_dir(path):
+        there = real(path)
+        if there and path == partial:
+            partial.rename(copies / ("0" * 24))
+        return there
+
+    partial.mkdir(parents=True)
+    (copies / "left").mkdir()
+    (copies / "left" / "source.ids").symlink_to("gone")
+    monkeypatch.setattr(Path, "is_dir", is_dir)
+    assert prepared(0).num_pairs == 120 and not partial.exists()
 
 
 def test_limit_that_is_no_number_is_an_error(prepared, monkeypatch):
