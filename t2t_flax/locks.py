@@ -183,10 +183,11 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
 
 @by_storage
 @contextlib.contextmanager
-def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[None]:
+def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[bool]:
     """Waits until no other thread or process is in such a block for the same file or folder; without `wait`, raises UserError,
     naming the holder. Then removes what killed ones left beside it (`filesystem.atomic_directory`). On a file system without
-    locks, and in a folder that may only be read, nobody waits and nothing is removed.
+    locks, and in a folder that may only be read, nobody waits and nothing is removed. Yields whether all others are kept out, on
+    other hosts too.
     """
     path = Path(path)
     name, lock = path.with_name(f"{path.name}.lock"), None
@@ -206,11 +207,10 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
         if error.errno not in (*NO_LOCKS, errno.EACCES, errno.EROFS):
             raise
     try:
-        left = [*path.parent.glob(f"{glob.escape(path.name)}.partial-*")] if lock else []
-        if left and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all()):
-            for one in left:
-                remove_folder(one) if one.is_dir() else _remove_unlocked(one)
-        yield
+        alone = bool(lock) and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all())
+        for one in path.parent.glob(f"{glob.escape(path.name)}.partial-*") if alone else ():
+            remove_folder(one) if one.is_dir() else _remove_unlocked(one)
+        yield alone
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
         with contextlib.suppress(OSError):

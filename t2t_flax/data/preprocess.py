@@ -10,13 +10,14 @@ import json
 import os
 from collections.abc import Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.progress import Report, reported, silent
-from t2t_flax.data.shards import Shards
+from t2t_flax.data.shards import LostShards, Shards
 from t2t_flax.data.sources import Source, counted, total
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -220,48 +221,59 @@ def prepare_split(
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
-    with exclusive_writer(local, "prepare"):
-        if find_store(local, digest):  # written by another process during the wait
-            return open_local(folder, local)
-        shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
-        sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
-        shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes)
-        of_sources, last = shards.counts(len(source.parts)), list[Chunk]()
-        encoder = Encoder(tokenizers, policies)
-
-        def say() -> None:
-            done = sum(counts["pairs_read"] for counts in of_sources)
-            report(f"tokenise {name}", done, source.expected_count(), "pairs")
-
-        encoded = encode_parts(encoder, source, num_workers, shards.complete.copy(), report)
-        for part, counts, chunks in zip(source.parts, of_sources, encoded, strict=True):
-            say()
-            with contextlib.closing(chunks):
-                for chunk in chunks:
-                    if last and last[0].shard != chunk.shard:
-                        shards.write(last[0].shard, last)
-                        last = []
-                    last.append(chunk)
-                    counts.update(chunk.counts)
-                    say()
-            _require_nonempty(part, counts, policies, shown)
-        with StoreWriter(local, vocab_sizes=sizes) as writer:
-            for number, sides in enumerate(shards.read(), 1):
-                writer.write(*sides)
-                report(f"join the shards of {name}", number, len(shards.complete), "shards")
-            for chunk in last:
-                writer.write(*chunk.sides)
-            sums = sum(of_sources, collections.Counter())
-            names = [*COUNTS, *shown]
-            writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
-            if shown:
-                writer.meta["reasons"] = shown
-            if len(of_sources) > 1:
-                writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
-                writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
-        shards.remove()
-        upload(folder, local)
+    with exclusive_writer(local, "prepare") as alone:
+        if not find_store(local, digest):  # not written by another process during the wait
+            try:
+                _write(source, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
+            except LostShards:
+                if not find_store(local, digest):
+                    raise
+            upload(folder, local)
         return open_local(folder, local)
+
+
+def _write(
+    source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies, recipe: dict[str, Any],
+    digest: str, alone: bool, num_workers: int, report: Report, name: str,
+) -> None:  # fmt: skip
+    """Writes the store at `local`. alone: see `Shards`."""
+    shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
+    sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
+    shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes, alone=alone)
+    of_sources, last = shards.counts(len(source.parts)), list[Chunk]()
+    encoder = Encoder(tokenizers, policies)
+
+    def say() -> None:
+        done = sum(counts["pairs_read"] for counts in of_sources)
+        report(f"tokenise {name}", done, source.expected_count(), "pairs")
+
+    encoded = encode_parts(encoder, source, num_workers, shards.complete.copy(), report)
+    for part, counts, chunks in zip(source.parts, of_sources, encoded, strict=True):
+        say()
+        with contextlib.closing(chunks):
+            for chunk in chunks:
+                if last and last[0].shard != chunk.shard:
+                    shards.write(last[0].shard, last)
+                    last = []
+                last.append(chunk)
+                counts.update(chunk.counts)
+                say()
+        _require_nonempty(part, counts, policies, shown)
+    with StoreWriter(local, vocab_sizes=sizes) as writer:
+        for number, sides in enumerate(shards.read(), 1):
+            writer.write(*sides)
+            report(f"join the shards of {name}", number, len(shards.complete), "shards")
+        for chunk in last:
+            writer.write(*chunk.sides)
+        sums = sum(of_sources, collections.Counter())
+        names = [*COUNTS, *shown]
+        writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
+        if shown:
+            writer.meta["reasons"] = shown
+        if len(of_sources) > 1:
+            writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
+            writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
+    shards.remove()
 
 
 def recipe_of(

@@ -8,6 +8,7 @@ import sys
 import numpy as np
 import pytest
 from helpers.corpora import open_pairs
+from helpers.writer_processes import remove_locks
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -160,3 +161,29 @@ def test_shard_that_was_being_written_is_written_again_and_a_damaged_one_reporte
         UserError, match=r"shards-.*1 is damaged: source.ids .* delete the folder and run prepare again"
     ):
         prepare(corpus, tmp_path / "s")
+
+
+def test_without_locks_two_preparations_share_their_shards_and_the_slower_one_finds_the_store(
+    tmp_path, corpus, monkeypatch
+):
+    remove_locks(monkeypatch.setattr)
+    with pytest.raises(Stopped):
+        prepare(corpus, tmp_path / "s", stop_at=31, policies=Policies(50, "drop", "drop"))
+    (other,) = tmp_path.iterdir()
+    whole, faster = prepare(corpus, tmp_path / "whole"), []
+
+    def report(stage, done, total, unit):
+        if done == 64 and not faster:
+            (shards,) = {*tmp_path.glob("s.shards-*")} - {other}
+            partial = shards / f"9.partial-{'0' * 32}"
+            partial.mkdir()
+            with pytest.raises(Stopped):
+                prepare(corpus, tmp_path / "s", stop_at=81)
+            assert partial.exists() and (other / "0").exists(), "they may be being written"
+            faster.append(prepare(corpus, tmp_path / "s"))
+
+    slower = prepare_split(*corpus, tmp_path / "s", POLICIES, num_workers=1, report=report)
+    assert faster and content(slower.folder) == content(faster[0].folder) == content(whole.folder)
+    os.utime(other, (0, 0))
+    prepare(corpus, tmp_path / "s", policies=Policies(70, "drop", "drop"))
+    assert {path.name for path in tmp_path.iterdir()} == {"s", "whole"}, "nobody has changed the others for long"
