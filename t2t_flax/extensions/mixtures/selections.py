@@ -61,8 +61,18 @@ class RandomPairs(Source):
         """(its index in the source, row)."""
         draws = self._draws()
         for i, row in enumerate(self._source.read()):
-            if isinstance(row, str) or next(draws):
+            drawn = isinstance(row, str) or next(draws, None)
+            if drawn is None:
+                raise self._changed()
+            if drawn:
                 yield i, row
+        if next(draws, None) is not None:
+            raise self._changed()
+
+    def _changed(self) -> UserError:
+        return UserError(
+            f"{self.spec} changed after its pairs were counted: wait until it is complete, and start again"
+        )
 
     def _draws(self) -> Iterator[bool]:
         """Whether each pair is one of the sample."""

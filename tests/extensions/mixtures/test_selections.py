@@ -72,6 +72,16 @@ def test_a_sample_depends_on_seed_and_name():
     assert len(samples) == 3 and len(fingerprints) == 4
 
 
+@pytest.mark.parametrize("now", [9, 11])
+def test_a_source_that_changes_after_it_was_counted_is_refused(now):
+    source = Rows(10)
+    selected = RandomPairs(source, "x", 3, 0)
+    assert len(list(selected.pairs())) == 3
+    source._count = now
+    with pytest.raises(UserError, match="rows:10:.* changed after its pairs were counted"):
+        list(selected.pairs())
+
+
 @pytest.fixture
 def config_of(tmp_path):
     (tmp_path / "a.tsv").write_text("".join(f"{i}\t{i}\n" for i in range(50)))
