@@ -23,6 +23,7 @@ from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import file_state, is_remote
 from t2t_flax.locks import exclusive_writer
 
 RECIPE_VERSION = 2
@@ -215,16 +216,18 @@ def prepare_split(
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
     pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. A preparation that was
-    killed goes on after the last complete shard. Raises UserError if no pair of a source is left.
+    killed goes on after the last complete shard. Raises UserError if no pair of a source is left, and for a source that
+    changes meanwhile.
     """
-    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))
+    content = _Content(source)
+    recipe, digest = recipe_of(content.fingerprint, tokenizers, policies, tags_of(source))
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare") as alone:
         if not find_store(local, digest):  # not written by another process during the wait
             try:
-                _write(source, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
+                _write(source, content, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
             except LostShards:
                 if not find_store(local, digest):
                     raise
@@ -233,8 +236,8 @@ def prepare_split(
 
 
 def _write(
-    source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies, recipe: dict[str, Any],
-    digest: str, alone: bool, num_workers: int, report: Report, name: str,
+    source: Source, content: "_Content", tokenizers: TokenizerPair, local: Path, policies: Policies,
+    recipe: dict[str, Any], digest: str, alone: bool, num_workers: int, report: Report, name: str,
 ) -> None:  # fmt: skip
     """Writes the store at `local`. alone: see `Shards`."""
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
@@ -253,12 +256,14 @@ def _write(
         with contextlib.closing(chunks):
             for chunk in chunks:
                 if last and last[0].shard != chunk.shard:
+                    content.check()
                     shards.write(last[0].shard, last)
                     last = []
                 last.append(chunk)
                 counts.update(chunk.counts)
                 say()
         _require_nonempty(part, counts, policies, shown)
+    content.check(whole=True)
     with StoreWriter(local, vocab_sizes=sizes) as writer:
         for number, sides in enumerate(shards.read(), 1):
             writer.write(*sides)
@@ -274,6 +279,42 @@ def _write(
             writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
             writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
     shards.remove()
+
+
+class _Content:
+    """What a source holds when it is about to be read. fingerprint: of the source."""
+
+    def __init__(self, source: Source):
+        self._source = source
+        self._files = [file for file in source.files if not is_remote(file)]
+        self._states = self._states_now()
+        self.fingerprint = source.fingerprint()
+
+    def check(self, *, whole: bool = False) -> None:
+        """Raises UserError if the source has changed since then. Looks at the states of its local files, and if one of them
+        has changed, or with `whole`, at the fingerprint.
+        """
+        states = self._states_now()
+        changed = [file for file, *pair in zip(self._files, self._states, states, strict=True) if pair[0] != pair[1]]
+        if not changed and not whole:
+            return
+        with contextlib.suppress(FileNotFoundError):
+            if (
+                self._source.fingerprint() == self.fingerprint
+            ):  # a file has got other times, or another name beside its own
+                self._states = states
+                return
+        raise UserError(
+            f"{changed[0] if changed else self._source.spec} changed while its pairs were tokenized: wait until it is "
+            "complete, and run prepare again"
+        )
+
+    def _states_now(self) -> list[list | None]:
+        states: list[list | None] = [None] * len(self._files)
+        for i, file in enumerate(self._files):
+            with contextlib.suppress(FileNotFoundError):
+                states[i] = file_state(file)
+        return states
 
 
 def recipe_of(

@@ -187,3 +187,20 @@ def test_without_locks_two_preparations_share_their_shards_and_the_slower_one_fi
     os.utime(other, (0, 0))
     prepare(corpus, tmp_path / "s", policies=Policies(70, "drop", "drop"))
     assert {path.name for path in tmp_path.iterdir()} == {"s", "whole"}, "nobody has changed the others for long"
+
+
+@pytest.mark.parametrize(("changes_at", "shards"), [(34, 3), (116, 11), (120, 11)])
+def test_a_source_that_changes_while_it_is_read_gives_neither_store_nor_shards(tmp_path, corpus, changes_at, shards):
+    source, path = open_pairs(tmp_path, PAIRS), tmp_path / "t.de"
+
+    def change(stage, done, total, unit):
+        if stage.startswith("tokenise"):
+            if done == 20:
+                path.touch()
+            if done == changes_at:
+                path.write_bytes(path.read_bytes().replace(b"Satz", b"SATZ"))
+
+    with pytest.raises(UserError, match=r"t\.de changed while its pairs were tokenized: .* run prepare again"):
+        prepare_split(source, corpus[1], tmp_path / "s", POLICIES, num_workers=1, report=change)
+    assert not (tmp_path / "s").exists() and len([*tmp_path.glob("s.shards-*/*")]) == shards
+    assert prepare((source, corpus[1]), tmp_path / "s").num_pairs == 120
