@@ -185,8 +185,9 @@ def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, tr
 def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(translate, tmp_path):
     (tmp_path / "in").write_text("a\n" * 12)
     (tmp_path / "starts").write_text("b\n" * 11)
-    for answer in translate(2, prefix="starts"):
-        assert "in has 12 lines and starts 11" in str(answer)
+    answers = list(map(str, translate(2, prefix="starts")))
+    # A process may learn first that the other one has ended.
+    assert any("in has 12 lines and starts 11" in answer for answer in answers) and "0" not in answers, answers
     assert not (tmp_path / "out").exists()
 
 
