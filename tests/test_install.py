@@ -112,7 +112,7 @@ def test_translating_and_serving_need_no_optional_package_of_another_part():
 ])  # fmt: skip
 def test_a_source_without_its_package_names_the_extra(tmp_path, monkeypatch, spec, module, extra):
     for name in ("a.parquet", "a.en.zst", "a.de.zst"):
-        (tmp_path / name).write_bytes(b"")
+        (tmp_path / name).write_bytes(b"?")
     monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(UserError, match=rf"needs the package {module}: pip install -e '\.\[{extra}\]'"):
         list(open_source(spec, root=str(tmp_path), source_language="en", target_language="de").pairs())
