@@ -163,9 +163,10 @@ class Layouter:
             window = len(counts)
             visits = self.windows.visits(window)
             sampler = self._sampler(visits, self.draw(visits) if self.draw else None)
+            updates = sampler.count()
             if not counts and self.packed and sampler.alike:
-                expected = [self._expected(sampler)]
-            parts = self._preferred(sampler, window, expected)
+                expected = [self._expected(sampler, updates)]
+            parts = self._preferred(sampler, window, updates, expected)
             counts.append(len(parts))
             needed.update(part.needed for part in parts)
             if expected:  # it grows, so that later windows do not fail the same way
@@ -180,17 +181,17 @@ class Layouter:
             lengths = Lengths(*(x[visits.pairs] for x in self.store.lengths))
         return self.make_sampler(self.config, self.seed, lengths)
 
-    def _expected(self, sampler: BatchSampler) -> Size:
+    def _expected(self, sampler: BatchSampler, count: int) -> Size:
         """The size that packed rows should not exceed: enough for the first updates. In most corpora a window fits after a few
         attempts to cut it again; in the others a larger size is chosen.
         """
-        parts = [self._rows(sampler, piece) for piece in next(sampler.cuts(0, sampler.count(), 100))]
+        parts = [self._rows(sampler, piece) for piece in next(sampler.cuts(0, count, 100))]
         return max(part.needed for part in self._in_order(parts, 0)[:SAMPLE])
 
-    def _preferred(self, sampler: BatchSampler, window: int, sizes: Sequence[Size]) -> list[_Rows]:
+    def _preferred(self, sampler: BatchSampler, window: int, count: int, sizes: Sequence[Size]) -> list[_Rows]:
         """The first cut of a window that fits, or else the first: one of those that `lay_out` tries."""
-        fitting = self._first_fitting(sampler, window, sampler.count(), sizes) if sizes else None
-        return fitting or [self._rows(sampler, piece) for piece in next(sampler.cuts(window, sampler.count(), _TRIES))]
+        fitting = self._first_fitting(sampler, window, count, sizes) if sizes else None
+        return fitting or [self._rows(sampler, piece) for piece in next(sampler.cuts(window, count, _TRIES))]
 
     def _fitting(self, sampler: BatchSampler, window: int) -> list[_Rows]:
         count = sampler.count()
