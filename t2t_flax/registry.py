@@ -177,6 +177,10 @@ LINE_FLAGS: dict[str, tuple[str, str]] = {}
 """Flags of commands that read source lines: flag -> (`module:function`, its help). The function of (model, line, value) returns
 the line that the model reads.
 """
+MODEL_FLAGS: dict[str, tuple[str, str]] = {}
+"""Switches of commands that translate lines: flag -> (`module:function`, its help). The function of a trained model returns what
+translates in its place.
+"""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 LOCKS: Table[str] = Table()

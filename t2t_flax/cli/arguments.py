@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import LINE_FLAGS, MODEL_FORMS, absent_extension, load_extensions
+from t2t_flax.registry import LINE_FLAGS, MODEL_FLAGS, MODEL_FORMS, absent_extension, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -123,10 +123,29 @@ def add_line_flags(arguments: argparse.ArgumentParser) -> None:
         arguments.add_argument(flag, metavar="CODE", help=text)
 
 
+def add_model_flags(arguments: argparse.ArgumentParser) -> None:
+    """The switches of extensions that change how lines are translated; see `prepare_model`."""
+    load_extensions()
+    for flag, (_, text) in MODEL_FLAGS.items():
+        arguments.add_argument(flag, action="store_const", const="yes", help=text)
+
+
 def line_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of `add_line_flags` that are given."""
-    values = {flag: getattr(args, flag.strip("-").replace("-", "_")) for flag in LINE_FLAGS}
+    """The flags of `add_line_flags` and `add_model_flags` that are given."""
+    values = {flag: getattr(args, flag.strip("-").replace("-", "_"), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS]}
     return {flag: value for flag, value in values.items() if value is not None}
+
+
+def prepare_model(model: "TrainedModel", flags: dict[str, str]) -> "TrainedModel":
+    """What translates in place of a model, as `line_flags` say. Raises UserError for a model that cannot."""
+    for flag in filter(MODEL_FLAGS.__contains__, flags):
+        model = _function(MODEL_FLAGS[flag][0])(model)
+    return model
+
+
+def _function(row: str) -> Callable[..., Any]:
+    module, _, name = row.partition(":")
+    return getattr(importlib.import_module(module), name)
 
 
 def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str], str]:
@@ -135,9 +154,8 @@ def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str]
     """
 
     def prepare(line: str) -> str:
-        for flag, value in flags.items():
-            module, _, name = LINE_FLAGS[flag][0].partition(":")
-            line = getattr(importlib.import_module(module), name)(model, line, value)
+        for flag in filter(LINE_FLAGS.__contains__, flags):
+            line = _function(LINE_FLAGS[flag][0])(model, line, flags[flag])
         return line
 
     prepare("")

@@ -70,6 +70,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
     arguments.add_line_flags(parser)
+    arguments.add_model_flags(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -96,14 +97,14 @@ def translating(
     loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
 ) -> Answer:
     """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
-    source that is too long is truncated and reported. flags: see `arguments.prepare_line`. Says which decoder, if it is not
+    source that is too long is truncated and reported. flags: see `arguments.line_flags`. Says which decoder, if it is not
     JAX's, and where another precision is faster.
     """
     from t2t_flax.tasks import task_of
     from t2t_flax.training.precision import faster_precision
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
-    prepare = arguments.prepare_line(loaded, flags)
+    prepare, loaded = arguments.prepare_line(loaded, flags), arguments.prepare_model(loaded, flags)
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {loaded.decoder}")
     if faster := faster_precision(loaded.config):

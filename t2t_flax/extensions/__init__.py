@@ -28,6 +28,7 @@ EXTENSIONS = (
     "languages",
     "averaging",
     "optimizers",
+    "documents",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -80,6 +81,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "storage": {"paths": ("*://*",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
+    "documents": {"flags": ("--split-sentences",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
 messages of a checkout that lacks one.

@@ -1,0 +1,77 @@
+"""A model that translates lines sentence by sentence."""
+
+import itertools
+import statistics
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from t2t_flax.decoding.translator import Hypothesis, Translation
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.documents.sentences import Sentences, sentences_of, split
+
+
+class SentenceModel:
+    """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs. Raises UserError for a task other
+    than translation, for samples, which depend on the number of their line, and as `split`.
+    """
+
+    def __init__(self, model: Any):
+        config = model.config
+        if config.data.task != "translation":
+            raise UserError(f"--split-sentences is for data.task = translation, not {config.data.task}.")
+        if config.decode.strategy == "sample":
+            raise UserError(
+                "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
+            )
+        split("")
+        self._model = model
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._model, name)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        *,
+        prefixes: Sequence[str] | None = None,
+        first_line: int = 0,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[Translation]:
+        """One Translation per line, made of those of its sentences. A prefix begins the first of them."""
+        del first_line  # of samples
+        paragraphs = [sentences_of(self._model, line) for line in lines]
+        starts = list(itertools.accumulate((len(each.sentences) for each in paragraphs), initial=0))
+        texts = [sentence for each in paragraphs for sentence in each.sentences]
+        begun: list[str] | None = None
+        if prefixes:
+            begun = [""] * len(texts)
+            for start, prefix in zip(starts, prefixes, strict=False):
+                begun[start] = prefix
+
+        def lines_done(done: int, total: int) -> None:
+            assert progress
+            progress(done * len(lines) // max(1, total), len(lines))
+
+        made = self._model.translate(texts, prefixes=begun, progress=progress and lines_done)
+        return [
+            joined(paragraph, made[start:end])
+            for paragraph, (start, end) in zip(paragraphs, itertools.pairwise(starts), strict=True)
+        ]
+
+
+def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Translation:
+    """The translation of a paragraph: its i-th hypothesis is made of the i-th of each sentence. log_prob: their sum; score: the
+    mean of their scores.
+    """
+    hypotheses = []
+    for parts in zip(*(translation.hypotheses for translation in translations), strict=True):
+        hypotheses.append(
+            Hypothesis(
+                paragraph.join([part.text for part in parts]),
+                tuple(token for part in parts for token in part.tokens),
+                statistics.fmean(part.score for part in parts),
+                sum(part.log_prob for part in parts),
+                any(part.hit_cap for part in parts),
+            )
+        )
+    return Translation(tuple(hypotheses), any(translation.source_cut for translation in translations))

@@ -1,0 +1,78 @@
+"""Sentences of a paragraph, found by sentencex, and the paragraph of their translations."""
+
+import dataclasses
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from t2t_flax.errors import UserError, install_hint
+from t2t_flax.tasks.translation import language_of
+
+_UNSPACED = ("zh", "ja")
+"""Languages that put no space between sentences."""
+_WIDE_END = re.compile("[。！？｡][」』”’）]*$")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sentences:
+    """A paragraph as gaps[0] + sentences[0] + gaps[1] + ... + gaps[-1]. Sentences begin and end with a letter or sign; gaps are
+    spaces. A paragraph without text is one sentence, "", after one gap.
+    """
+
+    sentences: tuple[str, ...]
+    gaps: tuple[str, ...]
+
+    def join(self, translations: Sequence[str]) -> str:
+        """The translations with the gaps of the paragraph; an empty one takes none but those at both ends."""
+        text = self.gaps[0]
+        written = False
+        for translation, before in zip(translations, ("", *self.gaps[1:-1]), strict=True):
+            if translation:
+                text += (before if written else "") + translation
+                written = True
+        return text + self.gaps[-1]
+
+
+def split(text: str, source_language: str = "", target_language: str = "") -> Sentences:
+    """The sentences of a text without newlines. Languages: codes; sentencex knows 300, and takes its general rules for others.
+
+    Between sentences of Chinese or Japanese that become those of another language a space is added, and the other way round one
+    is left out. Raises UserError without sentencex.
+    """
+    try:
+        from sentencex import segment
+    except ImportError:
+        raise UserError(f"splitting text into sentences needs sentencex: {install_hint('documents')}.") from None
+    sentences, gaps = [], [""]
+    for part in segment(language_of(source_language), text):
+        if not part.strip():
+            gaps[-1] += part
+            continue
+        sentences.append(part.strip())
+        gaps[-1] += part[: len(part) - len(part.lstrip())]
+        gaps.append(part[len(part.rstrip()) :])
+    if not sentences:
+        return Sentences(("",), (text, ""))
+    unspaced = language_of(target_language) in _UNSPACED
+    for i in range(1, len(sentences)):
+        if unspaced and gaps[i] == " ":
+            gaps[i] = ""
+        elif not unspaced and not gaps[i] and _WIDE_END.search(sentences[i - 1]):
+            gaps[i] = " "
+    return Sentences(tuple(sentences), tuple(gaps))
+
+
+def sentences_of(model: Any, line: str, target_language: str | None = None, source_language: str = "") -> Sentences:
+    """The sentences of a line of a model's source text. One that begins with the symbol of a language to write passes it on to
+    its other sentences. Languages: where the model has several. Raises UserError as `split`.
+    """
+    tokenizer, data = model.tokenizers.source, model.config.data
+    several = bool(tokenizer.target_languages)
+    symbol = ""
+    if several and line.strip() and not tokenizer.lacks_language(line):
+        symbol, _, line = line.lstrip().partition(" ")
+        target_language, symbol = target_language or symbol.strip("<2>"), symbol + " "
+    of_source = source_language or ("" if several else data.source_language)
+    of_target = target_language or ("" if several else data.target_language)
+    made = split(line, of_source, of_target)
+    return dataclasses.replace(made, sentences=tuple(symbol + sentence for sentence in made.sentences))

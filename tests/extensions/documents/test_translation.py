@@ -1,0 +1,106 @@
+"""Paragraphs in `translate` and `translate_file`: as many lines as before, each made of the translations of its sentences."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import pytest
+from helpers import capitals_run
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.documents.model import SentenceModel
+
+pytest.importorskip("sentencex", reason="needs the extra documents")
+
+PARAGRAPHS = ["  It is late.\tHe left. ", "", "One.", "A dog. Two dogs! Three?", " \t"]
+IN_CAPITALS = ["  IT IS LATE.\tHE LEFT. ", "", "ONE.", "A DOG. TWO DOGS! THREE?", " \t"]
+
+
+def source(languages=()):
+    """What is asked of a source tokenizer."""
+
+    def lacks_language(text):
+        return bool(languages and text.strip()) and text.split()[0].strip("<2>") not in languages
+
+    return SimpleNamespace(target_languages=dict.fromkeys(languages, 3), lacks_language=lacks_language)
+
+
+def model(languages=(), **decode):
+    run = capitals_run.CapitalsRun(Config().with_values({f"decode.{key}": value for key, value in decode.items()}))
+    run.tokenizers.source = source(languages)
+    run.in_sentences = SentenceModel(run)
+    return run
+
+
+def test_a_paragraph_is_the_translations_of_its_sentences():
+    run = model()
+    assert [made.text for made in run.in_sentences.translate(PARAGRAPHS, progress=print)] == IN_CAPITALS
+    ((_, sentences),) = run.windows
+    assert sentences == ["It is late.", "He left.", "", "One.", "A dog.", "Two dogs!", "Three?", ""]
+
+
+def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
+    run = model(n_best=2)
+    whole = run.translate
+
+    def translate(lines, **keys):
+        """The first sentence is cut, the translation of the second ends at the limit; tokens and log-probabilities tell them apart."""
+        made = whole(lines, **keys)
+        first, second = (
+            tuple(
+                dataclasses.replace(h, tokens=(3 + i, 7 + rank), log_prob=-float(i), score=-float(3 * i), hit_cap=i > 0)
+                for rank, h in enumerate(each.hypotheses)
+            )
+            for i, each in enumerate(made)
+        )
+        return [
+            dataclasses.replace(made[0], hypotheses=first, source_cut=True),
+            dataclasses.replace(made[1], hypotheses=second),
+        ]
+
+    run.translate = translate
+    (made,) = run.in_sentences.translate(["One. Two."], progress=print)
+    assert made.source_cut and made.hit_cap
+    assert [(h.text, h.tokens, h.log_prob, h.score) for h in made.hypotheses] == [
+        ("ONE. TWO.", (3, 7, 4, 7), -1.0, -1.5),
+        ("ONE.1 TWO.1", (3, 8, 4, 8), -1.0, -1.5),
+    ]
+
+
+def test_a_prefix_begins_the_first_sentence():
+    made = model().in_sentences.translate(["One. Two.", "Three."], prefixes=["Der ", ""], progress=print)
+    assert [each.text for each in made] == ["Der ONE. TWO.", "THREE."]
+
+
+def test_the_symbol_of_a_language_is_that_of_each_sentence():
+    run = model(languages=("de", "zh"))
+    lines = ["<2de> One. Two.", "<2zh> Three. Four."]
+    made = run.in_sentences.translate(lines, progress=print)
+    assert run.windows[0][1] == ["<2de> One.", "<2de> Two.", "<2zh> Three.", "<2zh> Four."]
+    assert made[1].text == "<2ZH> THREE.<2ZH> FOUR.", "Chinese has no space between sentences"
+
+
+def test_progress_counts_lines():
+    seen = []
+    model().in_sentences.translate(PARAGRAPHS, progress=lambda *counts: seen.append(counts))
+    assert seen == [(len(PARAGRAPHS), len(PARAGRAPHS))]
+
+
+def test_samples_and_other_tasks_are_refused():
+    with pytest.raises(UserError, match="--split-sentences needs decode.strategy = beam or greedy"):
+        model(strategy="sample")
+    run = model()
+    run.config = run.config.with_values({"data.task": "parsing"})
+    with pytest.raises(UserError, match="--split-sentences is for data.task = translation, not parsing"):
+        SentenceModel(run)
+
+
+@pytest.mark.smoke
+@pytest.mark.parametrize("command", ["translate", "translate_file"])
+def test_commands_split_lines_with_the_flag(command, monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr("t2t_flax.training.precision.has_fast_bfloat16", lambda: False)
+    capitals_run.use(monkeypatch, tmp_path).tokenizers.source = source()
+    (tmp_path / "in").write_text("".join(line + "\n" for line in PARAGRAPHS))
+    t2t = capitals_run.command(command, monkeypatch, capsys)
+    t2t("--input=in", "--output=out", "--split-sentences")
+    assert (tmp_path / "out").read_text() == "".join(line + "\n" for line in IN_CAPITALS)
