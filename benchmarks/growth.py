@@ -94,7 +94,9 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     params = params | {"shared_embedding": {"table": table}}
     ids = np.random.default_rng(0).integers(3, vocab, (size["rows"], length - 1))
     lines = [" ".join(map(str, row)) for row in ids.tolist()]
-    translator = Translator(model, SimpleNamespace(source=Ids(), target=Ids()), mesh, decode)
+    translator = Translator(
+        model, SimpleNamespace(source=Ids(), target=Ids()), mesh, dataclasses.replace(c, decode=decode)
+    )
 
     def translate() -> None:
         translations = translator.translate(params, lines)

@@ -101,6 +101,18 @@ COMMANDS = Table({
 })  # fmt: skip
 DECODERS = Table({"jax": "t2t_flax.decoding.translator:JaxDecoder"})
 """Choices of decode.engine: classes as `decoding.translator.Decoder`."""
+SEARCHES = Table({
+    "beam": "t2t_flax.decoding.beam_search:beam",
+    "greedy": "t2t_flax.decoding.sampling:greedy",
+    "sample": "t2t_flax.decoding.sampling:sample",
+})  # fmt: skip
+"""Choices of decode.strategy: functions config -> `decoding.search_loop.Search`, of decode.beam_size hypotheses but for greedy
+and sample.
+"""
+TOKEN_RULES = Features()
+"""Modules with `token_rule(config, tokenizers) -> decoding.token_rules.TokenRule`, and with `prepare(config, tokenizers, lines,
+first_line)`: source lines as the model reads them, and arrays [lines, ...] by name for `Sentences.more`.
+"""
 SOURCES = Table(
     {
         "toy": SourceForm(

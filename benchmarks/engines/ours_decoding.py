@@ -67,7 +67,7 @@ def make_translate(task: dict[str, Any]) -> tuple[Callable[[], list], list[str]]
     tokenizers = SimpleNamespace(source=Ids(), target=Ids())
     at_once = batches_at_once(mesh)
     groups = [
-        (Translator(model, tokenizers, mesh, dataclasses.replace(decode, max_length_offset=group["cap"]), at_once=at_once),
+        (Translator(model, tokenizers, mesh, c.with_values({"decode.max_length_offset": group["cap"]}), at_once=at_once),
          [" ".join(map(str, ids[:-1])) for ids in group["sources"]])
         for group in task["groups"]
     ]  # fmt: skip

@@ -231,7 +231,7 @@ def _check_data(c: Config) -> None:
 
 def _check_decode(c: Config) -> None:
     d = c.decode
-    if d.strategy == "beam" and d.n_best > d.beam_size:
+    if d.strategy not in ("greedy", "sample") and d.n_best > d.beam_size:
         raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
     if d.strategy == "greedy" and d.n_best > 1:
         raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")

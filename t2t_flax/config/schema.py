@@ -16,7 +16,7 @@ from t2t_flax.config.data_keys import Data
 from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
 from t2t_flax.config.model_keys import Model
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, load_extensions
+from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
 
 HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
 """Direction of each metric, by its name in eval.metric and after `valid_` in metrics.jsonl."""
@@ -67,7 +67,7 @@ decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)
 
 @dataclass(frozen=True)
 class Decode:
-    strategy: str = decode_key("beam", "how translations are searched for", choices=("beam", "greedy", "sample"))
+    strategy: str = decode_key("beam", "how translations are searched for", choices=SEARCHES)
     beam_size: int = decode_key(4, "hypotheses in the beam (6.1)", low=1, high=256)
     length_penalty: str = decode_key(
         "gnmt",

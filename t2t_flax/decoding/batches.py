@@ -98,7 +98,7 @@ class Batch:
 
 def hypotheses_per_sentence(config: Decode) -> int:
     """K: the beams or samples that are decoded for each sentence."""
-    return {"beam": config.beam_size, "greedy": 1, "sample": config.n_best}[config.strategy]
+    return {"greedy": 1, "sample": config.n_best}.get(config.strategy, config.beam_size)
 
 
 def plan_batches(

@@ -11,6 +11,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, top_k
 
@@ -51,6 +52,12 @@ class BeamSearch:
     n_best: int = 1
     length_penalty: str = "gnmt"
     early_stopping: str = "exact"
+    draws = False
+
+    @property
+    def width(self) -> int:
+        """Hypotheses of a sentence."""
+        return self.beam_size
 
     def start(self, sentences: Sentences, length: int) -> _State:
         shape = (len(sentences.caps_B), self.beam_size)
@@ -147,6 +154,12 @@ class BeamSearch:
             lengths=lengths_BxN,
             finished=_take(is_finished_Bx2K, best_BxN),
         )
+
+
+def beam(config: Config) -> BeamSearch:
+    """decode.strategy = beam."""
+    c = config.decode
+    return BeamSearch(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
 
 
 def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):

@@ -6,6 +6,7 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
+from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
@@ -42,6 +43,16 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+
+    @property
+    def width(self) -> int:
+        """Outputs of a sentence."""
+        return self.num_samples
+
+    @property
+    def draws(self) -> bool:
+        """Whether it reads random keys."""
+        return self.temperature > 0
 
     def start(self, sentences: Sentences, length: int) -> _State:
         shape = (len(sentences.caps_B), self.num_samples)
@@ -101,6 +112,17 @@ class Sampling:
     def result(self, sentences: Sentences, state: _State) -> SearchResult:
         log_probs_BxK = state.log_probs_BxK
         return SearchResult(state.tokens_BxKxT, log_probs_BxK, log_probs_BxK, state.lengths_BxK, state.ended_BxK)
+
+
+def greedy(config: Config) -> Sampling:
+    """decode.strategy = greedy."""
+    return Sampling(temperature=0.0)
+
+
+def sample(config: Config) -> Sampling:
+    """decode.strategy = sample."""
+    c = config.decode
+    return Sampling(c.n_best, c.temperature, c.top_k, c.top_p)
 
 
 def random_keys(seed: int, ids_B: jax.typing.ArrayLike, num_samples: int) -> jax.Array:

@@ -33,7 +33,8 @@ Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
 # tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are a `DecodingCache` (attention), or arrays
 # [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
-# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change.
+# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change; cache["sentences"] is the search's
+# `Sentences`.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
@@ -41,12 +42,14 @@ StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 class Sentences:
     """Search inputs per sentence.
 
-    caps_B: maximum tokens, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys.
+    caps_B: maximum tokens, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys. more: arrays
+    [B, ...] by name, which rules and searches of extensions read.
     """
 
     caps_B: jax.Array
     prefix_BxP: jax.Array
     keys_BxK: jax.Array | None = None
+    more: dict[str, jax.Array] = flax.struct.field(default_factory=dict)
 
 
 @flax.struct.dataclass
@@ -68,8 +71,15 @@ class SearchResult:
 
 class Search(Protocol):
     """How hypotheses are found; frozen, since equal ones share compiled programs. State: a struct of arrays [B, ...] with the
-    fields `done_B` and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T].
+    fields `done_B` and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T], except under a
+    key "state". width: K. draws: whether it reads random keys.
     """
+
+    @property
+    def width(self) -> int: ...
+
+    @property
+    def draws(self) -> bool: ...
 
     def start(self, sentences: Sentences, length: int) -> Any:
         """The state before the first target token, with buffers for `length` tokens."""
@@ -101,10 +111,11 @@ def run_search(
     caps_B: jax.typing.ArrayLike,
     prefix_BxP: jax.typing.ArrayLike | None = None,
     keys_BxK: jax.Array | None = None,
+    more: dict[str, jax.Array] | None = None,
     lengths: Sequence[int] = LENGTHS,
     rehearse: int = 0,
 ) -> SearchResult:
-    """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK: see `Sentences`.
+    """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK, more: see `Sentences`.
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
     generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
@@ -112,7 +123,7 @@ def run_search(
     """
     caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
     prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
-    sentences = Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK)
+    sentences = Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK, more or {})
     length = lengths[0]
     state = _start(search, sentences, length)
     if isinstance(caps_B.sharding, jax.sharding.NamedSharding):
@@ -181,7 +192,9 @@ def run_stage(step_fn, search, params, shared, sentences, position, stop, state,
 
         def next_token(carry):
             position, state, self_cache = carry
-            logits_BxKxV, cache = step_fn(params, state.last_BxK, position, shared | {"self": self_cache})
+            logits_BxKxV, cache = step_fn(
+                params, state.last_BxK, position, shared | {"self": self_cache, "sentences": sentences}
+            )
             new, parents_BxK = search.advance(sentences, position, state, logits_BxKxV)
             self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
             return position + 1, _keep_done(state, new), self_cache

@@ -5,7 +5,7 @@ import contextlib
 import dataclasses
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -20,18 +20,17 @@ from t2t_flax.decoding.batches import (
     Batch,
     EncodedLines,
     encode_lines,
-    hypotheses_per_sentence,
     output_cap,
     padded,
     plan_batches,
 )
-from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.programs import program
-from t2t_flax.decoding.sampling import Sampling, random_keys
-from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, next_length, run_search
+from t2t_flax.decoding.sampling import random_keys
+from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, Sentences, StepFn, next_length, run_search
+from t2t_flax.decoding.token_rules import RuledStep, with_rules
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import DECODERS
+from t2t_flax.registry import DECODERS, SEARCHES, TOKEN_RULES
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,15 +73,19 @@ class Translator:
         model: Transformer,
         tokenizers: TokenizerPair,
         mesh: jax.sharding.Mesh,
-        config: Decode,
+        config: Config,
         *,
-        source_eos: bool = True,
         at_once: int = 1,
     ):
         """at_once: batches that are decoded at the same time, each in a thread of its own."""
-        self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config
-        self._source_eos, self._at_once = source_eos, at_once
-        self._step = DecodeStep(model)
+        self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config.decode
+        self._source_eos, self._at_once = config.data.source_eos, at_once
+        self._strategy: Search = SEARCHES.load(config.decode.strategy)(config)
+        modules = list(TOKEN_RULES.of(config))
+        self._rules = tuple(module.token_rule(config, tokenizers) for module in modules)
+        self._prepare_steps = [functools.partial(module.prepare, config, tokenizers) for module in modules]
+        step = DecodeStep(model)
+        self._step: StepFn = RuledStep(step, self._rules) if self._rules else step
         self._compiled: set[tuple[int, int, int]] = set()
         self._locks: dict[tuple[int, int, int], threading.Lock] = {}
 
@@ -105,6 +108,7 @@ class Translator:
         and lines differ.
         """
         model, eos = self._model.config, self._source_eos
+        lines, more = self._prepare(lines, first_line)
         encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         params = in_compute_type(self._model, params)
@@ -114,7 +118,7 @@ class Translator:
 
         def search(batch: Batch) -> tuple[Batch, list[tuple[Hypothesis, ...]]]:
             with self._first_compiles(batch.shape, compiling):
-                return batch, self._search(params, batch, encoded, first_line)
+                return batch, self._search(params, batch, encoded, first_line, more)
 
         batches = plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes)))
         with concurrent.futures.ThreadPoolExecutor(self._at_once) as threads:
@@ -142,6 +146,7 @@ class Translator:
         batch: Batch,
         encoded: EncodedLines,
         first_line: int,
+        more: Mapping[str, np.ndarray],
     ) -> list[tuple[Hypothesis, ...]]:
         rows = batch.rows
         source_BxS = padded([encoded.sources[i] for i in batch.indices], rows, batch.source_length)
@@ -153,7 +158,8 @@ class Translator:
         for row, i in enumerate(batch.indices):
             caps_B[row] = encoded.caps[i]
             ids_B[row] = (first_line + i) % 2**31
-        result = self._decode(params, source_BxS, prefix_BxP, caps_B, ids_B)
+        more_B = {name: _rows(x[list(batch.indices)], rows) for name, x in more.items()}
+        result = self._decode(params, source_BxS, prefix_BxP, caps_B, ids_B, more_B)
         return [self._hypotheses(result, b) for b in range(len(batch.indices))]
 
     def compile(self, params: Any, shape: tuple[int, int, int]) -> None:
@@ -163,26 +169,33 @@ class Translator:
         prefix_BxP = np.zeros((rows, prefix_length), np.int32)
         most = output_cap(self._config, self._model.config, source_length, prefix_length)
         params, caps_B = in_compute_type(self._model, params), np.full(rows, most, np.int32)
+        more = self._prepare([""] * rows, 0)[1]
         length = 0
         while length < most:  # the programs that make the result depend on the length that is reached
             length = next_length(length, LENGTHS)
-            self._decode(params, source_BxS, prefix_BxP, caps_B, np.zeros(rows, np.int32), rehearse=length)
+            self._decode(params, source_BxS, prefix_BxP, caps_B, np.zeros(rows, np.int32), more, rehearse=length)
 
-    def _decode(self, params, source_BxS, prefix_BxP, caps_B, ids_B, rehearse: int = 0) -> SearchResult:
+    def _decode(self, params, source_BxS, prefix_BxP, caps_B, ids_B, more, rehearse: int = 0) -> SearchResult:
         """The result of a search, on the host. rehearse: see `search_loop.run_search`."""
-        c, put = self._config, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
+        search, put = self._strategy, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
         with mesh_lib.use(self._mesh):
-            width = hypotheses_per_sentence(c)
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
-            cache = start_search(self._model, params, put(source_BxS), width, lengths[0])
-            search: Search = BeamSearch(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
-            keys_BxK = None
-            if c.strategy != "beam":
-                search = Sampling(width, c.temperature if c.strategy == "sample" else 0.0, c.top_k, c.top_p)
-                keys_BxK = random_keys(c.seed, put(ids_B), width)
+            cache = start_search(self._model, params, put(source_BxS), search.width, lengths[0])
+            keys_BxK = random_keys(self._config.seed, put(ids_B), search.width) if search.draws else None
             inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), keys_BxK=keys_BxK)
+            inputs["more"] = {name: put(x) for name, x in more.items()}
+            if self._rules:
+                cache = with_rules(cache, self._rules, Sentences(**inputs), search.width, lengths[0])
             result = run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
             return jax.device_get(mesh_lib.replicated(result, self._mesh))
+
+    def _prepare(self, lines: Sequence[str], first_line: int) -> tuple[Sequence[str], dict[str, np.ndarray]]:
+        """The lines and `Sentences.more` that the rules on tokens make of lines."""
+        more: dict[str, np.ndarray] = {}
+        for prepare in self._prepare_steps:
+            lines, arrays = prepare(lines, first_line)
+            more |= arrays
+        return lines, more
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
@@ -237,6 +250,11 @@ def _put(sharding: jax.sharding.Sharding, x: np.ndarray) -> jax.Array:
     return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])
 
 
+def _rows(x: np.ndarray, count: int) -> np.ndarray:
+    """`x` with rows of zeros below, `count` in all."""
+    return np.pad(x, [(0, count - len(x))] + [(0, 0)] * (x.ndim - 1))
+
+
 def _by_rows(x: jax.Array) -> jax.Array:
     """Shards by sentences. Without it XLA replicates the empty cache, which depends on no sharded input."""
     free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
@@ -284,16 +302,9 @@ class JaxDecoder(Decoder):
     name, version = "jax", jax.__version__
 
     def __init__(self, model: Any):
-        config = model.config
         self.dtype, self._params = np.dtype(model.model.dtype).name, model.params
-        self._translator = Translator(
-            model.model,
-            model.tokenizers,
-            model.mesh,
-            config.decode,
-            source_eos=config.data.source_eos,
-            at_once=batches_at_once(model.mesh),
-        )
+        at_once = batches_at_once(model.mesh)
+        self._translator = Translator(model.model, model.tokenizers, model.mesh, model.config, at_once=at_once)
 
     def translate(self, lines, **options) -> list[Translation]:
         """See `Decoder`."""

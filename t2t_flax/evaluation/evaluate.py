@@ -249,8 +249,7 @@ def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
     that of each, see `with_means`.
     """
     config, task = run.config, task_of(run.config)
-    eos = config.data.source_eos
-    translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config.decode, source_eos=eos)
+    translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)
 
     def score_set(name: str, params: Any, after_batch: Callable[[], None], compiling) -> dict[str, float]:
         valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)

@@ -103,7 +103,7 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     model, _, state, _ = model_and_state(config, vocab=300)
     from helpers.configs import devices_mesh
 
-    translator = Translator(model, corpus.tokenizers, devices_mesh(), config.decode, source_eos=eos)
+    translator = Translator(model, corpus.tokenizers, devices_mesh(), config)
     seen = []
     real = translator._search
     monkeypatch.setattr(

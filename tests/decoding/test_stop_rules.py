@@ -8,7 +8,7 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
 from helpers.table_model import PARAMS, TableModel
 
-from t2t_flax.config import Decode
+from t2t_flax.config import Config, Decode
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding import translator as translator_module
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
@@ -82,5 +82,5 @@ def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
     monkeypatch.setattr(translator_module, "run_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))
     config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
     pair = TokenizerPair(tokenizer, tokenizer)
-    translator_module.Translator(model, pair, devices_mesh(), config).translate(state.params, ["x"])
+    translator_module.Translator(model, pair, devices_mesh(), Config(decode=config)).translate(state.params, ["x"])
     assert (options[0].length_penalty, options[0].early_stopping, options[0].alpha) == ("power", "beam_full", 1.0)

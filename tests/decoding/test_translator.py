@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
-from t2t_flax.config import Data, Decode
+from t2t_flax.config import Config, Data, Decode
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.decoding.translator import Translator, in_compute_type
@@ -41,7 +41,7 @@ def small_model():
 def translate(small_model, lines=None, mesh=None, params=None, prefixes=None, first_line=0, **decode):
     model, own, tokenizers, all_lines = small_model
     config = dataclasses.replace(Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6), **decode)
-    translator = Translator(model, tokenizers, mesh or devices_mesh(), config)
+    translator = Translator(model, tokenizers, mesh or devices_mesh(), Config(decode=config))
     lines = all_lines if lines is None else lines
     return translator.translate(params or own, lines, prefixes=prefixes, first_line=first_line)
 
@@ -73,7 +73,7 @@ def test_batches_decoded_at_once_give_the_same_translations_bit_for_bit(small_mo
     config = Decode(batch_size=2, max_length_ratio=0.5, max_length_offset=6, strategy=strategy)
 
     def translations(at_once):
-        translator, done = Translator(model, tokenizers, devices_mesh(1), config, at_once=at_once), []
+        translator, done = Translator(model, tokenizers, devices_mesh(1), Config(decode=config), at_once=at_once), []
         return translator.translate(params, lines, progress=lambda *counts: done.append(counts)), done
 
     alone, several = translations(1), translations(4)
@@ -82,7 +82,7 @@ def test_batches_decoded_at_once_give_the_same_translations_bit_for_bit(small_mo
 
 def test_an_error_in_one_of_several_batches_is_raised(small_model, monkeypatch):
     model, params, tokenizers, lines = small_model
-    translator = Translator(model, tokenizers, devices_mesh(1), Decode(batch_size=2), at_once=3)
+    translator = Translator(model, tokenizers, devices_mesh(1), Config(decode=Decode(batch_size=2)), at_once=3)
 
     def search(params, batch, *rest):
         if 5 in batch.indices:
@@ -104,9 +104,8 @@ def test_compiling_context_is_entered_once_per_batch_shape(small_model):
         entered.append(1)
         yield
 
-    translator = Translator(
-        model, tokenizers, devices_mesh(), Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6)
-    )
+    decode = Decode(batch_size=8, max_length_ratio=0.5, max_length_offset=6)
+    translator = Translator(model, tokenizers, devices_mesh(), Config(decode=decode))
     for expected in (1, 1):
         translator.translate(params, lines, compiling=compiling)
         assert len(entered) == expected
@@ -229,7 +228,7 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
         assert [t.text for t in translate(small_model, strategy="sample", **{key: value})] == greedy, key
     model, params, tokenizers, lines = small_model
     for batch_size in (3, 8):
-        translator = Translator(model, tokenizers, devices_mesh(), Decode(batch_size=batch_size))
+        translator = Translator(model, tokenizers, devices_mesh(), Config(decode=Decode(batch_size=batch_size)))
         calls = Mock()
         translator.translate(params, ["", *lines[:9], " "], progress=calls)
         assert calls.mock_calls == [call(done, 9) for done in (*range(batch_size, 9, batch_size), 9)]

@@ -27,6 +27,7 @@ from t2t_flax.decoding.translator import Decoder, Hypothesis, JaxDecoder, Transl
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop import CTranslate2
 from t2t_flax.extensions.interop.ctranslate2_export import POSITIONS, check_exportable, write_ctranslate2
+from t2t_flax.registry import TOKEN_RULES
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -53,6 +54,8 @@ _OPEN: weakref.WeakValueDictionary[tuple[int, str], _Exported] = weakref.WeakVal
 def _obstacle(config: Config) -> str | None:
     if different := search_difference(config.decode) or length_difference(config.decode, config.model):
         return different
+    if rules := [rule.__name__.split(".")[-2:][0] for rule in TOKEN_RULES.of(config)]:
+        return f"the rules of {' and '.join(rules)} on output tokens are those of the JAX search; decode with it, or without them"
     try:
         check_exportable(config.model)
     except UserError as error:
@@ -100,6 +103,8 @@ def search_difference(config: Decode) -> str | None:
         return "decode.strategy = sample draws JAX's random numbers; set decode.strategy = beam or greedy"
     if config.strategy == "greedy":
         return None
+    if config.strategy != "beam":
+        return f"decode.strategy = {config.strategy} is a search of JAX; set decode.strategy = beam or greedy"
     keys = []
     if config.early_stopping == "exact" or config.early_stopping == "top_finished" and config.beam_size > 1:
         keys.append("decode.early_stopping = beam_full")

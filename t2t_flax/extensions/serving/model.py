@@ -142,7 +142,7 @@ class ServedModel:
     @property
     def max_n_best(self) -> int:
         decode = self.config.decode
-        return {"beam": decode.beam_size, "greedy": 1, "sample": MAX_SAMPLES}[decode.strategy]
+        return {"greedy": 1, "sample": MAX_SAMPLES}.get(decode.strategy, decode.beam_size)
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
@@ -159,7 +159,7 @@ class ServedModel:
             "target_languages": self.target_languages,
             "layers": {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers},
             "heads": model.num_heads,
-            "beam_size": self.config.decode.beam_size if self.config.decode.strategy == "beam" else 1,
+            "beam_size": 1 if self.config.decode.strategy in ("greedy", "sample") else self.config.decode.beam_size,
             "max_n_best": self.max_n_best,
             "max_source_tokens": loaded.max_source_length,
             "parameters": _count(loaded.params),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh
 
-from t2t_flax.config import Decode
+from t2t_flax.config import Config, Data, Decode
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
@@ -104,7 +104,7 @@ def test_search_outputs_equal_ctranslate2(trained, name):
         batch_size=20,
     )
     tokenizers = TokenizerPair(source, target)
-    translator = Translator(model, tokenizers, devices_mesh(), config, source_eos=False)
+    translator = Translator(model, tokenizers, devices_mesh(), Config(decode=config, data=Data(source_eos=False)))
     translations = translator.translate(params, ["".join(case["source"]) for case in cases])
     # CTranslate2 has a minimum length of 1: its first step renormalizes without EOS.
     rest_B = np.log1p(-np.exp(forced_log_probs(trained)[0][:, 0, EOS].astype(np.float64)))

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
 
-from t2t_flax.config import Decode, Model
+from t2t_flax.config import Config, Decode, Model
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator, empty_translation
 from t2t_flax.extensions.interop.ctranslate2_decoder import (
@@ -69,7 +69,7 @@ def both(exported, lines, prefixes=None, **keys):
     config = Decode(**dict(max_length_ratio=0.5, max_length_offset=8, batch_size=16) | keys)
     assert search_difference(config) is None
     tokenizers, left = TokenizerPair(Ids(), Ids()), []
-    by_jax = Translator(model, tokenizers, devices_mesh(), config)
+    by_jax = Translator(model, tokenizers, devices_mesh(), Config(decode=config))
 
     def jax_translate(lines, prefixes):
         left.extend(lines)

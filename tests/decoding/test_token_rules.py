@@ -1,0 +1,138 @@
+"""Rules on the next token against exhaustive enumeration: no forbidden token is written, and scores stay the model's own."""
+
+import dataclasses
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh
+from helpers.table_model import PARAMS, TableModel
+
+from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
+from t2t_flax.decoding.sampling import Sampling, random_keys
+from t2t_flax.decoding.search_loop import Sentences, run_search
+from t2t_flax.decoding.token_rules import RuledStep, forbid, with_rules
+from t2t_flax.distributed import mesh as mesh_lib
+
+EOS, MODEL = 1, TableModel()
+
+
+@dataclasses.dataclass(frozen=True)
+class OddSum:
+    """Outputs end only where the sum of their tokens plus a number of the sentence is odd, and no token is written twice in a
+    row: a state of each hypothesis without a time axis, and one with it.
+    """
+
+    def start(self, sentences, width, length):
+        shape = (len(sentences.caps_B), width)
+        return {"sum": jnp.zeros(shape, jnp.int32), "tokens": jnp.zeros((*shape, length), jnp.int32)}
+
+    def apply(self, sentences, state, tokens_BxK, position, logits_BxKxV):
+        last_BxK = jnp.where(position == 0, 0, tokens_BxK)
+        sum_BxK = state["sum"] + last_BxK
+        history = state["tokens"].at[:, :, position].set(last_BxK)
+        even_BxK = (sum_BxK + sentences.more["number"][:, None]) % 2 == 0
+        ids = jnp.arange(logits_BxKxV.shape[-1])
+        same_BxKxV = ids == history[:, :, position][..., None]
+        forbidden_BxKxV = (even_BxK[..., None] & (ids == EOS)) | same_BxKxV & (position > 0)
+        return forbid(logits_BxKxV, forbidden_BxKxV), {"sum": sum_BxK, "tokens": history}
+
+
+def keeps(tokens: tuple[int, ...], number: int, free: int = 0) -> bool:
+    """Whether an output keeps the rule after its first `free` tokens."""
+    repeats = any(a == b for i, (a, b) in enumerate(itertools.pairwise(tokens), 1) if i >= free)
+    ends = tokens[-1] == EOS and len(tokens) > free
+    return not repeats and not (ends and (sum(tokens[:-1]) + number) % 2 == 0)
+
+
+def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray):
+    cache = put(MODEL.start(seeds, options.width, length))
+    prefix = np.zeros((len(seeds), 0), np.int32) if prefix is None else np.asarray(prefix, np.int32)
+    inputs = dict(caps_B=put(jnp.asarray(caps)), prefix_BxP=put(jnp.asarray(prefix)), keys_BxK=keys)
+    inputs["more"] = {"number": put(jnp.asarray(numbers))}
+    rules = (OddSum(),)
+    cache = with_rules(cache, rules, Sentences(**inputs), options.width, length)
+    result = run_search(RuledStep(MODEL, rules), PARAMS, cache, options, **inputs, lengths=(length, 16))
+    return jax.tree.map(np.asarray, result)
+
+
+def outputs(result, b):
+    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True) if n]
+
+
+def all_outputs(cap):
+    for n in range(cap):
+        yield from ((*body, EOS) for body in itertools.product((2, 3, 4), repeat=n))
+    yield from itertools.product((2, 3, 4), repeat=cap)
+
+
+def same(tree):
+    return jax.tree.map(lambda x: x, tree)
+
+
+def test_a_wide_beam_finds_all_outputs_that_keep_a_rule_with_the_scores_of_the_model():
+    cap, seeds, numbers = 4, [3, 4, 5], [0, 1, 1]
+    result = search(seeds, numbers, BeamSearch(100, 0.6, 100), [cap] * 3, put=same)
+    for b, (seed, number) in enumerate(zip(seeds, numbers, strict=True)):
+        kept = [tokens for tokens in all_outputs(cap) if keeps(tokens, number)]
+        ended = [tokens for tokens in kept if tokens[-1] == EOS]
+        assert set(outputs(result, b)) == set(kept) and result.finished[b].sum() == len(ended)
+        best = max(ended, key=lambda t: MODEL.score(seed, t) / length_penalty(len(t), 0.6))
+        assert outputs(result, b)[0] == best
+        scores = [MODEL.score(seed, tokens) for tokens in outputs(result, b)]
+        np.testing.assert_allclose(result.log_probs[b, : len(scores)], scores, rtol=1e-5)
+
+
+def test_the_state_of_a_rule_follows_the_hypotheses_through_growing_buffers():
+    seeds, numbers, caps = np.arange(40), np.arange(40) % 2, np.arange(40) % 12 + 1
+    result = search(seeds, numbers, BeamSearch(3, 0.6, 3), caps, length=2, put=same)
+    for b in range(40):
+        assert all(keeps(tokens, numbers[b]) for tokens in outputs(result, b))
+        scores = [MODEL.score(seeds[b], tokens) for tokens in outputs(result, b)]
+        np.testing.assert_allclose(result.log_probs[b, : len(scores)], scores, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", [Sampling(5), Sampling(5, top_p=0.9), Sampling(5, top_k=2), Sampling(1, 0.0)])
+def test_samples_keep_a_rule_and_have_the_scores_of_the_model(options):
+    seeds, numbers = np.arange(40), np.arange(40) % 2
+    keys = random_keys(1, np.arange(40), options.width)
+    result = search(seeds, numbers, options, [6] * 40, keys=keys, put=same)
+    for b in range(40):
+        assert all(keeps(tokens, numbers[b]) for tokens in outputs(result, b))
+        scores = [MODEL.score(seeds[b], tokens) for tokens in outputs(result, b)]
+        np.testing.assert_allclose(result.log_probs[b], scores, rtol=1e-5)
+
+
+def test_no_rule_applies_to_forced_tokens_but_it_counts_them():
+    prefix = [(2, 2), (3, 3), (4, 0), (2, EOS)]
+    result = search([7, 8, 9, 10], [0, 1, 0, 0], BeamSearch(3, 0.6, 3), [6] * 4, prefix=prefix, put=same)
+    for b, number in enumerate((0, 1, 0, 0)):
+        forced = tuple(token for token in prefix[b] if token)
+        found = outputs(result, b)
+        assert found and all(tokens[: len(forced)] == forced for tokens in found)
+        assert all(keeps(tokens, number, len(forced)) for tokens in found)
+        scores = [MODEL.score(7 + b, tokens) for tokens in found]
+        np.testing.assert_allclose(result.log_probs[b, : len(scores)], scores, rtol=1e-5)
+
+
+def test_a_rule_that_forbids_nothing_changes_no_bit():
+    logits = jax.random.normal(jax.random.key(0), (3, 4, 300))
+    np.testing.assert_array_equal(forbid(logits, jnp.zeros(logits.shape, bool)), logits)
+    forbidden = jax.random.bernoulli(jax.random.key(1), 0.5, logits.shape)
+    left = np.asarray(forbid(logits, forbidden))
+    allowed = ~np.asarray(forbidden) & (np.arange(300) > 0)
+    np.testing.assert_array_equal(left[allowed], np.asarray(logits)[allowed])
+    np.testing.assert_allclose(jax.nn.logsumexp(left, -1), jax.nn.logsumexp(logits, -1), rtol=1e-6)
+
+
+def test_rules_are_followed_on_a_sharded_batch():
+    mesh, options = devices_mesh(data=4), BeamSearch(3, 0.6, 2)
+    seeds, numbers, caps = np.arange(8), np.arange(8) % 2, np.arange(8) + 2
+    whole = search(seeds, numbers, options, caps, put=same)
+    rows = mesh_lib.named(mesh, mesh_lib.ROWS)
+    with mesh_lib.use(mesh):
+        split = search(seeds, numbers, options, caps, put=lambda tree: jax.device_put(tree, rows))
+    np.testing.assert_array_equal(whole.tokens, split.tokens)
+    np.testing.assert_allclose(whole.scores, split.scores, rtol=1e-6)
