@@ -9,9 +9,10 @@ import sys
 import numpy as np
 import pytest
 from helpers.configs import DATA, random_pairs, write_store
-from helpers.update_checks import pass_of
+from helpers.update_checks import bimodal, corpus, pass_of
 
-from t2t_flax.data.batching import layouts, streams
+from t2t_flax.config import Data
+from t2t_flax.data.batching import layouts, streams, window_layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.layouts import plain_stream
 from t2t_flax.data.batching.window_layouts import Layouter
@@ -42,7 +43,7 @@ def test_a_start_lays_out_what_it_needs(store, laid_out):
     batches = Batches(store, DATA, seed=0)
     assert laid_out == [None]
     batches.batch(0)
-    assert laid_out == [None, 0]
+    assert laid_out == [None], "the sample has window 0"
     batches.batch(batches.updates_per_epoch // 2)
     assert max(laid_out[1:]) < 7
 
@@ -147,6 +148,18 @@ def test_a_window_is_laid_out_alike_in_another_process(store, keys):
     )
     out = subprocess.run([sys.executable, "-c", program], input=pickled, stdout=subprocess.PIPE, check=True).stdout
     assert equal(pickle.loads(out), layouter.lay_out(7))
+
+
+def test_windows_of_large_updates_are_laid_out_once_in_the_fewest_updates(monkeypatch):
+    """Of many pairs each, all updates of a window are equally full: no other cut helps one that has more tokens than the sample."""
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 200)
+    config = Data(batch_tokens=20_000, pack_length=64, max_length=64)
+    layouter = plain_stream(corpus(bimodal, 60_000, 64), config, 2).layouter
+    packed, real = [], window_layouts.first_fit
+    monkeypatch.setattr(window_layouts, "first_fit", lambda *args: packed.append(None) or real(*args))
+    counts = [layouter.lay_out(window).updates for window in range(20)]
+    assert layouter.windows.a_pass == 12 and set(counts) == {7}
+    assert len(packed) == sum(counts)
 
 
 def test_unusual_windows_have_more_updates_of_the_same_sizes(store):

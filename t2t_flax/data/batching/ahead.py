@@ -54,11 +54,11 @@ class Ahead(Generic[Window]):
                 self._most = 0
                 self._stop()
 
-    def window(self, layouter: LaysOut[Window], number: int) -> Window:
-        """A window of `layouter`; that after the last one has probably been laid out. Called in one thread at a time. Raises
-        CancelledError where `in_processes` has ended meanwhile.
+    def window(self, layouter: LaysOut[Window], number: int, known: tuple[Window, float] | None = None) -> Window:
+        """A window of `layouter`; that after the last one has probably been laid out. known: the window, where it is known, with
+        its seconds. Called in one thread at a time. Raises CancelledError where `in_processes` has ended meanwhile.
         """
-        window, seconds = self._laid_out(layouter, number) or _Timed(layouter)(number)
+        window, seconds = known or self._laid_out(layouter, number) or _Timed(layouter)(number)
         self.seconds = seconds / window.updates
         with self._lock:
             if self._most and (self._workers or seconds > INLINE_SECONDS):

@@ -76,7 +76,8 @@ class Layouts:
         name = hashlib.sha256(json.dumps(layouter.key).encode()).hexdigest()[:12]
         self._path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
         kept = self._kept()
-        sizes, counts = kept or ((layouter.sizes, []) if layouter.sizes else layouter.sample())
+        self._sample = None if kept or layouter.sizes else layouter.sample()
+        sizes, counts = kept or (self._sample[:2] if self._sample else (layouter.sizes, []))
         self.layouter = dataclasses.replace(layouter, sizes=sizes)
         self._ends = list(itertools.accumulate(counts))
         """The updates up to the end of each window."""
@@ -143,7 +144,9 @@ class Layouts:
         return self._ends[-1] if self._ends else 0
 
     def _lay_out(self, window: int) -> WindowLayout:
-        layout = self._ahead.window(self.layouter, window)
+        sample, self._sample = self._sample, None
+        known = (sample.first, sample.seconds) if sample and sample.first and not window else None
+        layout = self._ahead.window(self.layouter, window, known)
         ends = [0, *self._ends[max(0, window - 1) : window + 1]][-2:]
         if window < len(self._ends) and layout.updates != ends[1] - ends[0]:
             raise UserError(f"{self._path} is not of this data: delete it.")

@@ -3,27 +3,30 @@
 import dataclasses
 import itertools
 import math
+import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSampler, Size, smallest_fitting
+from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSampler, Pieces, Size, smallest_fitting
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.batching.streams import Visits, Windows
 from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.data.token_store import Sentences, TokenStore
 
-VERSION = 4
+VERSION = 5
 """Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""
 SAMPLE, SAMPLED_WINDOWS = 64, 4
 """Updates that are enough for a sample, from which sizes are chosen, and the most windows in it: a pass of no more is sampled
 whole.
 """
 _TRIES, _MORE_UPDATES = 10, 3
+_LESS_FULL = 0.001
+"""Part of the rows by which an update may need more of them than another with as many tokens."""
 
 
 class Draw(Protocol):
@@ -99,6 +102,17 @@ def sampled_windows(a_pass: Fraction, counts: Sequence[int]) -> int:
     return min(next(enough, SAMPLED_WINDOWS), SAMPLED_WINDOWS)
 
 
+class Sample(NamedTuple):
+    """What the first windows say about all. sizes: the closed list; updates: of each of these windows; first: the layout of
+    window 0, if it is known already; seconds: CPU seconds that it took.
+    """
+
+    sizes: tuple[Size, ...]
+    updates: list[int]
+    first: WindowLayout | None
+    seconds: float
+
+
 class _Rows(NamedTuple):
     """Rows of a piece of a window, see `Layout`. pairs: indices into the window's visits."""
 
@@ -143,84 +157,90 @@ class Layouter:
 
     def lay_out(self, window: int) -> WindowLayout:
         """A window in the fewest updates of which each fits into one of the sizes, after a few attempts to cut it."""
-        visits = self.windows.visits(window)
-        sides = self.draw(visits) if self.draw else None
-        sampler = self._sampler(visits, sides)
-        parts = self._in_order(self._fitting(sampler, window), window)
+        visits, sides, sampler = self._read(window)
+        layout = _window_layout(visits, self._in_order(self._fitting(sampler, window), window), sides)
         self.store.release()
-        return _window_layout(visits, parts, sides)
+        return layout
 
     def count(self, window: int) -> int:
         """The number of its updates."""
         return self.lay_out(window).updates
 
-    def sample(self) -> tuple[tuple[Size, ...], list[int]]:
-        """(the closed list, updates of the first windows), from the first windows: of the whole pass if it has only a few."""
+    def sample(self) -> Sample:
+        """The first windows: a whole pass if it has only a few."""
         needed: Counter[Size] = Counter()
         expected: list[Size] = []
         counts: list[int] = []
+        began = time.thread_time()
         while len(counts) < sampled_windows(self.windows.a_pass, counts):
             window = len(counts)
-            visits = self.windows.visits(window)
-            sampler = self._sampler(visits, self.draw(visits) if self.draw else None)
-            updates = sampler.count()
+            visits, sides, sampler = self._read(window)
+            cuts = sampler.cuts(window, sampler.count(), _TRIES)  # those that `lay_out` tries
+            parts = preferred = self._in_order([self._rows(sampler, piece) for piece in next(cuts)], window)
             if not counts and self.packed and sampler.alike:
-                expected = [self._expected(sampler, updates)]
-            parts = self._preferred(sampler, window, updates, expected)
+                # Enough for the first updates. In most corpora a window fits after a few attempts to cut it again; in the
+                # others a larger size is chosen.
+                expected = [max(part.needed for part in parts[:SAMPLE])]
+            if expected:
+                if not all(self._fits(part, expected) for part in preferred):
+                    parts = self._first_fitting(sampler, cuts, expected) or preferred
+                # It grows, so that later windows do not fail the same way.
+                expected = [max(*expected, *(part.needed for part in parts))]
+            if not counts:  # with larger sizes `lay_out` may choose the preferred cut, where the sample does not
+                first = _window_layout(visits, parts, sides) if parts is preferred else None
+                room, seconds = self._room(sampler.lengths), time.thread_time() - began
             counts.append(len(parts))
             needed.update(part.needed for part in parts)
-            if expected:  # it grows, so that later windows do not fail the same way
-                expected = [max(*expected, *(part.needed for part in parts))]
             self.store.release()
-        return tuple(self.rules.sizes(needed, expected, self.longest)), counts
+        expected = [(length, int(room * rows)) for length, rows in expected]
+        return Sample(tuple(self.rules.sizes(needed, expected, self.longest)), counts, first, seconds)
 
-    def _sampler(self, visits: Visits, sides: tuple[Sentences, Sentences] | None) -> BatchSampler:
+    def _read(self, window: int) -> tuple[Visits, tuple[Sentences, Sentences] | None, BatchSampler]:
+        visits = self.windows.visits(window)
+        sides = self.draw(visits) if self.draw else None
         if sides:
             lengths = Lengths(*(np.asarray(side.lengths) for side in sides))
         else:
             lengths = Lengths(*(x[visits.pairs] for x in self.store.lengths))
-        return self.make_sampler(self.config, self.seed, lengths)
+        return visits, sides, self.make_sampler(self.config, self.seed, lengths)
 
-    def _expected(self, sampler: BatchSampler, count: int) -> Size:
-        """The size that packed rows should not exceed: enough for the first updates. In most corpora a window fits after a few
-        attempts to cut it again; in the others a larger size is chosen.
+    def _room(self, lengths: Lengths) -> float:
+        """Rows of packed updates relative to the most in the sample. The updates of a window of large ones are equally full, so
+        that a window with more tokens than those of the sample does not fit, however it is cut: there is room for one standard
+        deviation of the tokens of a window. Windows of whole passes all have the same.
         """
-        parts = [self._rows(sampler, piece) for piece in next(sampler.cuts(0, count, 100))]
-        return max(part.needed for part in self._in_order(parts, 0)[:SAMPLE])
-
-    def _preferred(self, sampler: BatchSampler, window: int, count: int, sizes: Sequence[Size]) -> list[_Rows]:
-        """The first cut of a window that fits, or else the first: one of those that `lay_out` tries."""
-        fitting = self._first_fitting(sampler, window, count, sizes) if sizes else None
-        return fitting or [self._rows(sampler, piece) for piece in next(sampler.cuts(window, count, _TRIES))]
+        varies = math.sqrt(max(0.0, 1 - float(1 / self.windows.a_pass)) / len(lengths.source))
+        return 1 + _LESS_FULL + varies * max(float(x.std()) / float(x.mean()) for x in lengths)
 
     def _fitting(self, sampler: BatchSampler, window: int) -> list[_Rows]:
         count = sampler.count()
         for more in range(_MORE_UPDATES):
-            if parts := self._first_fitting(sampler, window, count + more, self.sizes):
+            cuts = sampler.cuts(window, count + more, _TRIES)
+            if parts := self._first_fitting(sampler, cuts, self.sizes):
                 return parts
         todo, parts = next(sampler.cuts(window, count + _MORE_UPDATES, 100))[::-1], []
         while todo:  # of unusual lengths: updates that do not fit are halved
             piece = todo.pop()
             rows = self._rows(sampler, piece)
-            if smallest_fitting(self.sizes, rows.needed) is not None:
+            if self._fits(rows, self.sizes):
                 parts.append(rows)
             else:
                 todo += np.array_split(piece, 2)[::-1]
         return parts
 
     def _first_fitting(
-        self, sampler: BatchSampler, window: int, count: int, sizes: Sequence[Size]
+        self, sampler: BatchSampler, cuts: Iterable[Pieces], sizes: Sequence[Size]
     ) -> list[_Rows] | None:
-        """The first of a few cuts whose pieces all fit; None if none does."""
-        for pieces in sampler.cuts(window, count, _TRIES):
-            parts = []
-            for rows in (self._rows(sampler, piece) for piece in pieces):
-                if smallest_fitting(sizes, rows.needed) is None:
-                    break
-                parts.append(rows)
+        """The first cut whose pieces all fit; None if none does."""
+        for pieces in cuts:
+            laid_out = (self._rows(sampler, piece) for piece in pieces)
+            parts = list(itertools.takewhile(lambda rows: self._fits(rows, sizes), laid_out))
             if len(parts) == len(pieces):
                 return parts
         return None
+
+    def _fits(self, rows: _Rows, sizes: Sequence[Size]) -> bool:
+        return smallest_fitting(sizes, rows.needed) is not None
 
     def _in_order(self, parts: list[_Rows], window: int) -> list[_Rows]:
         """In the order of training."""
