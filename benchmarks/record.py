@@ -9,14 +9,14 @@ from typing import Any
 
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.model_forms import is_name
+from t2t_flax.process_setup import cpu_info
 
 
 def machine() -> dict[str, str | int]:
     """JAX's name of the device, the CPU with its vector instructions, and the number of cores."""
     import jax  # here, because a benchmark of PyTorch's side runs without it
 
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
+    lines = cpu_info().splitlines()
     name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"

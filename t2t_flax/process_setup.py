@@ -1,4 +1,4 @@
-"""Process settings that must be applied before JAX starts, and child processes."""
+"""Process settings that must be applied before JAX starts, child processes, and what the host is."""
 
 import contextlib
 import ctypes
@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import pkgutil
+import platform
 import signal
 import sys
 import warnings
@@ -108,6 +109,7 @@ machines too.
 """
 _KNOWN_BACKENDS = ("xla_cuda", "xla_rocm")
 _DEV = Path("/dev")
+_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def runs_on_cpu() -> bool:
@@ -119,6 +121,11 @@ def runs_on_cpu() -> bool:
         return requested == "cpu"
     devices = any(True for pattern in _DEVICES for _ in _DEV.glob(pattern))
     return not (devices or "TPU_WORKER_HOSTNAMES" in os.environ or _has_other_backends())
+
+
+def cpu_info() -> str:
+    """What Linux says about the processor, "flags" among the lines; elsewhere its name."""
+    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()
 
 
 def _has_other_backends() -> bool:

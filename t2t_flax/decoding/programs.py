@@ -21,11 +21,11 @@ from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.filesystem import atomic_write
+from t2t_flax.process_setup import cpu_info
 from t2t_flax.version import source_digest
 
 _UNUSED = 30 * 24 * 3600.0
 """Seconds after which the programs of another version or machine are deleted."""
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 class Program:
@@ -162,16 +162,12 @@ def loaded(stored: bytes, program: Program, args: tuple[Any, ...]) -> jax.stages
 
 
 def _environment() -> str:
-    flags = {line for line in _read_cpu_info().splitlines() if line.startswith(("flags", "Features", "model name"))}
+    flags = {line for line in cpu_info().splitlines() if line.startswith(("flags", "Features", "model name"))}
     settings = {name: value for name, value in jax.config.values.items() if "cache" not in name}
     devices = [(device.platform, device.device_kind) for device in jax.devices()]
     versions = source_digest(), flax.__version__, jax.__version__, jax.lib.__version__
     about = versions, platform.platform(), sorted(flags), devices, sorted(settings.items()), os.environ.get("XLA_FLAGS")
     return hashlib.sha256(repr(about).encode()).hexdigest()[:16]
-
-
-def _read_cpu_info() -> str:
-    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()
 
 
 def _delete_unused(folder: Path) -> None:

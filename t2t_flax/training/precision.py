@@ -2,16 +2,15 @@
 
 import functools
 import re
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Config
+from t2t_flax.process_setup import cpu_info
 
 # By default JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU.
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
-_CPU_INFO = Path("/proc/cpuinfo")
 _INSTRUCTIONS = re.compile(r"\b(avx512_bf16|amx_bf16)\b")
 _ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
 _FUSED_BESIDE_ONEDNN = {
@@ -40,7 +39,7 @@ def decoding_precision(config: Config, platform: str = "") -> str:
 
 def has_bfloat16_instructions() -> bool:
     """Whether this CPU multiplies bfloat16 in hardware (AVX512_BF16 or AMX)."""
-    return _CPU_INFO.exists() and bool(_INSTRUCTIONS.search(_CPU_INFO.read_text()))
+    return bool(_INSTRUCTIONS.search(cpu_info()))
 
 
 @functools.cache

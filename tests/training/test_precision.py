@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from t2t_flax import process_setup
 from t2t_flax.config import Config
 from t2t_flax.training import precision
 
@@ -30,13 +31,13 @@ def with_precision(train: str = "float32", decode: str = "auto", remat: str = "n
 def test_a_cpu_without_the_instructions_has_no_fast_bfloat16(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_vnni avx512_bf16x\n")
     for path in (tmp_path / "cpuinfo", tmp_path / "absent"):
-        monkeypatch.setattr(precision, "_CPU_INFO", path)
+        monkeypatch.setattr(process_setup, "_CPU_INFO", path)
         assert not precision.has_fast_bfloat16.__wrapped__()
 
 
 def test_a_version_without_the_option_has_no_fast_bfloat16(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16 amx_tile\n")
-    monkeypatch.setattr(precision, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(process_setup, "_CPU_INFO", tmp_path / "cpuinfo")
     monkeypatch.setattr(precision, "_ONEDNN", {"xla_cpu_option_of_another_version": True})
     assert not precision.has_fast_bfloat16.__wrapped__()
 
