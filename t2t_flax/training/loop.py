@@ -40,6 +40,8 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
     batches = Prefetcher(run.setup.batches, run.mesh, start, last, run.setup.config.data.num_workers)
     with run.finish_saves_on_error(), supervisor.expect_progress(), batches:
         run.end_if_complete()
+        if run.running and (shortage := batches.expected_shortage(run.least_seconds)):
+            say(shortage)
         for step in range(start if run.evaluation_due else start + 1, last + 1):
             if not run.running:
                 break

@@ -231,6 +231,10 @@ _BYTES_PER_SLOT = 24
 """int32 ids, segments and positions of two sides."""
 _FILLING = 8
 """Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
+_MEASURED = 3
+"""Batches by which the time of filling one is known: the first takes longer."""
+_FASTEST = 0.005
+"""Seconds of the smallest updates on a device: to launch some hundred kernels."""
 
 
 class DeviceBatch(NamedTuple):
@@ -282,18 +286,29 @@ class Prefetcher:
         self._given = time.perf_counter()
         return batch
 
-    def shortage(self) -> str:
-        """What to tell the user if this process has too few cores to make batches as fast as they are used; else "". Called when
-        the update with the last batch has ended, which began when the batch was given.
+    def expected_shortage(self, least_seconds: Callable[[Batch], float]) -> str:
+        """What to tell the user, before the first update, if this process may have too few cores to make batches as fast as they
+        are used; else "". least_seconds: of an update on the devices; 0 = not known.
         """
-        step, cores = time.perf_counter() - self._given, num_cores()
-        seconds = self._batches.ahead.seconds + self.seconds_filling
+        first = list(self._prefetched)[:_MEASURED]
+        concurrent.futures.wait(first)
+        if not first or any(batch.exception() for batch in first):  # raised where the batch is taken
+            return ""
+        step = max(_FASTEST, least_seconds(first[0].result().batch))
+        return self._shortage("the devices may wait for batches: at their peak an update takes them", step)
+
+    def shortage(self) -> str:
+        """The same by the update with the last batch: called when it has ended, which began when the batch was given."""
+        step = time.perf_counter() - self._given
+        return self._shortage("the devices will wait for batches: an update takes them", step)
+
+    def _shortage(self, what: str, step: float) -> str:
+        seconds, cores = self._batches.ahead.seconds + self.seconds_filling, num_cores()
         if seconds <= step * max(1, cores - 1):
             return ""
-        needed = math.ceil(seconds / step) + 1
         return (
-            f"the devices will wait for batches: an update takes them {step:.4f} s, and laying it out and filling its arrays "
-            f"{seconds:.4f} s of one core. At least {needed} cores are needed; this process may use {cores}."
+            f"{what} {step:.4f} s, and laying it out and filling its arrays {seconds:.4f} s of one core. "
+            f"{math.ceil(seconds / step) + 1} cores would do; this process may use {cores}."
         )
 
     def _start_next(self) -> None:

@@ -12,6 +12,7 @@ from t2t_flax.data.batching import ahead as ahead_module
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.errors import UserError
 from t2t_flax.training import loop, setup
+from t2t_flax.training.run import Run
 from t2t_flax.training.setup import Prefetcher
 
 DATA = Data(batch_tokens=300, pack_length=24, microbatch_tokens=0, batching="packed")
@@ -70,11 +71,41 @@ def test_batches_wait_up_to_a_number_of_bytes(store, monkeypatch, megabytes, exp
 
 
 @pytest.mark.parametrize("seconds", [0.0, 7200.0])
-def test_train_says_how_many_cores_are_needed(tmp_path, cache, monkeypatch, seconds):
-    """`seconds`: those that the layout of a window seems to take."""
+def test_train_says_how_many_cores_would_do(tmp_path, cache, monkeypatch, seconds):
+    """`seconds`: those of a core that the layout of an update seems to take. Before the first update by what the devices need at
+    least for it, then by what they needed.
+    """
     said = []
-    monkeypatch.setattr(ahead_module._Timed, "__call__", lambda self, number: (self._layouter.lay_out(number), seconds))
+    monkeypatch.setattr(ahead_module.Ahead, "seconds", property(lambda self: seconds, lambda self, value: None), False)
     monkeypatch.setattr(setup, "num_cores", lambda: 2)
-    loop.train(start(tiny_run("", steps=3, data=dict(num_workers=1)), tmp_path, cache), score=None, say=said.append)
-    lines = [line for line in said if "cores are needed; this process may use 2" in line]
-    assert len(lines) == (1 if seconds else 0)
+    monkeypatch.setattr(Run, "least_seconds", lambda self, batch: 2.0 * (batch.target_tokens > 0))
+    real = Run.update
+    monkeypatch.setattr(Run, "update", lambda *args: said.append("update") or real(*args))
+    config = tiny_run("", steps=3, data=dict(num_workers=1))
+    loop.train(start(config, tmp_path, cache), score=None, say=said.append)
+    lines = [line for line in said if "cores would do" in line]
+    assert len(lines) == (2 if seconds else 0)
+    if seconds:
+        assert "at their peak an update takes them 2.0000 s" in lines[0]
+        assert "3602 cores would do; this process may use 2." in lines[0]
+        assert said.index(lines[0]) < said.index("update") < said.index(lines[1])
+
+
+@pytest.mark.parametrize(("seconds", "cores"), [(7.9, 5), (1.9, 0), (0.001, 0)])
+def test_cores_follow_from_the_time_of_a_batch(store, monkeypatch, seconds, cores):
+    """Enough for the layout and the arrays, and one for the process that trains; nothing is said where there are enough."""
+    monkeypatch.setattr(ahead_module.Ahead, "seconds", property(lambda self: seconds, lambda self, value: None), False)
+    monkeypatch.setattr(setup, "num_cores", lambda: 2)
+    with Prefetcher(Batches(store, DATA, seed=0), devices_mesh(1, 1, 1), 0, 9) as prefetcher:
+        said = prefetcher.expected_shortage(lambda batch: 2.0)
+        assert (f" {cores} cores would do" in said) if cores else not said
+        fastest = prefetcher.expected_shortage(lambda batch: 0.0)
+        assert ("takes them 0.0050 s" in fastest) == (seconds > 1)
+
+
+def test_an_error_of_a_batch_is_no_shortage(store, monkeypatch):
+    monkeypatch.setattr(Batches, "batch", lambda self, k: 1 // 0)
+    with Prefetcher(Batches(store, DATA, seed=0), devices_mesh(1, 1, 1), 0, 9) as prefetcher:
+        assert not prefetcher.expected_shortage(lambda batch: 1e-9)
+        with pytest.raises(ZeroDivisionError):
+            prefetcher.next()

@@ -16,6 +16,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config, Model
+from t2t_flax.data.batching.batches import Batch
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.training.hooks import Hook
@@ -142,13 +143,19 @@ def lines(config: Config, state: TrainState, sizes: tuple[int, int]) -> list[str
 
 
 class Mfu(Hook):
-    """Adds `mfu` to the lines of metrics.jsonl: of the updates since the line before."""
+    """Adds `mfu` to the lines of metrics.jsonl: of the updates since the line before. Knows the least time of an update: that at
+    the peak of the devices.
+    """
 
     def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
         self._run = run
         self._products = training_products(run.config, run.model.target_vocab, run.abstract.params)
         self._peaks = peaks_of(run)
         self._hardware = self._useful = self._tokens = 0.0
+
+    def least_seconds(self, batch: Batch) -> float:
+        hardware, _ = update_flops(self._run, batch, self._products)
+        return hardware / max(filter(None, self._peaks.values()))
 
     def on_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
         hardware, useful = update_flops(self._run, batch.batch, self._products)
@@ -166,7 +173,7 @@ def hook(config: Config, workdir: epath.Path, group: Any) -> Mfu:
     return Mfu()
 
 
-def update_flops(run: TrainingSetup, batch: Any, products: Products) -> tuple[float, float]:
+def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:
     """(FLOPs of all slots of an update's batch, of its real tokens)."""
     shape, (source, target) = batch.shape, batch.store.lengths
     slots, real = (
