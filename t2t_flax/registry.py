@@ -47,6 +47,15 @@ class ModelForm:
     file: str
 
 
+@dataclasses.dataclass(frozen=True)
+class KeyFlag:
+    """A flag of a command that stands for a config key. key: its dotted name."""
+
+    command: str
+    key: str
+    summary: str
+
+
 Row = TypeVar("Row")
 
 
@@ -135,6 +144,10 @@ MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
+METRICS: Table[str] = Table()
+"""Metrics that extensions add to those of a task: objects of the class `tasks.Metric`, each of which says to which configs it
+applies.
+"""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
@@ -193,6 +206,8 @@ MODEL_FLAGS: dict[str, tuple[str, str]] = {}
 """Switches of commands that translate lines: flag -> (`module:function`, its help). The function of a trained model returns what
 translates in its place.
 """
+KEY_FLAGS: dict[str, KeyFlag] = {}
+"""Short forms of keys of extensions: flag -> the command that has it, and the key."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 LOCKS: Table[str] = Table()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import LINE_FLAGS, MODEL_FLAGS, MODEL_FORMS, absent_extension, load_extensions
+from t2t_flax.registry import KEY_FLAGS, LINE_FLAGS, MODEL_FLAGS, MODEL_FORMS, absent_extension, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -87,6 +87,11 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
             value = following
         overrides[name] = value
     args = arguments.parse_args(plain)
+    for flag, row in KEY_FLAGS.items():
+        if (value := getattr(args, _attribute(flag), None)) is not None and overrides.setdefault(
+            row.key, value
+        ) != value:
+            raise UserError(f"{flag}={value} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
     if "average" in args and args.best and (args.step is not None or args.average):
         flag = "--average" if args.average else "--step"
         raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
@@ -116,6 +121,18 @@ def workdir_help() -> str:
     return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
+def add_key_flags(arguments: argparse.ArgumentParser, command: str) -> None:
+    """The flags of extensions that stand for a key; `parse` makes them overrides."""
+    load_extensions()
+    for flag, row in KEY_FLAGS.items():
+        if row.command == command:
+            arguments.add_argument(flag, metavar="VALUE", help=f"{row.summary}: config.{row.key}")
+
+
+def _attribute(flag: str) -> str:
+    return flag.strip("-").replace("-", "_")
+
+
 def add_line_flags(arguments: argparse.ArgumentParser) -> None:
     """The flags of extensions that change source lines; see `prepare_line`."""
     load_extensions()
@@ -132,7 +149,7 @@ def add_model_flags(arguments: argparse.ArgumentParser) -> None:
 
 def line_flags(args: argparse.Namespace) -> dict[str, str]:
     """The flags of `add_line_flags` and `add_model_flags` that are given."""
-    values = {flag: getattr(args, flag.strip("-").replace("-", "_"), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS]}
+    values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS]}
     return {flag: value for flag, value in values.items() if value is not None}
 
 

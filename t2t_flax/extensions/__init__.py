@@ -29,6 +29,7 @@ EXTENSIONS = (
     "averaging",
     "optimizers",
     "documents",
+    "learned_metrics",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -76,6 +77,11 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "groups": ("optimizers",),
         "optimizer.name": ("adafactor", "lion", "muon"),
         "optimizer.schedule": ("cosine", "linear", "wsd"),
+    },
+    "learned_metrics": {
+        "groups": ("learned_metrics",),
+        "metrics": ("comet", "kiwi", "metricx"),
+        "flags": ("--metric",),
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "storage": {"paths": ("*://*",)},

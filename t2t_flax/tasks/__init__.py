@@ -16,7 +16,7 @@ from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.registry import TASKS, absent_extension, load_extensions
+from t2t_flax.registry import METRICS, TASKS, absent_extension, load_extensions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -70,7 +70,9 @@ class Metric:
     `statistics` makes a metric that can be resampled over sentences, and so compared between two systems; any other is computed
     by `compute`, which returns its entry in the record, `{"score": ..., ...}`. Both take (Predictions, Config).
     log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), if different. confidence_interval: whether records give
-    one. applies: whether a config's records have it. unit, note: shown after the score; without a note its signature.
+    one. applies: whether a config's records have it. unit, note: shown after the score; without a note its signature. of_entry:
+    its statistics from its entry in a record, if they are too costly to compute again. check: raises UserError if it cannot be
+    computed on this machine.
     """
 
     name: str
@@ -83,6 +85,8 @@ class Metric:
     applies: Callable[[Config], bool] = lambda config: True
     unit: str = ""
     note: str = ""
+    of_entry: Callable[[dict[str, Any]], SentenceStatistics] | None = None
+    check: Callable[[Config], object] | None = None
 
     @property
     def training_name(self) -> str:
@@ -112,7 +116,8 @@ class Task(abc.ABC):
 
     def __init__(self, config: Config):
         self.config = config
-        self.metrics = tuple(metric for metric in type(self).metrics if metric.applies(config))
+        known = itertools.chain(type(self).metrics, METRICS.load_all())
+        self.metrics = tuple(metric for metric in known if metric.applies(config))
 
     def of_set(self, name: str) -> "Task":
         """The task of one training source, validation set or test set, in its languages."""
@@ -128,8 +133,11 @@ class Task(abc.ABC):
                 f"{self.config.data.task}; expected one of {', '.join(known)}."
             )
 
-    def check_requirements(self) -> None:  # noqa: B027
+    def check_requirements(self) -> None:
         """Raises UserError for a missing package or model that the metrics need."""
+        for metric in self.metrics:
+            if metric.check:
+                metric.check(self.config)
 
     @abc.abstractmethod
     def open_source(self, spec: str, *, key: str) -> Source:
@@ -205,7 +213,7 @@ def lower_is_better(name: str) -> bool:
     A metric is the same in all tasks, and on each of several sets (`NAME/SET`). Raises UserError for a name that no task has.
     """
     of_tasks = (metric for task in TASKS.load_all() for metric in task.metrics)
-    if metric := find_metric(itertools.chain(model_metrics(), of_tasks), name.partition("/")[0]):
+    if metric := find_metric(itertools.chain(model_metrics(), of_tasks, METRICS.load_all()), name.partition("/")[0]):
         return not metric.higher_is_better
     raise UserError(f"no task has a metric {name!r}.")
 

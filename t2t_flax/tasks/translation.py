@@ -221,8 +221,10 @@ class Translation(Task):
             Task.validate_config(self.of_set(name))
 
     def check_requirements(self):
-        """Raises UserError if sacreBLEU's tokenizer lacks a package, or a model that cannot be downloaded."""
+        """Raises UserError if sacreBLEU's tokenizer lacks a package, or a model that cannot be downloaded, and as `Task`."""
         import sacrebleu.utils
+
+        super().check_requirements()
 
         setting, language = self.config.eval.sacrebleu_tokenizer, self.config.data.target_language
         name = tokenizer_of(setting, language)

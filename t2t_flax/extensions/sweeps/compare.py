@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,6 +14,7 @@ from t2t_flax.config import Config, Data, Eval
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
 from t2t_flax.json_file import parse_json
+from t2t_flax.registry import GROUPS, load_extensions
 from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, make_task, resampled_scores
 from t2t_flax.tasks.translation import tokenizer_of
 
@@ -72,10 +73,17 @@ def comparable_names(task: Task) -> list[str]:
 
 def task_of_record(record: dict[str, Any]) -> Task:
     """The task of a record with its settings. Raises UserError for a task that this version does not have."""
-    keys = {item.name for item in dataclasses.fields(Data)}
-    data = Data(**{key: value for key, value in record["config"]["data"].items() if key in keys})
+    data = _known_keys(Data, record["config"]["data"])
     config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
-    return make_task(config)
+    load_extensions()
+    groups = {name: _known_keys(GROUPS[name], record["config"][name]) for name in GROUPS if name in record["config"]}
+    return make_task(config.with_extensions(groups))
+
+
+def _known_keys(group: type, values: dict[str, Any]) -> Any:
+    """The group with the values of those keys that it has."""
+    names = {item.name for item in dataclasses.fields(group)}
+    return group(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names})
 
 
 def tokenizer_of_record(record: dict[str, Any]) -> str:
@@ -138,8 +146,23 @@ def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, 
             raise UserError(
                 f"{paths[0]} and {path} name the same test set, but their references differ: evaluate again."
             )
-        statistics.append(_statistics(task.config, score, shared, tuple(hypotheses)))
+        if of_entry := task.metric(score).of_entry:
+            statistics.append(_stored_statistics(score, of_entry, record, path))
+        else:
+            statistics.append(_statistics(task.config, score, shared, tuple(hypotheses)))
+    signatures = {each.signature() for each in statistics}
+    if task.metric(score).of_entry and len(signatures) > 1:
+        raise UserError(
+            f"the records have {score} of different models or settings: {' and '.join(sorted(signatures))}."
+        )
     return task, score, statistics
+
+
+def _stored_statistics(score: str, of_entry: Callable, record: dict[str, Any], path: Any) -> SentenceStatistics:
+    """Those of a metric that is too costly to compute again. Raises UserError for a record without it."""
+    if score not in record.get("scores", {}):
+        raise UserError(f"{path} has no {score}: evaluate again with --metric={score}.")
+    return of_entry(record["scores"][score])
 
 
 @functools.lru_cache(maxsize=64)  # a table compares one system with many; some metrics take seconds

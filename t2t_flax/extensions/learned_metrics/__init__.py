@@ -1,0 +1,70 @@
+"""Learned metrics: COMET, COMET-KIWI and MetricX in evaluation records, computed by their own packages in a process and an
+environment of their own.
+"""
+
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import SCORES, mutable_key
+from t2t_flax.errors import UserError
+from t2t_flax.registry import GROUPS, KEY_FLAGS, METRICS, KeyFlag
+
+NAMES = ("comet", "kiwi", "metricx")
+
+
+@dataclass(frozen=True)
+class LearnedMetrics:
+    names: str = mutable_key(
+        "",
+        "learned metrics in evaluation records: comet, kiwi, metricx, or several with commas between",
+        changes=SCORES,
+    )
+    comet: str = mutable_key(
+        "Unbabel/wmt22-comet-da", "model of comet: a name of the Hugging Face hub, or a folder", changes=SCORES
+    )
+    kiwi: str = mutable_key(
+        "Unbabel/wmt22-cometkiwi-da",
+        "model of kiwi, which reads no references; as learned_metrics.comet",
+        changes=SCORES,
+    )
+    metricx: str = mutable_key(
+        "google/metricx-24-hybrid-large-v2p6", "model of metricx; as learned_metrics.comet", changes=SCORES
+    )
+    metricx_tokenizer: str = mutable_key(
+        "google/mt5-large", "tokenizer of metricx; as learned_metrics.comet", changes=SCORES
+    )
+    precision: str = mutable_key(
+        "float32",
+        "type of the models' weights and products",
+        choices=("float32", "bfloat16", "float16"),
+        changes=SCORES,
+    )
+    batch_size: int = mutable_key(16, "sentences that a model scores at once", low=1, high=2**13)
+    environments: str = mutable_key(
+        "",
+        "folder of the packages' virtual environments, made where they are missing; empty = ~/.cache/t2t_flax/metrics",
+    )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """The names of the metrics."""
+        return tuple(filter(None, (name.strip() for name in self.names.split(","))))
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for an unknown metric, and for a task whose outputs are not translations."""
+        for name in self.chosen:
+            if name not in NAMES:
+                raise UserError(f"config.learned_metrics.names: {name!r} is none of {', '.join(NAMES)}.")
+        if self.chosen and config.data.task != "translation":
+            raise UserError(
+                f"config.learned_metrics.names = {self.names} scores translations, not outputs of data.task = "
+                f"{config.data.task}."
+            )
+
+
+GROUPS.add("learned_metrics", LearnedMetrics)
+for _name in NAMES:
+    METRICS.add(_name, f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}")
+KEY_FLAGS["--metric"] = KeyFlag(
+    "evaluate", "learned_metrics.names", "also score with comet, kiwi, metricx (with commas: several)"
+)

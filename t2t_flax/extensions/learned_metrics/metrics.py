@@ -1,0 +1,67 @@
+"""The rows of learned metrics: what a record says of each, from the scores that its process returned.
+
+COMET's scores (Rei et al. 2020, 2022) are given times 100, as papers print them; MetricX's (Juraska et al. 2024) are errors from
+0 to 25, of which lower is better. The score of a set is the mean over its sentences; of several references, first that over the
+references.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment, score_sentences
+from t2t_flax.tasks import Metric, Predictions, SentenceStatistics
+
+_SCALE = {"comet": 100.0, "kiwi": 100.0, "metricx": 1.0}
+_READS_REFERENCES = {"comet": True, "kiwi": False, "metricx": True}
+
+
+def _statistics(name: str, predictions: Predictions, config: Config) -> SentenceStatistics:
+    group = config.group("learned_metrics")
+    references = predictions.references if _READS_REFERENCES[name] else [None]
+    samples = [
+        {"src": source, "mt": hypothesis} | ({} if lines is None else {"ref": lines[i]})
+        for lines in references
+        for i, (source, hypothesis) in enumerate(zip(predictions.sources, predictions.hypotheses, strict=True))
+    ]
+    answer = score_sentences(name, samples, group)
+    of_reference = np.array(answer.pop("scores"), np.float64).reshape(len(references), -1)
+    sentences = [round(float(x), 4) for x in _SCALE[name] * of_reference.mean(0)]
+    return of_entry(answer | {"sentences": sentences})
+
+
+def of_entry(entry: dict[str, Any]) -> SentenceStatistics:
+    """The statistics of a metric from its entry in a record. Raises UserError for an entry without scores of sentences."""
+    try:
+        values = np.array([(score, 1.0) for score in entry["sentences"]], np.float64).reshape(-1, 2)
+    except (KeyError, TypeError, ValueError):
+        raise UserError("the record has no scores of sentences by this metric: evaluate again.") from None
+    details = {name: value for name, value in entry.items() if name not in ("score", "signature", "how", "confidence")}
+
+    def signature(**bootstrap: int) -> str:
+        parts = {key: entry.get(key, "") for key in ("model", "revision", "package", "precision", "device")}
+        return "|".join(f"{key}:{value}" for key, value in (parts | bootstrap).items() if value != "")
+
+    return SentenceStatistics(
+        values, lambda sums: sums[0] / max(sums[1], 1.0), "mean over sentences", signature, details
+    )
+
+
+def _metric(name: str, display_name: str, *, higher_is_better: bool = True) -> Metric:
+    return Metric(
+        name,
+        display_name,
+        statistics=lambda predictions, config: _statistics(name, predictions, config),
+        higher_is_better=higher_is_better,
+        confidence_interval=True,
+        applies=lambda config: name in config.group("learned_metrics").chosen,
+        of_entry=of_entry,
+        check=lambda config: prepare_environment(PACKAGES[name], config.group("learned_metrics")),
+    )
+
+
+COMET = _metric("comet", "COMET")
+KIWI = _metric("kiwi", "COMET-KIWI")
+METRICX = _metric("metricx", "MetricX", higher_is_better=False)

@@ -1,0 +1,116 @@
+"""The process of a learned metric, and the virtual environment of its packages, which need versions that differ from ours:
+unbabel-comet pins NumPy below 2.
+"""
+
+import dataclasses
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from pathlib import Path
+from typing import Any
+
+from t2t_flax.errors import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Packages:
+    """What the environment `folder` is made of. module: what it must be able to import."""
+
+    folder: str
+    requirements: tuple[str, ...]
+    module: str
+
+
+_COMET = Packages("comet-2.2.7", ("unbabel-comet==2.2.7", "setuptools<81", "sentencepiece<0.2.1"), "comet")
+# It imports pkg_resources, and its protobuf is too old for a newer sentencepiece.
+_METRICX = Packages(
+    "metricx", ("transformers>=4.50,<5", "torch>=2.6", "sentencepiece", "protobuf", "numpy"), "transformers"
+)
+PACKAGES = {"comet": _COMET, "kiwi": _COMET, "metricx": _METRICX}
+"""The packages of each metric."""
+_DEFAULT = "~/.cache/t2t_flax/metrics"
+
+
+def prepare_environment(packages: Packages, group: Any) -> str:
+    """The interpreter of the packages' environment, which is made if it is missing (some minutes, a few gigabytes). group: the
+    keys learned_metrics. Raises UserError if it cannot be made.
+    """
+    parent = Path(group.environments or _DEFAULT).expanduser()
+    home = parent / packages.folder
+    python = home / "bin" / "python"
+    if python.exists():
+        return str(python)
+    print(
+        f"making the environment {home}: {' '.join(packages.requirements)} (some minutes, a few gigabytes)", flush=True
+    )
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        partial = Path(tempfile.mkdtemp(dir=parent, prefix=f".{packages.folder}-"))
+    except OSError as error:
+        raise UserError(
+            f"config.learned_metrics.environments: {parent} cannot be written ({error.strerror}): name another folder."
+        ) from None
+    try:
+        venv.create(partial, with_pip=True, symlinks=True)
+        command = [str(partial / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages.requirements]
+        installed = subprocess.run(command, capture_output=True, text=True, check=False)
+        if installed.returncode:
+            raise UserError(
+                f"the packages of a learned metric could not be installed in {home}: {_last_line(installed.stderr)} "
+                f"With network access, run: {sys.executable} -m venv {home} && {python} -m pip install "
+                f"{' '.join(map(repr, packages.requirements))}"
+            )
+        os.rename(partial, home)  # its interpreter finds its packages in the folder that it lies in
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return str(python)
+
+
+def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dict[str, Any]:
+    """The scores of samples `{"src", "mt", "ref"}` by a metric: `scores` (one for each, as the model gives them), and `model`,
+    `revision`, `package`, `precision`, `device` and `licence` for the record. Raises UserError if the process fails, with what
+    to fetch if the weights are missing.
+    """
+    python = prepare_environment(PACKAGES[name], group)
+    model = getattr(group, name)
+    request = {
+        "metric": name,
+        "model": model,
+        "tokenizer": group.metricx_tokenizer,
+        "precision": group.precision,
+        "batch_size": group.batch_size,
+        "samples": samples,
+    }
+    with tempfile.TemporaryDirectory(prefix="t2t-flax-metric-") as folder:
+        asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
+        asked.write_text(json.dumps(request))
+        command = [python, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
+        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        if not answered.exists():
+            raise UserError(
+                f"the process of the metric {name} failed (exit code {done.returncode}): {_last_line(done.stderr)} It ran "
+                f"{python}; remove that environment to make it anew."
+            )
+        answer = json.loads(answered.read_text())
+    if error := answer.get("missing"):
+        needed = (
+            f"the tokenizer {group.metricx_tokenizer}" if name == "metricx" else "its encoder (hparams.yaml names it)"
+        )
+        raise UserError(
+            f"config.learned_metrics.{name} = {model}: the weights, or those of {needed}, are not on this machine and cannot be "
+            f'downloaded ({error}). Where there is network access, run {python} -c "from huggingface_hub import '
+            f"snapshot_download; snapshot_download('{model}')\" for each (KIWI and XCOMET ask for a login and a licence), and "
+            f"copy ~/.cache/huggingface here, or name a folder: --config.learned_metrics.{name}=FOLDER."
+        )
+    return answer
+
+
+def _last_line(text: str) -> str:
+    lines = [line for line in text.strip().splitlines() if line.strip()] or ["no message."]
+    errors = [line for line in lines if line.startswith(("ERROR", "E:"))]
+    return (errors or lines)[-1][:300]

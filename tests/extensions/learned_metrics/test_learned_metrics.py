@@ -1,0 +1,186 @@
+"""Learned metrics: the real process protocol with a stand-in for the packages, and, where they are installed, the packages
+themselves with tiny models.
+"""
+
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from helpers.records import without_search
+
+from t2t_flax.__main__ import main
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.learned_metrics import LearnedMetrics
+from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
+from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment
+from t2t_flax.extensions.sweeps.compare import compare
+from t2t_flax.tasks import Predictions, task_of
+
+COMET_PYTHON = os.environ.get("T2T_FLAX_COMET", "")
+"""The interpreter of an environment with unbabel-comet."""
+needs_comet = pytest.mark.skipif(
+    not COMET_PYTHON, reason="needs unbabel-comet: T2T_FLAX_COMET=INTERPRETER of an environment that has it"
+)
+STAND_IN = '''
+"""A stand-in for unbabel-comet: the score is the share of the reference's words that the translation has."""
+import types
+
+class Model:
+    def to(self, dtype): pass
+    def predict(self, samples, batch_size, gpus, num_workers, progress_bar):
+        share = lambda s: len(set(s["mt"].split()) & set(s.get("ref", s["src"]).split())) / len(s.get("ref", s["src"]).split())
+        return {"scores": [share(s) for s in samples]}
+
+def download_model(name):
+    if name == "missing": raise KeyError("Model 'missing' not supported by COMET.")
+    if name == "broken": raise SystemExit("the model is broken")
+    return name + "/checkpoints/model.ckpt"
+
+def load_from_checkpoint(path):
+    return Model()
+'''
+TORCH = "float32 = bfloat16 = float16 = None\nclass cuda: is_available = staticmethod(lambda: False)\n"
+
+
+@pytest.fixture
+def environments(tmp_path):
+    """A folder of environments in which the packages are stand-ins."""
+    folder = tmp_path / "environments"
+    site = folder / "site"
+    (site / "unbabel_comet-2.2.7.dist-info").mkdir(parents=True)
+    (site / "unbabel_comet-2.2.7.dist-info" / "METADATA").write_text("Name: unbabel-comet\nVersion: 2.2.7\n")
+    (site / "comet.py").write_text(STAND_IN)
+    (site / "torch.py").write_text(TORCH)
+    python = folder / PACKAGES["comet"].folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f'#!/bin/sh\nPYTHONPATH={site} exec {sys.executable} "$@"\n')
+    python.chmod(python.stat().st_mode | stat.S_IXUSR)
+    return folder
+
+
+def config_with(environments, **values):
+    group = LearnedMetrics(names="comet", environments=str(environments), **values)
+    return Config().with_extensions({"learned_metrics": group})
+
+
+SOURCES, REFERENCES = ["a b", "c d e f", "g h"], ["x y", "x y z w", "v w"]
+
+
+def test_scores_and_their_mean_and_what_a_record_says_of_them(environments):
+    predictions = Predictions(["x y", "x q r s", "q q"], [REFERENCES], SOURCES)
+    statistics = COMET.statistics(predictions, config_with(environments))
+    entry = statistics.entry()
+    assert entry["sentences"] == [100.0, 25.0, 0.0]
+    assert entry["score"] == pytest.approx(125 / 3, abs=1e-4)
+    assert entry["signature"] == "model:Unbabel/wmt22-comet-da|package:unbabel-comet 2.2.7|precision:float32|device:cpu"
+    assert entry["licence"] == "not stated"
+    again = of_entry(json.loads(json.dumps(entry)))
+    assert again.corpus_score == statistics.corpus_score and again.entry() == entry
+
+
+def test_of_several_references_the_mean_counts(environments):
+    predictions = Predictions(["x y"], [["x y"], ["x q"]], ["a"])
+    assert COMET.statistics(predictions, config_with(environments)).corpus_score == 75.0
+
+
+def test_without_weights_the_error_says_what_to_fetch(environments):
+    predictions = Predictions(["x"], [["x"]], ["a"])
+    with pytest.raises(UserError, match=r"snapshot_download\('missing'\).*--config.learned_metrics.comet=FOLDER"):
+        COMET.statistics(predictions, config_with(environments, comet="missing"))
+    with pytest.raises(UserError, match="exit code 1.*the model is broken"):
+        COMET.statistics(predictions, config_with(environments, comet="broken"))
+
+
+def test_an_environment_that_cannot_be_made_is_named_and_leaves_nothing(tmp_path, monkeypatch):
+    refused = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found for unbabel-comet==2.2.7")
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None)
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: refused)
+    with pytest.raises(UserError, match="No matching distribution.*pip install 'unbabel-comet==2.2.7'"):
+        prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path)))
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_and_task_are_checked():
+    with pytest.raises(UserError, match="'bleurt' is none of comet, kiwi, metricx"):
+        LearnedMetrics(names="comet,bleurt").check(Config())
+    parsing = Config().with_values({"data.task": "parsing"})
+    with pytest.raises(UserError, match="scores translations, not outputs of data.task = parsing"):
+        LearnedMetrics(names="comet").check(parsing)
+    assert "comet" not in [metric.name for metric in task_of(Config()).metrics]
+
+
+@pytest.mark.slow
+def test_evaluate_writes_them_and_compare_tests_their_difference(environments, tmp_path, monkeypatch, capsys):
+    without_search(monkeypatch)
+    flags = ["--workdir=pretrained:toy", "--split=valid", f"--config.learned_metrics.environments={environments}"]
+    for name in ("a", "b"):
+        assert main(["evaluate", *flags, "--metric=comet", f"--output={tmp_path / name}"]) == 0
+    assert "COMET" in capsys.readouterr().out
+    a, b = (next((tmp_path / name / "eval").glob("*.json")) for name in ("a", "b"))
+    entry = json.loads(a.read_text())["scores"]["comet"]
+    assert len(entry["sentences"]) == 500 and "confidence" in entry
+    result = compare(a, b, score="comet")
+    assert result["difference"] == 0 and "model:Unbabel/wmt22-comet-da" in result["signature"]
+    record = json.loads(b.read_text())
+    record["scores"]["comet"]["precision"] = "float16"
+    b.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="different models or settings"):
+        compare(a, b, score="comet")
+    del record["scores"]["comet"]
+    b.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="has no comet: evaluate again with --metric=comet"):
+        compare(a, b, score="comet")
+
+
+def test_flag_and_key_must_agree(capsys):
+    flags = ["--workdir=pretrained:toy", "--metric=comet", "--config.learned_metrics.names=kiwi"]
+    assert main(["evaluate", *flags]) == 2
+    assert "--metric=comet and --config.learned_metrics.names=kiwi differ" in capsys.readouterr().err
+
+
+TINY_MODELS = Path(__file__).with_name("tiny_models.py")
+
+
+@pytest.fixture(scope="module")
+def tiny_models(tmp_path_factory):
+    """A COMET, a COMET-KIWI and a MetricX with random weights, and what their packages give for two sentences."""
+    folder = tmp_path_factory.mktemp("models")
+    subprocess.run([COMET_PYTHON, TINY_MODELS, folder], check=True)
+    python = folder / "environments" / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.symlink_to(COMET_PYTHON)
+    for packages in PACKAGES.values():
+        link = folder / "environments" / packages.folder / "bin"
+        link.mkdir(parents=True, exist_ok=True)
+        if not (link / "python").exists():
+            (link / "python").write_text(f'#!/bin/sh\nexec {COMET_PYTHON} "$@"\n')
+            (link / "python").chmod(0o755)
+    return folder
+
+
+@pytest.mark.slow
+@needs_comet
+@pytest.mark.parametrize("name", ["comet", "kiwi", "metricx"])
+def test_scores_are_those_of_the_package(tiny_models, name):
+    expected = json.loads((tiny_models / "expected.json").read_text())
+    models = {f"{kind}": str(tiny_models / kind) for kind in ("comet", "kiwi", "metricx")}
+    group = LearnedMetrics(
+        names=name,
+        environments=str(tiny_models / "environments"),
+        metricx_tokenizer=str(tiny_models / "metricx"),
+        batch_size=1,
+        **models,
+    )
+    config = Config().with_extensions({"learned_metrics": group})
+    (metric,) = (metric for metric in task_of(config).metrics if metric.name == name)
+    samples = expected["samples"]
+    predictions = Predictions([s["mt"] for s in samples], [[s["ref"] for s in samples]], [s["src"] for s in samples])
+    entry = metric.statistics(predictions, config).entry()
+    scale = 1 if name == "metricx" else 100
+    assert entry["sentences"] == pytest.approx([scale * score for score in expected[name]], abs=2e-3)
+    assert len(set(entry["sentences"])) == len(samples) and entry["licence"] == "apache-2.0"
