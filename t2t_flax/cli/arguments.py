@@ -88,10 +88,9 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
         overrides[name] = value
     args = arguments.parse_args(plain)
     for flag, row in KEY_FLAGS.items():
-        if (value := getattr(args, _attribute(flag), None)) is not None and overrides.setdefault(
-            row.key, value
-        ) != value:
-            raise UserError(f"{flag}={value} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
+        given = getattr(args, _attribute(flag), None)
+        if given is not None and overrides.setdefault(row.key, given) != given:
+            raise UserError(f"{flag}={given} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
     if "average" in args and args.best and (args.step is not None or args.average):
         flag = "--average" if args.average else "--step"
         raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")

@@ -16,7 +16,8 @@ def run(argv: list[str]) -> int:
         "and two-sided p. Two systems are tested by paired bootstrap; more at once, corrected for their number.",
         epilog="Examples:\n"
         "  python -m t2t_flax compare runs/a runs/b\n"
-        "  python -m t2t_flax compare runs/a/eval/test-500.json runs/a/eval/test-1000.json --score=chrf",
+        "  python -m t2t_flax compare runs/a/eval/test-500.json runs/a/eval/test-1000.json --score=chrf\n"
+        "  python -m t2t_flax compare runs/a runs/b --html=differences.html",
     )
     parser.add_argument(
         "systems", nargs="+", metavar="SYSTEM", help="record of an evaluation, or folder of a run: its final evaluation"
@@ -26,16 +27,27 @@ def run(argv: list[str]) -> int:
         "--score",
         default="",
         metavar="SCORE",
-        help="sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter; parsing: f1",
+        help="sacrebleu (default), tokenized_bleu, paper_bleu, chrf, chrf++, ter, or a learned metric of both; parsing: f1",
     )
     parser.add_argument("--table", metavar="FILE.csv", help="also write the table to this file")
+    parser.add_argument(
+        "--html", metavar="FILE.html", help="also write a page that sets two systems side by side, sentence by sentence"
+    )
+    parser.add_argument(
+        "--tags", metavar="FILE", help="a tag for each sentence, such as its domain, for the page's counts"
+    )
     args, overrides = arguments.parse(parser, argv)
     if overrides:
         raise UserError("compare decodes nothing, so --config keys have no effect: leave them out.")
     if len(args.systems) < 2:
         raise UserError("name at least two systems.")
-    if args.table:
-        arguments.check_output("--table", args.table)
+    if args.html and len(args.systems) != 2:
+        raise UserError("--html sets two systems side by side: name two.")
+    if args.tags and not args.html:
+        raise UserError("--tags are for the page: give --html=FILE.html, too.")
+    for flag, output in (("--table", args.table), ("--html", args.html)):
+        if output:
+            arguments.check_output(flag, output)
     from t2t_flax.extensions.sweeps.compare import COLUMNS, compare_all
     from t2t_flax.extensions.sweeps.report import csv_text, text_table
 
@@ -44,6 +56,11 @@ def run(argv: list[str]) -> int:
     print("\n".join([text_table(COLUMNS, table, right=("score", "sentences")), "", *notes]))
     if args.table:
         atomic_write(args.table, csv_text(COLUMNS, table))
+    if args.html:
+        from t2t_flax.extensions.sweeps.compare_page import comparison_page
+
+        atomic_write(args.html, comparison_page(*records, args.systems, score=args.score, tags=args.tags or ""))
+        print(f"page: {args.html}")
     return 0
 
 

@@ -10,6 +10,7 @@ from urllib.parse import urlsplit
 import jax
 import numpy as np
 import pytest
+from helpers.browser import chromium
 from helpers.processes import environment
 from helpers.server_page import answer, answers, ask, hypotheses, pair, shown, stand_in, translate, weights
 
@@ -17,10 +18,6 @@ from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_saf
 from t2t_flax.model_forms import run_folder
 
 pytestmark = pytest.mark.slow
-FLAGS = [
-    "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync",
-]  # fmt: skip
 MARKUP, WIDTH = "<img src=x onerror=window.ran=1>", 360
 
 
@@ -47,13 +44,8 @@ def address(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def browser():
-    playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-    chromium = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-    if chromium is None:
-        pytest.skip("needs Chromium")
-    with playwright.sync_playwright() as driver:
-        with driver.chromium.launch(executable_path=chromium, args=FLAGS) as launched:
-            yield launched
+    with chromium() as launched:
+        yield launched
 
 
 @pytest.fixture

@@ -1,0 +1,108 @@
+"""A page that sets two evaluated systems side by side, sentence by sentence: one file that any browser opens, with no network."""
+
+import html
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.compare import compare, read_record, systems, texts
+
+LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
+"""Groups of sentences by the words of their first reference: lowest, and highest or None."""
+
+
+def comparison_page(
+    path_a: str | os.PathLike, path_b: str | os.PathLike, names: Sequence[str], *, score: str = "", tags: str = ""
+) -> str:
+    """HTML of the difference b - a by sentences, by lengths and by tags.
+
+    score: of the difference; that of sentences is chrF, unless `score` is one of sentences itself, such as a learned metric.
+    tags: a file with the tag of each sentence, such as its domain; "" = none. Raises UserError as `compare.systems`, and for
+    tags of another number of sentences.
+    """
+    task, score, _ = systems([path_a, path_b], score)
+    of_sentences = score if task.metric(score).of_entry else _sentence_score(task, score)
+    overall = [compare(path_b, path_a, score=name) for name in dict.fromkeys((score, of_sentences))]
+    _, _, statistics = systems([path_a, path_b], of_sentences)
+    a, b = (np.array([each.score(row) for row in each.values], np.float64) for each in statistics)
+    (lines_a, references), (lines_b, _) = (texts(read_record(path), path) for path in (path_a, path_b))
+    labels = _tags(tags, len(a)) if tags else None
+    metric = task.metric(of_sentences)
+    sign = 1 if metric.higher_is_better else -1
+    words = [len(line.split()) for line in references[0]]
+    groups = [{"by": "words", "name": _span(*span), "members": _within(words, *span)} for span in LENGTHS]
+    groups += [
+        {"by": "tag", "name": tag, "members": [i for i, label in enumerate(labels or ()) if label == tag]}
+        for tag in sorted(set(labels or ()))
+    ]
+    content = {
+        "names": [*names],
+        "metric": metric.display_name,
+        "lower": not metric.higher_is_better,
+        "sentences": [
+            {"n": i + 1, "ref": [lines[i] for lines in references], "a": lines_a[i], "b": lines_b[i]}
+            | {"scores": [round(float(a[i]), 2), round(float(b[i]), 2)], "words": words[i]}
+            | ({"tag": labels[i]} if labels else {})
+            for i in range(len(a))
+        ],
+        "groups": [
+            {"by": group["by"], "name": group["name"]} | _summary(sign, a[group["members"]], b[group["members"]])
+            for group in groups
+            if group["members"]
+        ],
+    }
+    notes = [_note(task.metric(found["score"]).display_name, found) for found in overall]
+    template = Path(__file__).with_name("compare_page.html").read_text(encoding="utf-8")
+    # "<" as an escape, so that no sentence ends the script.
+    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
+    title = html.escape(" and ".join(names))
+    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
+    return template.replace("{{title}}", title).replace("{{notes}}", listed).replace("{{data}}", data)
+
+
+def _note(name: str, found: dict[str, Any]) -> str:
+    interval = "[{low:+.2f}, {high:+.2f}]".format(**found["interval"])
+    scores = (
+        f"{found['b']['score']:.2f} and {found['a']['score']:.2f}, difference {found['difference']:+.2f} {interval}"
+    )
+    return f"{name}: {scores}, p {found['p_value']:.3g} (paired bootstrap; {found['signature']})"
+
+
+def _sentence_score(task: Any, score: str) -> str:
+    """The metric that makes sense for one sentence: BLEU without smoothing is 0 for most."""
+    names = [metric.name for metric in task.metrics if metric.statistics]
+    return "chrf" if "chrf" in names and "bleu" in score else score
+
+
+def _tags(path: str, count: int) -> list[str]:
+    try:
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"--tags={path} cannot be read: {error}.") from None
+    if len(lines) != count:
+        raise UserError(f"--tags={path} has {len(lines)} lines, the records have {count} sentences: give each its tag.")
+    return [line.strip() or "(none)" for line in lines]
+
+
+def _within(words: Sequence[int], low: int, high: int | None) -> list[int]:
+    return [i for i, n in enumerate(words) if max(n, 1) >= low and (high is None or n <= high)]
+
+
+def _span(low: int, high: int | None) -> str:
+    return f"{low} or more" if high is None else f"{low} to {high}"
+
+
+def _summary(sign: int, a: np.ndarray, b: np.ndarray) -> dict[str, Any]:
+    better = sign * (b - a)
+    return {
+        "count": len(a),
+        "means": [round(float(a.mean()), 2), round(float(b.mean()), 2)],
+        "better": int((better > 0).sum()),
+        "equal": int((better == 0).sum()),
+        "worse": int((better < 0).sum()),
+    }

@@ -1,0 +1,85 @@
+"""The page of `compare --html`: its counts, and what a browser shows of it."""
+
+import json
+import re
+
+import pytest
+from helpers.browser import chromium
+from helpers.records import record
+
+from t2t_flax.__main__ import main
+
+REFERENCES = [
+    "the cat sat on the mat",
+    "a dog",
+    "</script><b>bold</b> & <i>",
+    *(f"line {n} of the text" for n in range(117)),
+]
+WORSE = ["the dog sat on the mat", "a dog", "x", *(f"line {n} of the text" for n in range(117))]
+BETTER = ["the cat sat on the mat", "a cow", "</script><b>bold</b> & <i>", *(f"line {n} of a text" for n in range(117))]
+TAGS = ["news", "chat", "news", *["lines"] * 117]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("records")
+    a, b = (record(folder, name, lines, REFERENCES) for name, lines in (("worse", WORSE), ("better", BETTER)))
+    (folder / "tags").write_text("".join(f"{tag}\n" for tag in TAGS))
+    path = folder / "page.html"
+    assert main(["compare", str(a), str(b), f"--html={path}", f"--tags={folder / 'tags'}"]) == 0
+    return path
+
+
+def content(page):
+    return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.S)[1])
+
+
+def test_counts_by_length_and_tag(page):
+    data = content(page)
+    assert data["metric"] == "chrF" and [s["ref"] for s in data["sentences"]] == [[line] for line in REFERENCES]
+    groups = {group["name"]: group for group in data["groups"]}
+    counts = {name: (group["better"], group["equal"], group["worse"]) for name, group in groups.items()}
+    assert counts == {"1 to 10": (2, 0, 118), "news": (2, 0, 0), "chat": (0, 0, 1), "lines": (0, 0, 117)}
+    assert groups["news"]["means"][1] == 100.0
+
+
+def test_refused_input_is_named_before_the_page_is_written(page, capsys, tmp_path):
+    a, b = (str(page.parent / f"{name}.json") for name in ("worse", "better"))
+    (tmp_path / "short").write_text("news\n")
+    for flags, message in (
+        ([b, a, b, f"--html={tmp_path / 'x.html'}"], "name two"),
+        ([a, b, f"--html={tmp_path / 'x.html'}", f"--tags={tmp_path / 'short'}"], "has 1 lines, the records have 120"),
+        ([a, b, f"--html={tmp_path / 'x.html'}", f"--tags={tmp_path / 'none'}"], "cannot be read"),
+        ([a, b, f"--tags={tmp_path / 'short'}"], "give --html=FILE.html, too"),
+        ([a, b, f"--html={tmp_path}"], "--html"),
+    ):
+        assert main(["compare", *flags]) == 2
+        assert message in capsys.readouterr().err
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["short"]
+
+
+@pytest.mark.slow
+def test_a_browser_orders_and_filters_sentences(page):
+    with chromium() as browser, browser.new_context() as context:
+        shown, errors = context.new_page(), []
+        shown.on("pageerror", lambda error: errors.append(str(error)))
+        shown.on("request", lambda request: request.url.startswith("file:") or errors.append(request.url))
+        shown.goto(page.as_uri())
+        rows = shown.locator("#sentences tr")
+        assert rows.count() == 100 and "100 of 120 sentences, chrF of each" in shown.inner_text("#shown")
+        first = rows.nth(0).inner_text()
+        assert "</script><b>bold</b> & <i>" in first and "+" in first
+        assert shown.locator("#sentences b, #sentences i").count() == 0
+        shown.select_option("#order", "loss")
+        assert "a cow" in rows.nth(0).inner_text()
+        assert rows.nth(0).locator(".b mark").all_inner_texts() == ["cow"]
+        shown.select_option("#order", "number")
+        assert rows.nth(0).inner_text().startswith("1")
+        shown.click("#more")
+        assert rows.count() == 120
+        shown.locator("tr.group", has_text="chat").click()
+        assert rows.count() == 1 and "a dog" in rows.nth(0).inner_text()
+        shown.locator("tr.group", has_text="chat").click()
+        shown.fill("#query", "CAT sat")
+        assert rows.count() == 1
+        assert not errors
