@@ -194,7 +194,9 @@ EXPLAINED: Table[str] = Table()
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model for each other: functions (`evaluation.restore.TrainedModel`, source, target or None).
+"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other. `attend`: a function (model, source,
+target or None). `html`: a class (text) with `lines` to be translated, and `translated(model, lines as the model reads them,
+translations)`.
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
@@ -208,6 +210,11 @@ translates in its place.
 """
 KEY_FLAGS: dict[str, KeyFlag] = {}
 """Short forms of keys of extensions: flag -> the command that has it, and the key."""
+OUTPUT_FLAGS: dict[str, tuple[str, str, str]] = {}
+"""Flags of commands that translate lines: flag -> (`module:class`, what a value is called, its help). `class(model, value)` has
+`source(line)`, what is translated in place of a user's line, and `answers(lines, sources, n_best)`, what is printed in place of
+the translations of each line; sources: the lines as the model read them. Raises UserError for a wrong value.
+"""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 LOCKS: Table[str] = Table()

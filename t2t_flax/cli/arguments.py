@@ -13,7 +13,15 @@ from typing import TYPE_CHECKING, Any
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import KEY_FLAGS, LINE_FLAGS, MODEL_FLAGS, MODEL_FORMS, absent_extension, load_extensions
+from t2t_flax.registry import (
+    KEY_FLAGS,
+    LINE_FLAGS,
+    MODEL_FLAGS,
+    MODEL_FORMS,
+    OUTPUT_FLAGS,
+    absent_extension,
+    load_extensions,
+)
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -146,10 +154,20 @@ def add_model_flags(arguments: argparse.ArgumentParser) -> None:
         arguments.add_argument(flag, action="store_const", const="yes", help=text)
 
 
+def add_output_flags(arguments: argparse.ArgumentParser) -> None:
+    """The flags of extensions that change what is printed of translations; see `output_change`."""
+    load_extensions()
+    for flag, (_, value, text) in OUTPUT_FLAGS.items():
+        arguments.add_argument(flag, metavar=value, help=text)
+
+
 def line_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of `add_line_flags` and `add_model_flags` that are given."""
-    values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS]}
-    return {flag: value for flag, value in values.items() if value is not None}
+    """The flags of `add_line_flags`, `add_model_flags` and `add_output_flags` that are given. Raises UserError for two of the last."""
+    values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS, *OUTPUT_FLAGS]}
+    given = {flag: value for flag, value in values.items() if value is not None}
+    if len(several := list(filter(OUTPUT_FLAGS.__contains__, given))) > 1:
+        raise UserError(f"{' and '.join(several)} both say what is printed: give one of them.")
+    return given
 
 
 def prepare_model(model: "TrainedModel", flags: dict[str, str]) -> "TrainedModel":
@@ -176,6 +194,12 @@ def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str]
 
     prepare("")
     return prepare
+
+
+def output_change(model: "TrainedModel", flags: dict[str, str]) -> Any:
+    """The object of the flag of `registry.OUTPUT_FLAGS` that is given, or None. Raises UserError for a wrong value."""
+    given = filter(OUTPUT_FLAGS.__contains__, flags)
+    return next((_function(OUTPUT_FLAGS[flag][0])(model, flags[flag]) for flag in given), None)
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:

@@ -2,7 +2,7 @@
 
 import argparse
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import (
@@ -71,6 +71,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     arguments.add_checkpoint(parser)
     arguments.add_line_flags(parser)
     arguments.add_model_flags(parser)
+    arguments.add_output_flags(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -104,7 +105,8 @@ def translating(
     from t2t_flax.training.precision import faster_precision
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
-    prepare, loaded = arguments.prepare_line(loaded, flags), arguments.prepare_model(loaded, flags)
+    prepare, change = arguments.prepare_line(loaded, flags), arguments.output_change(loaded, flags)
+    loaded = arguments.prepare_model(loaded, flags)
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {loaded.decoder}")
     if faster := faster_precision(loaded.config):
@@ -112,12 +114,16 @@ def translating(
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         starts = None if window[0].beside is None else [line.beside or "" for line in window]
-        translations = loaded.translate(
-            [prepare(line.text) for line in window], prefixes=starts, first_line=window[0].number, progress=progress
-        )
+        lines = [line.text for line in window]
+        sources = [prepare(change.source(line) if change else line) for line in lines]
+        options: dict[str, Any] = dict(prefixes=starts, first_line=window[0].number, progress=progress)
+        translations = loaded.translate(sources, **options)
+        texts = [
+            [task.postprocess(line, h.text) for h in t.hypotheses] for line, t in zip(lines, translations, strict=True)
+        ]
+        texts = change.answers(lines, sources, texts) if change else texts
         out, notes = [], []
-        for line, translation in zip(window, translations, strict=True):
-            answers = [task.postprocess(line.text, h.text) for h in translation.hypotheses]
+        for line, translation, answers in zip(window, translations, texts, strict=True):
             out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
             notes += [Note(_ENDED, line.number)] if translation.hit_cap else []

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,7 +19,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 
 _WHOLE_BATCH = 256
-"""`score_pairs` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
+"""`pair_batches` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
 
 _LOGITS_TOKENS = 512
 """Tokens whose logits exist at once: those of a whole batch would take most of the memory."""
@@ -68,31 +68,35 @@ def score_pairs(
 ) -> list[PairScore]:
     """One PairScore per pair of a trained run (`TrainedModel`), in order, independent of the rest of the batch.
     progress(pairs done, total) is called after each batch.
+    """
+    scores: dict[int, PairScore] = {}
+    for chunk, batch in pair_batches(run, pairs):
+        with mesh_lib.use(run.mesh):
+            log_probs_BxT = np.asarray(_token_log_probs(run.model, run.params, batch))
+        for i, row in zip(chunk, log_probs_BxT, strict=False):
+            target = pairs[i].target
+            scores[i] = PairScore(tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)])))
+        if progress:
+            progress(len(scores), len(pairs))
+    return [scores[i] for i in range(len(pairs))]
 
-    Longer pairs than 256 tokens are scored in smaller batches, so that the memory of attention stays constant until
-    each shard has one row.
+
+def pair_batches(run: Any, pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
+    """(numbers of pairs, the batch of model inputs with one of them a row), shortest pairs first, for a trained run.
+
+    Longer pairs than 256 tokens are in smaller batches, so that the memory of attention stays constant until each shard has one
+    row.
     """
     shards, longest = mesh_lib.batch_shards(run.mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
     put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))
     batch_size = run.config.decode.batch_size
     order = sorted(range(len(pairs)), key=longest.__getitem__)
-    scores: dict[int, PairScore] = {}
     for length, group in itertools.groupby(order, key=lambda i: round_up(longest[i], SOURCE_LENGTHS)):
         members = list(group)
         rows = shards * max(1, min(batch_size, batch_size * _WHOLE_BATCH**2 // length**2))
         for start in range(0, len(members), rows):
             chunk = members[start : start + rows]
-            arrays = rows_of([pairs[i] for i in chunk], rows, length)
-            with mesh_lib.use(run.mesh):
-                log_probs_BxT = np.asarray(_token_log_probs(run.model, run.params, jax.tree.map(put, arrays)))
-            for i, row in zip(chunk, log_probs_BxT, strict=False):
-                target = pairs[i].target
-                scores[i] = PairScore(
-                    tuple(run.tokenizers.target.pieces(target)), tuple(map(float, row[: len(target)]))
-                )
-            if progress:
-                progress(len(scores), len(pairs))
-    return [scores[i] for i in range(len(pairs))]
+            yield chunk, jax.tree.map(put, rows_of([pairs[i] for i in chunk], rows, length))
 
 
 def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> dict[str, np.ndarray]:

@@ -30,6 +30,7 @@ EXTENSIONS = (
     "optimizers",
     "documents",
     "learned_metrics",
+    "alignments",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -84,6 +85,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "flags": ("--metric",),
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
+    "alignments": {"groups": ("alignments",), "commands": ("align",), "flags": ("--alignments", "--tags")},
     "storage": {"paths": ("*://*",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},

@@ -32,7 +32,7 @@ def pair(split: str, index: int, *, seed: int = 0) -> tuple[str, str]:
     _check(split)
     if index < 0:
         raise ValueError(f"index is {index}; the corpus starts at 0")
-    candidates = (draw(_stream(seed, SPLITS.index(split), index, attempt)) for attempt in itertools.count())
+    candidates = (draw(stream(seed, split, index, attempt)) for attempt in itertools.count())
     return next(candidate for candidate in candidates if split_of(candidate[0]) == split)
 
 
@@ -60,7 +60,7 @@ def _check(split: str) -> None:
         raise UserError(f"the corpus has no split {split!r}; it has {', '.join(SPLITS)}")
 
 
-def _stream(*key: int) -> Callable[[int], int]:
+def stream(seed: int, split: str, *key: int) -> Callable[[int], int]:
     """A function below(n) that returns the next integer in [0, n): splitmix64 (Steele, Lea, Flood 2014)."""
     state = 0
 
@@ -71,6 +71,6 @@ def _stream(*key: int) -> Callable[[int], int]:
         z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & _MASK
         return ((z ^ (z >> 31)) * n) >> 64
 
-    for part in key:
+    for part in (seed, SPLITS.index(split), *key):
         state = below(1 << 64) ^ (part & _MASK)
     return below

@@ -18,11 +18,21 @@ Parameters = list[tuple[str, Domain]]
 
 def draw(below: Below) -> tuple[str, str]:
     """One English-German pair, each template equally likely."""
-    return fill(below, *TEMPLATES[below(len(TEMPLATES))])
+    return fill(below, *choose(below))
+
+
+def choose(below: Below) -> tuple[Callable, Parameters]:
+    """A template, each equally likely."""
+    return TEMPLATES[below(len(TEMPLATES))]
 
 
 def fill(below: Below, template: Callable, parameters: Parameters) -> tuple[str, str]:
-    """A pair of one template. Its parts differ from each other: no coat is heavier than the coat."""
+    """A pair of one template."""
+    return template(**values_of(below, parameters))
+
+
+def values_of(below: Below, parameters: Parameters) -> dict[str, object]:
+    """A value of each parameter. They differ from each other: no coat is heavier than the coat."""
     values: dict[str, object] = {}
     taken: set[object] = set()
     for name, domain in parameters:
@@ -32,7 +42,7 @@ def fill(below: Below, template: Callable, parameters: Parameters) -> tuple[str,
             label = getattr(value, "en", value)
         taken.add(label)
         values[name] = value
-    return template(**values)
+    return values
 
 
 def any_of(options: Iterable) -> Domain:

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tools.toy_corpus import everyday, lexicon
 from tools.toy_corpus import everyday_parts as parts
 from tools.toy_corpus import everyday_words as words
-from tools.toy_corpus.draws import Below, Domain, any_of, at_an_hour, fill, mixed, name, on_a_day, templates_of, within
+from tools.toy_corpus.draws import (
+    Below,
+    Domain,
+    Parameters,
+    any_of,
+    at_an_hour,
+    fill,
+    mixed,
+    name,
+    on_a_day,
+    templates_of,
+    within,
+)
 from tools.toy_corpus.everyday_grammar import contracted
 from tools.toy_corpus.grammar import ER, IT, Subject
 from tools.toy_corpus.lexicon import ACCUSATIVE, DATIVE, Phrase
@@ -64,5 +78,10 @@ _DRAWN = [pair for pair in TEMPLATES for _ in range(WEIGHTS[pair[0].__name__])]
 
 def draw(below: Below) -> tuple[str, str]:
     """One everyday pair. Every sixth English sentence is contracted where it can be: it's late, I don't sleep."""
-    english, german = fill(below, *_DRAWN[below(len(_DRAWN))])
+    english, german = fill(below, *choose(below))
     return (english if below(6) else contracted(english)), german
+
+
+def choose(below: Below) -> tuple[Callable, Parameters]:
+    """A template, by its weight."""
+    return _DRAWN[below(len(_DRAWN))]

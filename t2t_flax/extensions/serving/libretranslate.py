@@ -1,16 +1,20 @@
 """LibreTranslate's API: GET /languages and POST /translate."""
 
-from collections.abc import Sequence
+import asyncio
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
 from t2t_flax.data.hooks import Direction
+from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving import schemas
-from t2t_flax.extensions.serving.model import ServedModel
+from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import RequestError, join_lines, split_lines
+from t2t_flax.registry import ANALYSES
 
 _NAMES = {
     "af": "Afrikaans", "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "cy": "Welsh",
@@ -50,20 +54,33 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/translate", openapi_extra=schemas.request_schema(schemas.LibreTranslateRequest, form=True))
     async def translate(request: Request) -> Response:
-        """Translates each line of a text, or of several texts. `source: "auto"` chooses by the target language."""
+        """Translates each line of a text, or of several texts; of HTML each block, tags are carried over to the aligned words.
+        `source: "auto"` chooses by the target language.
+        """
         body = await service.read(request, schemas.LibreTranslateRequest, form=True)
         texts = [body.q] if isinstance(body.q, str) else body.q
         service.check_text("q", texts)
         if not any(text.strip() for text in texts):
             raise RequestError(400, "q has no text.")
-        if body.format != "text":
-            raise RequestError(400, f'format = {body.format[:50]!r} is not supported: send "text".')
+        if body.format not in _formats():
+            expected = " or ".join(f'"{name}"' for name in _formats())
+            raise RequestError(400, f"format = {body.format[:50]!r} is not supported: send {expected}.")
         model = _find(service, body.source, body.target)
         n_best = min(1 + body.alternatives, model.max_n_best)
-        lines = [line for text in texts for line in split_lines(text)]
+        documents = [await asyncio.to_thread(ANALYSES.load("html"), text) for text in texts if body.format == "html"]
+        parts = [document.lines for document in documents] or [split_lines(text) for text in texts]
+        lines = [line for part in parts for line in part]
+        if len(lines) > service.limits.max_lines:
+            raise RequestError(400, f"q has {len(lines)} blocks: at most {service.limits.max_lines} are allowed.")
         target = body.target if model.target_languages else None
-        results = iter(await service.translate(request, model, lines, [""] * len(lines), n_best, target))
-        answers = [_answers(text, [next(results) for _ in split_lines(text)], n_best) for text in texts]
+        found = iter(await service.translate(request, model, lines, [""] * len(lines), n_best, target))
+        results = [[next(found) for _ in part] for part in parts]
+        if documents:
+            work = functools.partial(_html_answers, documents, results, n_best, target)
+            (answers,) = await service.wait(request, await service.submit(model.finish, work))
+        else:
+            joins = [functools.partial(join_lines, text) for text in texts]
+            answers = [_answers(*of_text, n_best) for of_text in zip(joins, results, strict=True)]
         one = isinstance(body.q, str)
         content: dict[str, Any] = {"translatedText": answers[0][0] if one else [answer[0] for answer in answers]}
         if body.alternatives:
@@ -111,13 +128,31 @@ def _sources(models: Sequence[ServedModel], target: str) -> list[str]:
     return sorted({origin for origin, into in _directions(models) if into == target})
 
 
-def _answers(text: str, lines: Sequence[list[dict[str, Any]]], n_best: int) -> list[str]:
+def _formats() -> list[str]:
+    return ["text", *(["html"] if "html" in ANALYSES else [])]
+
+
+def _answers(join: Callable[[list[str]], str], lines: Sequence[Hypotheses], n_best: int) -> list[str]:
     """Different translations of a text, best first: the i-th is made of the i-th of each line that has as many."""
     ranked = [
-        join_lines(text, [hypotheses[min(rank, len(hypotheses) - 1)]["text"] for hypotheses in lines])
-        for rank in range(n_best)
+        join([hypotheses[min(rank, len(hypotheses) - 1)]["text"] for hypotheses in lines]) for rank in range(n_best)
     ]
     return list(dict.fromkeys(ranked))
+
+
+def _html_answers(
+    documents: Sequence[Any],
+    results: Sequence[Sequence[Hypotheses]],
+    n_best: int,
+    target: str | None,
+    run: TrainedModel,
+) -> list[list[str]]:
+    """As `_answers`, of documents of HTML."""
+    answers = []
+    for document, of_document in zip(documents, results, strict=True):
+        sources = [run.in_language(line, target) for line in document.lines]
+        answers.append(_answers(functools.partial(document.translated, run, sources), of_document, n_best))
+    return answers
 
 
 def _language_name(code: str) -> str:

@@ -75,6 +75,12 @@ class TranslateKey:
     alone: object = None
 
 
+class Work(NamedTuple):
+    """Something else to be done with the run, in a thread of its own."""
+
+    do: Callable[[TrainedModel], Any]
+
+
 SCORES = "scores"
 """The key of all pairs to score: they share batches."""
 
@@ -226,6 +232,10 @@ class ServedModel:
                 raise RequestError(400, _too_long_for_attention(name, tokens))
         return self._lanes[-1].batcher.submit(object(), [Pair(source, target)])
 
+    def finish(self, do: Callable[[TrainedModel], Any]) -> Job[Work]:
+        """Queues a function of the run; its result is what it returns."""
+        return self._lanes[-1].batcher.submit(object(), [Work(do)])
+
     def _check_length(self, side: str, where: str, text: str) -> int:
         """The number of tokens with EOS. Raises RequestError if the model does not take as many."""
         loaded = self._restored
@@ -298,6 +308,8 @@ class ServedModel:
             if not all(math.isfinite(score.log_prob) for score in scores):
                 raise NotFinite
             return list(scores)
+        if isinstance(items[0], Work):
+            return [item.do(self._loaded(1)) for item in items]
         return [self._attend(*pair) for pair in items]
 
     def _translate(self, key: TranslateKey, items: list[Line]) -> list[Hypotheses]:

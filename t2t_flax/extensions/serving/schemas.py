@@ -33,7 +33,7 @@ class LibreTranslateRequest(_Strict):
     q: Annotated[Texts, Field(description="a string or a list of strings")]
     source: Annotated[str, Field(description='a language code or "auto"')]
     target: Annotated[str, Field(description="a language code")]
-    format: Annotated[str, Field(description='"text"')] = "text"
+    format: Annotated[str, Field(description='"text" or "html"')] = "text"
     alternatives: Annotated[int, Field(ge=0, description="a whole number from 0")] = 0
 
 

@@ -117,7 +117,12 @@ def test_names_and_task_are_checked():
 @pytest.mark.slow
 def test_evaluate_writes_them_and_compare_tests_their_difference(environments, tmp_path, monkeypatch, capsys):
     without_search(monkeypatch)
-    flags = ["--workdir=pretrained:toy", "--split=valid", "--config.mesh.cpu_devices=8", f"--config.learned_metrics.environments={environments}"]
+    flags = [
+        "--workdir=pretrained:toy",
+        "--split=valid",
+        "--config.mesh.cpu_devices=8",
+        f"--config.learned_metrics.environments={environments}",
+    ]
     for name in ("a", "b"):
         assert main(["evaluate", *flags, "--metric=comet", f"--output={tmp_path / name}"]) == 0
     assert "COMET" in capsys.readouterr().out

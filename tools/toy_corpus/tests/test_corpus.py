@@ -35,7 +35,7 @@ def drawn(template, count):
     """Pairs of one template with the values they were made from."""
     parameters = dict(draws.TEMPLATES)[template]
     for index in range(count):
-        below = toy._stream(index)
+        below = toy.stream(0, "train", index)
         values = {name: domain(below) for name, domain in parameters}
         yield values, *template(**values)
 
@@ -56,7 +56,7 @@ def test_splits_are_disjoint_whatever_the_seed(corpus):
 
 
 def test_held_out_splits_get_a_twentieth_each():
-    homes = [toy.split_of(toy.draw(toy._stream(11, index))[0]) for index in range(4000)]
+    homes = [toy.split_of(toy.draw(toy.stream(11, "train", index))[0]) for index in range(4000)]
     assert 0.88 < homes.count("train") / 4000 < 0.92
     assert 0.035 < homes.count("valid") / 4000 < 0.065
 

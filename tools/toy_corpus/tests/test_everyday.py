@@ -111,7 +111,7 @@ def test_every_template_has_a_weight_and_gives_plain_sentences():
     assert {template.__name__ for template in TEMPLATES} == set(everyday_draws.WEIGHTS)
     for template, parameters in TEMPLATES.items():
         for index in range(40):
-            english, german = everyday_draws.fill(toy._stream(index), template, parameters)
+            english, german = everyday_draws.fill(toy.stream(0, "train", index), template, parameters)
             for text in (english, german):
                 assert re.fullmatch(r"[A-ZÄÖÜ0-9€][A-Za-zÄÖÜäöüß0-9 ,:'€$£.-]*[.?!]", text), text
                 assert "  " not in text, text

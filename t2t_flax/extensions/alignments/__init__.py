@@ -1,0 +1,65 @@
+"""Word alignments by a head of the decoder's attention: beside translations, of given pairs, and to carry tags over."""
+
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.errors import UserError
+from t2t_flax.registry import ANALYSES, COMMANDS, GROUPS, OUTPUT_FLAGS, Command
+
+
+@dataclass(frozen=True)
+class Alignments:
+    layer: int = key(
+        0,
+        "decoder layer whose attention to the source aligns words, from 1; 0 = the layer, head and row that align pairs of "
+        "data.valid best, as `align --choose` finds them",
+        low=0,
+        mutable=True,
+        changes=TRANSLATIONS,
+    )
+    head: int = key(
+        0, "head of alignments.layer, from 1; 0 = the mean of its heads", low=0, mutable=True, changes=TRANSLATIONS
+    )
+    row: str = key(
+        "predicts",
+        "whose attention aligns a word: that of the position that predicts it, or of the next one, which reads it",
+        choices=("predicts", "reads"),
+        mutable=True,
+        changes=TRANSLATIONS,
+    )
+
+    @classmethod
+    def of(cls, config: Config) -> "Alignments":
+        """The group of a config."""
+        return config.group("alignments")
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for a layer or a head that the model does not have."""
+        layers, heads = config.model.num_decoder_layers, config.model.num_heads
+        for name, value, most in (("layer", self.layer, layers), ("head", self.head, heads)):
+            if value > most:
+                raise UserError(f"config.alignments.{name} = {value}: the decoder has {most} {name}s.")
+        if self.head and not self.layer:
+            raise UserError(f"config.alignments.head = {self.head} needs config.alignments.layer.")
+
+
+GROUPS.add("alignments", Alignments)
+COMMANDS.add(
+    "align",
+    Command(
+        "t2t_flax.extensions.alignments.align",
+        "word alignments of given pairs, and their error rate against a gold file",
+    ),
+)
+OUTPUT_FLAGS["--alignments"] = (
+    "t2t_flax.extensions.alignments.outputs:WithAlignments",
+    "FORM",
+    "print word alignments after ` ||| `: hard (0-0 1-1), soft (probabilities), or a probability from which words are linked",
+)
+OUTPUT_FLAGS["--tags"] = (
+    "t2t_flax.extensions.alignments.outputs:WithTags",
+    "FORM",
+    "carry over what must not change, by word alignments: html (elements, placeholders and URLs) or text (placeholders and URLs)",
+)
+ANALYSES.add("html", "t2t_flax.extensions.alignments.html_document:HtmlDocument")

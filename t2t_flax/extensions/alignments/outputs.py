@@ -1,0 +1,113 @@
+"""What `translate` prints beside or in place of translations."""
+
+import html
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.extensions.alignments.attention import Pair, require_translation, word_weights
+from t2t_flax.extensions.alignments.choice import head_of
+from t2t_flax.extensions.alignments.links import hard_links, links_from, pharaoh, soft
+from t2t_flax.extensions.alignments.markup import Event, Fragment, aligned, carried_over, missing, parse, restored
+
+
+class AlignmentForm:
+    """How alignments are written: hard | soft | a threshold. Raises UserError for another value."""
+
+    def __init__(self, form: str):
+        try:
+            self._threshold = 1.0 if form in ("hard", "soft") else float(form)
+        except ValueError:
+            self._threshold = np.nan
+        if not 0 < self._threshold <= 1:
+            raise UserError(f"--alignments={form}: expected hard, soft, or a probability above 0 up to 1.")
+        self._form = form
+
+    def __call__(self, weights: np.ndarray) -> str:
+        """The text for weights [target words, source words]."""
+        if self._form == "soft":
+            return soft(weights)
+        return pharaoh(hard_links(weights) if self._form == "hard" else links_from(weights, self._threshold))
+
+
+class WithAlignments:
+    """Prints word alignments after translations: `TRANSLATION ||| 0-0 1-1`. See `registry.OUTPUT_FLAGS`."""
+
+    def __init__(self, model: TrainedModel, form: str):
+        self._model, self._form = model, AlignmentForm(form)
+        self._head = head_of(model)
+
+    def source(self, line: str) -> str:
+        """The line itself."""
+        return line
+
+    def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The translations with their alignments."""
+        rows = zip(lines, sources, n_best, strict=True)
+        pairs = [Pair(source, text, line) for line, source, texts in rows for text in texts]
+        weights = iter(word_weights(self._model, pairs, self._head))
+        return [[f"{text} ||| {self._form(next(weights))}" for text in texts] for texts in n_best]
+
+
+def html_of(
+    model: TrainedModel, fragments: Sequence[Fragment], sources: Sequence[str], translations: Sequence[str]
+) -> list[str]:
+    """The translations of fragments with their markup. sources: their text as the model reads it."""
+    weights = _weights(model, fragments, sources, translations, [not fragment.plain for fragment in fragments])
+    rows = zip(fragments, translations, weights, strict=True)
+    return [
+        html.escape(text, quote=False) if own is None else carried_over(part, text, own) for part, text, own in rows
+    ]
+
+
+def _weights(
+    model: TrainedModel,
+    fragments: Sequence[Fragment],
+    sources: Sequence[str],
+    translations: Sequence[str],
+    needed: Sequence[bool],
+) -> list[np.ndarray | None]:
+    """`word_weights` of translations that need them, or lack URLs or placeholders; None for the others, which are most lines
+    of most texts.
+    """
+    rows = list(zip(fragments, sources, translations, needed, strict=True))
+    chosen = [i for i, (part, _, text, need) in enumerate(rows) if need or missing(part.text, text)]
+    pairs = [Pair(source, text, part.text) for part, source, text, _ in (rows[i] for i in chosen)]
+    found = dict(zip(chosen, word_weights(model, pairs, head_of(model)) if pairs else [], strict=True))
+    return [found.get(i) for i in range(len(rows))]
+
+
+class WithTags:
+    """Carries over HTML (`html`), or URLs and placeholders alone (`text`). See `registry.OUTPUT_FLAGS`."""
+
+    def __init__(self, model: TrainedModel, form: str):
+        if form not in ("html", "text"):
+            raise UserError(f"--tags={form}: expected html or text.")
+        require_translation(model)
+        self._model, self._html = model, form == "html"
+
+    def source(self, line: str) -> str:
+        """The line without its markup."""
+        return Fragment(parse(line)).text if self._html else line
+
+    def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
+        """The translations with the markup of their lines, and the URLs and placeholders that they lacked."""
+        read = parse if self._html else lambda line: [Event("text", line)]
+        of_lines = [Fragment(read(line)) for line in lines]
+        texts = [text for texts in n_best for text in texts]
+        fragments = [fragment for fragment, texts in zip(of_lines, n_best, strict=True) for _ in texts]
+        sources = [source for source, texts in zip(sources, n_best, strict=True) for _ in texts]
+        if self._html:
+            done = iter(html_of(self._model, fragments, sources, texts))
+        else:
+            weights = _weights(self._model, fragments, sources, texts, [False] * len(texts))
+            done = map(_with_protected, fragments, texts, weights)
+        return [[next(done) for _ in texts] for texts in n_best]
+
+
+def _with_protected(fragment: Fragment, text: str, weights: np.ndarray | None) -> str:
+    if weights is None:
+        return text
+    return " ".join(word.text for word in restored(fragment.words, aligned(text.split(), weights), weights))

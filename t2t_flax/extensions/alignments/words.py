@@ -1,0 +1,50 @@
+"""The tokens of a text by its words, which spaces divide: pieces of subwords, control symbols and EOS are no words."""
+
+import functools
+from typing import NamedTuple
+
+import numpy as np
+
+from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.tokenizers import Tokenizer
+
+
+class WordTokens(NamedTuple):
+    """ids: of a text, with EOS where a model has it. words: of each id the number of its word, from 0; -1 = of none. count:
+    words of the text as its user sees it. cut: whether ids are left out at the end.
+    """
+
+    ids: list[int]
+    words: list[int]
+    count: int
+    cut: bool = False
+
+    @property
+    def matrix(self) -> np.ndarray:
+        """float32 [words, ids]: 1 where the id is of the word."""
+        return (np.arange(self.count)[:, None] == np.array(self.words)).astype(np.float32)
+
+
+@functools.lru_cache(2**16)
+def _ids_of_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
+    return tuple(tokenizer.encode_text(word))
+
+
+def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eos: bool = True) -> WordTokens:
+    """The tokens of a text, which may begin with control symbols. line: what the user gave, perhaps without them. limit: of ids,
+    EOS included; further ones are left out.
+
+    Each word is encoded alone, so that it is known of which word an id is. No tokenizer here joins words, so these are the ids of
+    the text.
+    """
+    ids, rest = tokenizer.split(text)
+    words, own = [-1] * len(ids), rest.split()
+    first = max(0, len(line.split()) - len(own)) if line else 0  # symbols that the user typed
+    for number, word in enumerate(own, first):
+        pieces = _ids_of_word(tokenizer, word)
+        ids += pieces
+        words += [number] * len(pieces)
+    most = limit - eos
+    cut = len(ids) > most
+    ids, words = ids[:most], words[:most]
+    return WordTokens(ids + [EOS] * eos, words + [-1] * eos, first + len(own), cut)

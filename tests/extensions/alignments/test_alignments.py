@@ -1,0 +1,204 @@
+"""Alignments by a trained model: against a direct computation, the corpus' gold alignments, and beside translations."""
+
+import numpy as np
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import toy
+from t2t_flax.decoding.scoring import rows_of
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.alignments import attention
+from t2t_flax.extensions.alignments.attention import Head, Pair, weights_of_heads, word_weights
+from t2t_flax.extensions.alignments.choice import head_of, ranked
+from t2t_flax.extensions.alignments.links import hard_links, parse_gold, pharaoh
+from tools.toy_corpus.alignments import gold
+
+RUN, ONE = "pretrained:toy", "--config.mesh.cpu_devices=1"
+HEAD = Head(2, 4)
+KEYS = [*HEAD.flags.split(), ONE]
+PAIRS = [Pair(*pair) for pair in toy.pairs("test", 60)]
+
+
+@pytest.fixture(scope="module")
+def run():
+    return load(RUN)
+
+
+@pytest.fixture(scope="module")
+def ranking(run):
+    golds = [parse_gold(gold("test", i), "") for i in range(len(PAIRS))]
+    return ranked(run, PAIRS, golds), ranked(run, PAIRS)
+
+
+def command(capsys, *words, code=0):
+    """(standard output, standard error) of a command."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == code, capsys.readouterr()
+    return capsys.readouterr()
+
+
+def by_hand(run, pair, head):
+    """The weights of a pair alone, by loops over the model's own weights and SentencePiece's pieces."""
+    ids = run.encode_pair(pair.source, pair.target)
+    batch = {name: np.asarray(x) for name, x in rows_of([ids], 1).items()}
+    _, state = run.model.apply({"params": run.params}, batch, method="hidden", mutable=["intermediates"])
+    layer = state["intermediates"][f"decoder_{head.layer - 1}"]["cross_attention"]["weights"][0][0]
+    of_head = np.asarray(layer[head.head - 1] if head.head else layer.mean(0))
+
+    def words(tokenizer, tokens):
+        starts = [piece.startswith("\u2581") for piece in tokenizer.pieces(tokens[:-1])]
+        return np.cumsum(starts) - 1
+
+    source, target = words(run.tokenizers.source, ids.source), words(run.tokenizers.target, ids.target)
+    out = np.zeros((target[-1] + 1, source[-1] + 1))
+    for t, target_word in enumerate(target):
+        for s, source_word in enumerate(source):
+            row = t + (head.row == "reads")
+            out[target_word, source_word] += of_head[row, s] / (target == target_word).sum()
+    return out
+
+
+@pytest.mark.parametrize("head", [HEAD, Head(1, 0), Head(2, 1, "reads")], ids=str)
+def test_weights_are_those_of_each_pair_alone(run, head):
+    """Also beside longer pairs and pairs with an empty side."""
+    long = Pair("and " * 40 + "it rains.", "und " * 40 + "es regnet.")
+    pairs = [*PAIRS[:8], Pair("", "Ein Wort"), long, Pair("a word", " ")]
+    for pair, weights in zip(pairs, word_weights(run, pairs, head), strict=True):
+        assert weights.shape == (len(pair.target.split()), len(pair.source.split()))
+        if pair.source.strip() and pair.target.strip():
+            np.testing.assert_allclose(weights, by_hand(run, pair, head), atol=1e-5)
+            assert (weights.sum(1) <= 1 + 1e-5).all(), "the rest is of EOS"
+        else:
+            assert not weights.any()
+
+
+def test_all_heads_at_once_are_each_head_alone(run):
+    for i, by_head in weights_of_heads(run, PAIRS[:3]):
+        assert len(by_head) == 2 * (2 * 4 + 2 + 1)
+        for head in (HEAD, Head(1), Head(), Head(1, 2, "reads")):
+            np.testing.assert_allclose(by_head[head], word_weights(run, PAIRS[i : i + 1], head)[0], atol=1e-6)
+
+
+def test_a_head_aligns_the_corpus_nearly_as_its_grammar_does(ranking):
+    by_gold, without = ranking
+    errors = {head: found.error_rate for head, _, found in by_gold}
+    assert by_gold[0][2].error_rate == min(errors.values()) < 0.15
+    assert errors[without[0][0]] < min(errors.values()) + 0.03, "chosen without gold alignments"
+    assert errors[without[-1][0]] > 0.4
+    assert [head for head, *_ in without] != sorted(errors), "the order is one of merit"
+
+
+def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(run, ranking, capsys):
+    assert head_of(load(RUN, overrides={"alignments.layer": "1", "alignments.head": "2"})) == Head(1, 2)
+    chosen = head_of(run)
+    assert chosen == next(head for head, *_ in ranking[1] if head.layer)
+    assert chosen.flags in capsys.readouterr().err
+    with pytest.raises(UserError, match="cannot be read.*align --choose"):
+        head_of(load(RUN, overrides={"data.valid": "nowhere.en,nowhere.de", "decode.alpha": "0.5"}))
+
+
+def test_a_layer_or_head_that_the_model_lacks_is_refused():
+    for keys, message in (
+        ({"alignments.layer": "3"}, "the decoder has 2 layers"),
+        ({"alignments.layer": "1", "alignments.head": "5"}, "the decoder has 4 heads"),
+        ({"alignments.head": "1"}, "needs config.alignments.layer"),
+    ):
+        with pytest.raises(UserError, match=message):
+            load(RUN, overrides=keys)
+
+
+@pytest.mark.smoke
+def test_align_writes_a_line_for_each_pair_and_the_errors_against_gold(run, tmp_path, capsys):
+    pairs = [*PAIRS[:5], Pair("", "Nichts")]
+    for side in ("source", "target"):
+        (tmp_path / side).write_text("".join(getattr(pair, side) + "\n" for pair in pairs))
+    lines = [pharaoh(hard_links(weights)) for weights in word_weights(run, pairs, HEAD)]
+    align = ["align", f"--workdir={RUN}", *KEYS, f"{tmp_path}/source,{tmp_path}/target"]
+    written, _ = command(capsys, *align)
+    assert written.splitlines() == lines and lines[-1] == ""
+    (tmp_path / "own").write_text(written)
+    _, said = command(capsys, *align, f"--gold={tmp_path}/own", f"--output={tmp_path}/out")
+    assert (tmp_path / "out").read_text() == written
+    assert "AER 0.000, precision 1.000, recall 1.000" in said and "1 of 6 pairs have an empty side" in said
+    (tmp_path / "short").write_text("0-0\n")
+    assert "short has 1 lines, and there are 6 pairs" in command(capsys, *align, f"--gold={tmp_path}/short", code=2).err
+    (tmp_path / "wrong").write_text("0-99\n" * 6)
+    assert "a link 0-99, but the pair has" in command(capsys, *align, f"--gold={tmp_path}/wrong", code=2).err
+
+
+def test_choose_prints_every_head_the_best_first(tmp_path, capsys):
+    (tmp_path / "gold").write_text("".join(gold("test", i) + "\n" for i in range(60)))
+    choose = ["align", f"--workdir={RUN}", ONE, "--choose", "toy:test:60"]
+    for flags in ([], [f"--gold={tmp_path}/gold"]):
+        heading, *rows, keys = command(capsys, *choose, *flags).out.splitlines()
+        assert len(rows) == 22 and ("AER" in rows[0]) == bool(flags)
+        assert "--config.alignments.layer=2 --config.alignments.head=" in keys
+
+
+@pytest.fixture
+def lines(tmp_path):
+    path = tmp_path / "lines"
+    path.write_text("".join(pair.source + "\n" for pair in PAIRS[:6]) + "\n")
+    return path
+
+
+@pytest.mark.smoke
+def test_translate_prints_alignments_of_what_it_prints(run, lines, capsys):
+    """The translations are those without the flag, and their alignments those of `align`."""
+    translate = ["translate", f"--workdir={RUN}", *KEYS, f"--input={lines}"]
+    plain = command(capsys, *translate).out.splitlines()
+    aligned = command(capsys, *translate, "--alignments=hard").out.splitlines()
+    pairs = [Pair(source, text) for source, text in zip(lines.read_text().splitlines(), plain, strict=True)]
+    links = [pharaoh(hard_links(weights)) for weights in word_weights(run, pairs, HEAD)]
+    assert aligned == [f"{text} ||| {own}" for text, own in zip(plain, links, strict=True)]
+    assert aligned[-1] == " ||| "
+    soft = command(capsys, *translate, "--alignments=soft").out.splitlines()
+    for pair, line in zip(pairs[:-1], soft, strict=False):
+        rows = [row.split(",") for row in line.split(" ||| ")[1].split()]
+        assert len(rows) == len(pair.target.split()) and all(len(row) == len(pair.source.split()) for row in rows)
+    many = command(capsys, *translate, "--alignments=0.01").out.splitlines()
+    assert set(links[0].split()) < set(many[0].split(" ||| ")[1].split())
+
+
+def test_n_best_lists_and_scores_have_alignments_before_scores(lines, capsys):
+    flags = ["--n-best=2", "--scores", "--alignments=hard"]
+    printed = command(capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", *flags).out.splitlines()
+    assert len(printed) == 14
+    for number, line in enumerate(printed):
+        index, text, links, score = line.split(" ||| ")
+        assert int(index) == number // 2 and float(score) <= 0
+        assert [int(link.split("-")[1]) for link in links.split()] or not text
+        assert sorted(int(link.split("-")[1]) for link in links.split()) == list(range(len(text.split())))
+
+
+def test_translate_file_goes_on_only_with_the_same_alignments(lines, tmp_path, capsys, monkeypatch):
+    out = tmp_path / "out"
+    command_line = ["translate_file", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--output={out}", "--resume"]
+    monkeypatch.setattr("t2t_flax.cli.lines.WINDOW_LINES", 1)
+    monkeypatch.setattr("t2t_flax.cli.lines.WINDOW_BATCHES", 1)
+    whole = command(capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", "--alignments=hard").out
+    small = [*command_line, "--config.decode.batch_size=2", "--alignments=hard"]
+    calls = iter(range(9))
+    real = attention.word_weights
+
+    def fails_later(*args):
+        if next(calls) == 1:
+            raise UserError("stopped here")
+        return real(*args)
+
+    monkeypatch.setattr("t2t_flax.extensions.alignments.outputs.word_weights", fails_later)
+    assert "goes on" in command(capsys, *small, code=2).err
+    monkeypatch.setattr("t2t_flax.extensions.alignments.outputs.word_weights", real)
+    assert "--alignments" in command(capsys, *small[:-1], "--alignments=soft", code=2).err
+    assert "alignments.row" in command(capsys, *small, "--config.alignments.row=reads", code=2).err
+    command(capsys, *small)
+    assert out.read_text() == whole
+
+
+@pytest.mark.parametrize("form", ["yes", "0", "1.5", "nan", "-1"])
+def test_other_forms_are_refused(form, lines, capsys):
+    error = command(
+        capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--alignments={form}", code=2
+    ).err
+    assert f"--alignments={form}: expected hard, soft, or a probability" in error

@@ -1,0 +1,132 @@
+"""Markup, URLs and placeholders through real translations: `translate --tags`, and documents of HTML for the server."""
+
+import html
+import re
+
+import pytest
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.alignments.html_document import HtmlDocument
+from t2t_flax.registry import ANALYSES, load_extensions
+
+RUN = "pretrained:toy"
+KEYS = ["--config.alignments.layer=2", "--config.mesh.cpu_devices=1"]
+SOURCES = [source for source, _ in toy.pairs("test", 40)]
+
+
+def translated(capsys, tmp_path, lines, *flags):
+    (tmp_path / "lines").write_text("".join(line + "\n" for line in lines))
+    capsys.readouterr()
+    assert main(["translate", f"--workdir={RUN}", *KEYS, f"--input={tmp_path}/lines", *flags]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+@pytest.fixture(scope="module")
+def run():
+    return load(RUN, overrides={"alignments.layer": "2"})
+
+
+@pytest.mark.smoke
+def test_a_word_keeps_its_tag_where_the_word_order_differs(tmp_path, capsys):
+    lines = [
+        "Anna has <b>worked</b> as a pilot in Athens for nine years.",
+        "Does the <a href='x?a&amp;b'>market</a> open on the weekend?",
+        "The <i>pillow</i> that the <b>lawyer</b> described nine weeks ago is new.<br>",
+    ]
+    out = translated(capsys, tmp_path, lines, "--tags=html")
+    assert re.search(r"<b>\w*arbeitet</b>", out[0])
+    assert "<a href='x?a&amp;b'>Markt</a>" in out[1]
+    assert "<i>Kissen</i>," in out[2] and "<b>Anwalt</b>" in out[2] and out[2].endswith(".<br>")
+
+
+def test_the_words_are_those_of_the_line_without_markup(tmp_path, capsys):
+    marked = [re.sub(r"(\w+)( \w+)", r"<b>\1</b>\2", source, count=2) for source in SOURCES[:12]]
+    plain = translated(capsys, tmp_path, SOURCES[:12])
+    out = translated(capsys, tmp_path, marked, "--tags=html")
+    assert [html.unescape(re.sub("<[^>]+>", "", line)) for line in out] == plain
+    assert all(line.count("<b>") >= 1 and line.count("<b>") == line.count("</b>") for line in out)
+
+
+def test_lines_without_markup_are_translated_as_ever(tmp_path, capsys):
+    plain = translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores")
+    assert translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=text") == plain
+    assert translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=html") == plain
+
+
+def test_urls_and_placeholders_arrive_as_they_were(tmp_path, capsys):
+    lines = ["The boy paid {0} for the knife.", "I work at https://example.org/a?b=1 today.", "My name is %1$s."]
+    for form in ("text", "html"):
+        out = translated(capsys, tmp_path, lines, f"--tags={form}")
+        assert ["{0}" in out[0], "https://example.org/a?b=1" in out[1], "%1$s" in out[2]] == [True] * 3
+
+
+def test_two_flags_that_say_what_is_printed_are_refused(tmp_path, capsys):
+    (tmp_path / "lines").write_text("A dog.\n")
+    flags = ["--tags=html", "--alignments=hard"]
+    assert main(["translate", f"--workdir={RUN}", *KEYS, f"--input={tmp_path}/lines", *flags]) == 2
+    assert "--alignments and --tags both say what is printed" in capsys.readouterr().err
+    assert main(["translate", f"--workdir={RUN}", *KEYS, f"--input={tmp_path}/lines", "--tags=xml"]) == 2
+    assert "--tags=xml: expected html or text" in capsys.readouterr().err
+
+
+DOCUMENT = """<!DOCTYPE html>
+<html><head><title>It is late.</title><style>p { color: red }</style></head>
+<body class="x"><h1>The <em>hospital</em> is ugly.</h1>
+<p>I have <b>milk</b>.<br>Robert &amp; Anna needed him.</p>
+<script>var a = "It is late." < 1;</script><!-- It is late. -->
+<ul><li>Is this water loud?</li><li></li></ul><code translate="no">It is late.</code>
+</body></html>
+"""
+
+
+def test_a_document_is_translated_block_by_block(run):
+    document = HtmlDocument(DOCUMENT)
+    assert document.lines == [
+        "It is late.",
+        "The hospital is ugly.",
+        "I have milk.",
+        "Robert & Anna needed him.",
+        "Is this water loud?",
+    ]
+    same = document.translated(run, document.lines, document.lines)
+    assert re.sub(r"\s+", " ", html.unescape(re.sub("<[^>]+>", "|", same))) == re.sub(
+        r"\s+", " ", html.unescape(re.sub("<[^>]+>", "|", DOCUMENT))
+    ), "without translating, the document stays"
+    texts = [translation.text for translation in run.translate(document.lines)]
+    out = document.translated(run, document.lines, texts)
+    assert "<em>Krankenhaus</em>" in out and "<b>Milch</b>." in out and "Robert &amp; Anna" in out
+    for kept in (
+        "<!DOCTYPE html>",
+        '<body class="x">',
+        "p { color: red }",
+        '"It is late." < 1',
+        "<!-- It is late. -->",
+    ):
+        assert kept in out
+    assert '<code translate="no">It is late.</code>' in out
+
+
+@pytest.mark.parametrize("text", ["", " ", "<p></p>", "no tags", "a <b>", "</p>", "<script>x", "<!--"])
+def test_any_text_is_a_document(run, text):
+    document = HtmlDocument(text)
+    assert isinstance(document.translated(run, document.lines, document.lines), str)
+
+
+def test_the_server_finds_documents_by_their_row():
+    load_extensions()
+    assert ANALYSES.load("html") is HtmlDocument
+
+
+def test_other_tasks_have_no_alignments(run):
+    from t2t_flax.extensions.alignments.attention import require_translation
+
+    class Parsing:
+        class config:  # noqa: N801
+            class data:  # noqa: N801
+                task = "parsing"
+
+    with pytest.raises(UserError, match=r"are for data.task = translation, not parsing"):
+        require_translation(Parsing)
