@@ -194,9 +194,9 @@ EXPLAINED: Table[str] = Table()
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other. `attend`: a function (model, source,
-target or None). `html`: a class (text) with `lines` to be translated, and `translated(model, lines as the model reads them,
-translations)`.
+"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other. `attend`: a function (model,
+source, target or None). `html`: a class (text) with `lines` to be translated, and `translated(model, lines as the model reads
+them, translations)`.
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""

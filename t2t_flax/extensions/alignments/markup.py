@@ -17,6 +17,8 @@ BREAKS = frozenset(
 """Elements that separate words and, in a document, what is translated at a time."""
 VERBATIM = frozenset(["script", "style", "template", "noscript"])
 VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
+_BREAK = "\v"
+"""A space where a break stands, which text does not have."""
 _NAME = re.compile(r"<\s*([^\s/>]+)")
 _PUNCTUATION = ".,;:!?…)]}»”’\"'"
 _OPENING = "([{«„“‘\"'¿¡"
@@ -164,13 +166,14 @@ class Fragment:
             else:
                 stack.remove(elements[number])
             if event.name in BREAKS:
-                characters.append(" ")
+                characters.append(_BREAK)
                 stacks.append(tuple(stack))
         text = "".join(characters)
         spans = [match.span() for match in re.finditer(r"\S+", text)]
         self.words = [text[begin:end] for begin, end in spans]
         self.text = " ".join(self.words)
-        self.edges = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :] if self.words else ""
+        edges = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :] if self.words else ""
+        self.edges = edges[0].replace(_BREAK, ""), edges[1].replace(_BREAK, "")
         within = [stacks[begin:end] for begin, end in spans]
         self.stacks = [max(of_word, key=of_word.count) for of_word in within]
         self._first = [of_word[0] for of_word in within]

@@ -172,13 +172,14 @@ def test_n_best_lists_and_scores_have_alignments_before_scores(lines, capsys):
         assert sorted(int(link.split("-")[1]) for link in links.split()) == list(range(len(text.split())))
 
 
-def test_translate_file_goes_on_only_with_the_same_alignments(lines, tmp_path, capsys, monkeypatch):
-    out = tmp_path / "out"
+def test_translate_file_goes_on_only_with_the_same_alignments(tmp_path, capsys, monkeypatch):
+    out, lines = tmp_path / "out", tmp_path / "many"
+    lines.write_text("".join(pair.source + "\n" for pair in PAIRS[:20]))
     command_line = ["translate_file", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--output={out}", "--resume"]
     monkeypatch.setattr("t2t_flax.cli.lines.WINDOW_LINES", 1)
     monkeypatch.setattr("t2t_flax.cli.lines.WINDOW_BATCHES", 1)
     whole = command(capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", "--alignments=hard").out
-    small = [*command_line, "--config.decode.batch_size=2", "--alignments=hard"]
+    small = [*command_line, "--config.decode.batch_size=1", "--alignments=hard"]
     calls = iter(range(9))
     real = attention.word_weights
 

@@ -32,12 +32,12 @@ def run():
 @pytest.mark.smoke
 def test_a_word_keeps_its_tag_where_the_word_order_differs(tmp_path, capsys):
     lines = [
-        "Anna has <b>worked</b> as a pilot in Athens for nine years.",
+        "On Monday, my <b>uncle</b> meets the farmer.",
         "Does the <a href='x?a&amp;b'>market</a> open on the weekend?",
         "The <i>pillow</i> that the <b>lawyer</b> described nine weeks ago is new.<br>",
     ]
     out = translated(capsys, tmp_path, lines, "--tags=html")
-    assert re.search(r"<b>\w*arbeitet</b>", out[0])
+    assert out[0] == "Am Montag trifft mein <b>Onkel</b> den Bauern."
     assert "<a href='x?a&amp;b'>Markt</a>" in out[1]
     assert "<i>Kissen</i>," in out[2] and "<b>Anwalt</b>" in out[2] and out[2].endswith(".<br>")
 
@@ -97,7 +97,7 @@ def test_a_document_is_translated_block_by_block(run):
     ), "without translating, the document stays"
     texts = [translation.text for translation in run.translate(document.lines)]
     out = document.translated(run, document.lines, texts)
-    assert "<em>Krankenhaus</em>" in out and "<b>Milch</b>." in out and "Robert &amp; Anna" in out
+    assert "<em>Krankenhaus</em>" in out and "<b>Milch</b>." in out and "Robert hat " in out
     for kept in (
         "<!DOCTYPE html>",
         '<body class="x">',
