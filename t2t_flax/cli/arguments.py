@@ -162,8 +162,8 @@ def add_output_flags(arguments: argparse.ArgumentParser) -> None:
 
 
 def line_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of extensions that are given: of `add_line_flags`, `add_model_flags` and `add_output_flags`. Raises UserError for two
-    of the last.
+    """The flags of extensions that are given: of `add_line_flags`, `add_model_flags` and `add_output_flags`. Raises UserError for
+    two of the last.
     """
     values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS, *OUTPUT_FLAGS]}
     given = {flag: value for flag, value in values.items() if value is not None}
