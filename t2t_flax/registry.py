@@ -115,8 +115,8 @@ SEARCHES = Table({
     "greedy": "t2t_flax.decoding.sampling:greedy",
     "sample": "t2t_flax.decoding.sampling:sample",
 })  # fmt: skip
-"""Choices of decode.strategy: functions config -> `decoding.search_loop.Search`, of decode.beam_size hypotheses but for greedy
-and sample.
+"""Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`, of decode.beam_size hypotheses
+but for greedy and sample.
 """
 TOKEN_RULES = Features()
 """Modules with `token_rule(config, tokenizers) -> decoding.token_rules.TokenRule`, and with `prepare(config, tokenizers, lines,

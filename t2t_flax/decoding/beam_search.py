@@ -13,6 +13,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, top_k
 
 
@@ -22,7 +23,9 @@ def length_penalty(length, alpha: float, kind: str = "gnmt"):
 
 
 @flax.struct.dataclass
-class _State:
+class BeamState:
+    """The hypotheses of each sentence: K alive ones and K finished ones, both best first."""
+
     done_B: jax.Array
     top_finished_B: jax.Array
     last_BxK: jax.Array
@@ -59,9 +62,9 @@ class BeamSearch:
         """Hypotheses of a sentence."""
         return self.beam_size
 
-    def start(self, sentences: Sentences, length: int) -> _State:
+    def start(self, sentences: Sentences, length: int) -> BeamState:
         shape = (len(sentences.caps_B), self.beam_size)
-        return _State(
+        return BeamState(
             done_B=sentences.caps_B < 1,
             top_finished_B=jnp.zeros(shape[:1], bool),
             last_BxK=jnp.zeros(shape, jnp.int32),
@@ -74,50 +77,70 @@ class BeamSearch:
             finished_lengths_BxK=jnp.zeros(shape, jnp.int32),
         )
 
-    def advance(self, sentences: Sentences, position, state: _State, logits_BxKxV):
-        K, length = self.beam_size, position + 1
-        log_probs_BxKxC, tokens_BxKxC = _continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
+    def advance(self, sentences: Sentences, position, state: BeamState, logits_BxKxV):
+        K = self.beam_size
+        log_probs_BxKxC, tokens_BxKxC = continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
         totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
         # At most K of the 2K candidates end (one per beam), so K always continue, whatever EOS scores.
         log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
         parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
-        tokens_Bx2K = _take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
+        tokens_Bx2K = take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
         ends_Bx2K = tokens_Bx2K == EOS
         if self.early_stopping != "exact":
             ends_Bx2K = ends_Bx2K & (jnp.arange(2 * K) < K)
-        sequences_Bx2KxT = _take(state.alive_BxKxT, parents_Bx2K).at[:, :, position].set(tokens_Bx2K)
-
-        ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
-        penalty = length_penalty(length, self.alpha, self.length_penalty)
-        scores_Bx3K = jnp.concatenate([state.finished_scores_BxK, ended_Bx2K / penalty], 1)
-        finished_scores_BxK, best_BxK = jax.lax.top_k(scores_Bx3K, K)
         alive_Bx2K = jnp.where(tokens_Bx2K == EOS, -jnp.inf, log_probs_Bx2K)
-        alive_log_probs_BxK, alive_index_BxK = jax.lax.top_k(alive_Bx2K, K)
+        alive = jax.lax.top_k(alive_Bx2K, K)
+        top_B = ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf)
+        return self.extend(
+            sentences,
+            position,
+            state,
+            parents_Bx2K,
+            tokens_Bx2K,
+            jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf),
+            alive,
+            top_B,
+        )
+
+    def extend(
+        self, sentences: Sentences, position, state: BeamState, parents_BxN, tokens_BxN, ended_BxN, alive, top_B
+    ):
+        """What `advance` returns for N candidates, each a token after one of the hypotheses (its parent).
+
+        ended_BxN: the log-probability of those that finish, -inf for others. alive: the log-probabilities [B, K] of those that
+        continue, -inf for none, and their indices among the candidates. top_B: whether the likeliest candidate finishes.
+        """
+        K, length = self.beam_size, position + 1
+        sequences_BxNxT = take(state.alive_BxKxT, parents_BxN).at[:, :, position].set(tokens_BxN)
+        penalty = length_penalty(length, self.alpha, self.length_penalty)
+        scores_BxKN = jnp.concatenate([state.finished_scores_BxK, ended_BxN / penalty], 1)
+        finished_scores_BxK, best_BxK = jax.lax.top_k(scores_BxKN, K)
+        alive_log_probs_BxK, alive_index_BxK = alive
 
         def finished(old, new):
-            return _take(jnp.concatenate([old, new], 1), best_BxK)
+            return take(jnp.concatenate([old, new], 1), best_BxK)
 
-        top_finished_B = state.top_finished_B | (ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf))
+        top_finished_B, best_alive_B = state.top_finished_B | top_B, jnp.max(alive_log_probs_BxK, axis=1)
         if self.early_stopping == "beam_full":
             enough_B = finished_scores_BxK[:, -1] > -jnp.inf
         elif self.early_stopping == "top_finished":
             enough_B = top_finished_B & (finished_scores_BxK[:, self.n_best - 1] > -jnp.inf)
         else:
-            best_B = self._best_future(alive_log_probs_BxK[:, 0], length + 1, sentences.caps_B)
+            best_B = self._best_future(best_alive_B, length + 1, sentences.caps_B)
             enough_B = finished_scores_BxK[:, self.n_best - 1] > best_B
-        no_alive_B = alive_log_probs_BxK[:, 0] == -jnp.inf
-        new = _State(
+        no_alive_B = best_alive_B == -jnp.inf
+        new = BeamState(
             done_B=enough_B | no_alive_B | (length >= sentences.caps_B),
             top_finished_B=top_finished_B,
-            last_BxK=_take(tokens_Bx2K, alive_index_BxK),
-            alive_BxKxT=_take(sequences_Bx2KxT, alive_index_BxK),
+            last_BxK=take(tokens_BxN, alive_index_BxK),
+            alive_BxKxT=take(sequences_BxNxT, alive_index_BxK),
             alive_log_probs_BxK=alive_log_probs_BxK,
-            finished_BxKxT=finished(state.finished_BxKxT, sequences_Bx2KxT),
+            finished_BxKxT=finished(state.finished_BxKxT, sequences_BxNxT),
             finished_scores_BxK=finished_scores_BxK,
-            finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_Bx2K),
-            finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_Bx2K, length)),
+            finished_log_probs_BxK=finished(state.finished_log_probs_BxK, ended_BxN),
+            finished_lengths_BxK=finished(state.finished_lengths_BxK, jnp.full_like(tokens_BxN, length)),
         )
-        return new, None if K == 1 else _take(parents_Bx2K, alive_index_BxK)
+        return new, None if K == 1 else take(parents_BxN, alive_index_BxK)
 
     def _best_future(self, log_prob_B, next_length, caps_B):
         """Upper bound on the score of any continuation of an alive hypothesis.
@@ -128,7 +151,7 @@ class BeamSearch:
         penalty = functools.partial(length_penalty, alpha=self.alpha, kind=self.length_penalty)
         return log_prob_B / jnp.maximum(penalty(caps_B), penalty(next_length))
 
-    def result(self, sentences: Sentences, state: _State) -> SearchResult:
+    def result(self, sentences: Sentences, state: BeamState) -> SearchResult:
         caps_B = sentences.caps_B
         # Alive hypotheses are returned only for sentences that reached their cap, so the cap is their length.
         alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
@@ -143,7 +166,7 @@ class BeamSearch:
         best_BxN = order_Bx2K[:, : self.n_best]
 
         def pick(finished, alive):
-            return _take(jnp.concatenate([finished, alive], 1), best_BxN)
+            return take(jnp.concatenate([finished, alive], 1), best_BxN)
 
         lengths_BxN = pick(jnp.where(finished_BxK, state.finished_lengths_BxK, 0), alive_lengths_BxK)
         tokens_BxNxT = pick(state.finished_BxKxT, state.alive_BxKxT)
@@ -152,17 +175,17 @@ class BeamSearch:
             scores=pick(state.finished_scores_BxK, alive_scores_BxK),
             log_probs=pick(state.finished_log_probs_BxK, state.alive_log_probs_BxK),
             lengths=lengths_BxN,
-            finished=_take(is_finished_Bx2K, best_BxN),
+            finished=take(is_finished_Bx2K, best_BxN),
         )
 
 
-def beam(config: Config) -> BeamSearch:
+def beam(config: Config, tokenizers: TokenizerPair) -> BeamSearch:
     """decode.strategy = beam."""
     c = config.decode
     return BeamSearch(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
 
 
-def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
+def continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
     """The best `count` tokens of each beam (or all): log-probabilities [B, K, C], -inf if impossible, and ids."""
     width = min(count + 1, logits_BxKxV.shape[-1])  # one more, because PAD may be among them
     best_BxKxC, ids_BxKxC = top_k(logits_BxKxV, width)
@@ -176,6 +199,6 @@ def _continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | No
     return best_BxKxC - log_sum_exp(logits_BxKxV), ids_BxKxC
 
 
-def _take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
+def take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
     """[B, M, ...] at [B, N] -> [B, N, ...]."""
     return jax.vmap(lambda x, index: x.at[index].get(mode="promise_in_bounds"))(x_BxMx, index_BxN)

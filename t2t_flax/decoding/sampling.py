@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.search_loop import (
     IMPOSSIBLE,
     SearchResult,
@@ -114,12 +115,12 @@ class Sampling:
         return SearchResult(state.tokens_BxKxT, log_probs_BxK, log_probs_BxK, state.lengths_BxK, state.ended_BxK)
 
 
-def greedy(config: Config) -> Sampling:
+def greedy(config: Config, tokenizers: TokenizerPair) -> Sampling:
     """decode.strategy = greedy."""
     return Sampling(temperature=0.0)
 
 
-def sample(config: Config) -> Sampling:
+def sample(config: Config, tokenizers: TokenizerPair) -> Sampling:
     """decode.strategy = sample."""
     c = config.decode
     return Sampling(c.n_best, c.temperature, c.top_k, c.top_p)

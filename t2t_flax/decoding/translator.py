@@ -80,7 +80,7 @@ class Translator:
         """at_once: batches that are decoded at the same time, each in a thread of its own."""
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config.decode
         self._source_eos, self._at_once = config.data.source_eos, at_once
-        self._strategy: Search = SEARCHES.load(config.decode.strategy)(config)
+        self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
         modules = list(TOKEN_RULES.of(config))
         self._rules = tuple(module.token_rule(config, tokenizers) for module in modules)
         self._prepare_steps = [functools.partial(module.prepare, config, tokenizers) for module in modules]

@@ -1,0 +1,80 @@
+"""Constraints: phrases that translations must or must not contain, glossaries, penalties and limits on tokens, diverse beams."""
+
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.errors import UserError
+from t2t_flax.registry import GROUPS, SEARCHES, TOKEN_RULES
+
+CONSTRAINED = "constrained_beam"
+TABS, JSON = "tabs", "json"
+DIVERSE = "decode.strategy", "diverse_beam"
+
+
+def _key(default, doc: str, **more):
+    return key(default, doc, mutable=True, changes=TRANSLATIONS, **more)
+
+
+@dataclass(frozen=True)
+class Constraints:
+    lines: str = _key(
+        "",
+        'what source lines hold beside their text: tabs = phrases of the translation after tabs, json = {"text": ..., '
+        '"constraints": [...], "avoid": [...]}, in which a list of phrases stands for any of them; empty = nothing',
+    )
+    glossary: str = _key(
+        "",
+        "file of terms, one a line: a source phrase, a tab, its translation, further ones after tabs. A translation contains "
+        "one of them where the source contains the phrase, in any case",
+    )
+    avoid: str = _key("", "file of phrases, one a line, that no translation contains")
+    ordered: bool = _key(False, "whether the phrases of a line occur in its order, without overlap")
+    suppress: str = _key("", "tokens that are never written, separated by spaces, such as <unk>")
+    no_repeat_ngram: int = _key(
+        0, "length of the n-grams of tokens that are written once only; 0 = any number of times", low=0
+    )
+    min_length: int = _key(0, "fewest tokens of a translation, EOS not included", low=0)
+    repetition_penalty: float = _key(
+        0.0,
+        "divides positive logits of tokens that a hypothesis has, and multiplies negative ones (Keskar et al. 2019); 0 = none",
+        low=0.0,
+        high=100.0,
+    )
+    groups: int = _key(2, "groups into which decode.strategy = diverse_beam divides the beam", low=1, read_with=DIVERSE)
+    diversity: float = _key(
+        0.5,
+        "what each use of a token by an earlier group at the same position takes from its log-probability "
+        "(Vijayakumar et al. 2016)",
+        low=0.0,
+        high=100.0,
+        read_with=DIVERSE,
+    )
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for keys that need each other."""
+        if self.lines not in ("", TABS, JSON):
+            raise UserError(f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing.")
+        contain = "glossary" if self.glossary else "lines" if self.lines == TABS else ""
+        if contain and config.decode.strategy != CONSTRAINED:
+            raise UserError(
+                f"config.constraints.{contain} = {getattr(self, contain)!r} says what translations contain, which needs "
+                f"config.decode.strategy = {CONSTRAINED}, not {config.decode.strategy}."
+            )
+        if config.decode.strategy == CONSTRAINED and not (self.lines or self.glossary):
+            raise UserError(
+                f"config.decode.strategy = {CONSTRAINED} needs config.constraints.glossary, or "
+                "config.constraints.lines = tabs or json."
+            )
+        if config.decode.strategy == "diverse_beam" and config.decode.beam_size % self.groups:
+            raise UserError(
+                f"config.decode.beam_size = {config.decode.beam_size} cannot be divided into config.constraints.groups = "
+                f"{self.groups} of equal size."
+            )
+
+
+GROUPS.add("constraints", Constraints)
+SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
+SEARCHES.add("diverse_beam", "t2t_flax.extensions.constraints.diverse:diverse_beam")
+_RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
+TOKEN_RULES.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))

@@ -1,0 +1,118 @@
+"""What a user asks of the translation of a line: in the line itself, and by files of terms and phrases."""
+
+import dataclasses
+import functools
+import json
+import re
+from collections.abc import Iterator
+
+from etils import epath
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.constraints import JSON, TABS, Constraints
+from t2t_flax.extensions.constraints.segmentation import continues_word
+
+
+@dataclasses.dataclass(frozen=True)
+class Wanted:
+    """text: what is translated. contain: phrases, each as its alternatives. avoid: phrases."""
+
+    text: str
+    contain: tuple[tuple[str, ...], ...] = ()
+    avoid: tuple[str, ...] = ()
+
+
+def read_line(line: str, form: str, where: str) -> Wanted:
+    """A source line in the form of constraints.lines. Raises UserError, which says where, for a line of another form."""
+    if form == TABS:
+        text, *phrases = line.split("\t")
+        return Wanted(text, tuple((phrase.strip(),) for phrase in phrases if phrase.strip()))
+    if form != JSON or not line.strip():
+        return Wanted(line)
+    try:
+        found = json.loads(line)
+    except ValueError as error:
+        raise UserError(f"{where} is not JSON: {error}. Expected {_EXPECTED}.") from None
+    if not isinstance(found, dict) or not isinstance(found.get("text"), str) or found.keys() - _KEYS:
+        raise UserError(f"{where}: expected {_EXPECTED}.")
+    contain, avoid = found.get("constraints", []), found.get("avoid", [])
+    if not (isinstance(contain, list) and isinstance(avoid, list)):
+        raise UserError(f"{where}: constraints and avoid are lists. Expected {_EXPECTED}.")
+    alternatives = [phrase if isinstance(phrase, list) else [phrase] for phrase in contain]
+    for phrase in (*(phrase for several in alternatives for phrase in several), *avoid):
+        if not isinstance(phrase, str) or not phrase.strip():
+            raise UserError(f"{where}: {phrase!r} is no phrase. Expected {_EXPECTED}.")
+    if [] in alternatives:
+        raise UserError(f"{where}: an empty list among the constraints. Expected {_EXPECTED}.")
+    return Wanted(found["text"], tuple(map(tuple, alternatives)), tuple(avoid))
+
+
+_KEYS = {"text", "constraints", "avoid"}
+_EXPECTED = '{"text": "...", "constraints": ["phrase", ["one form", "or another"]], "avoid": ["phrase"]}'
+
+
+@dataclasses.dataclass(frozen=True)
+class Glossary:
+    """Translations of source phrases, which are in lower case."""
+
+    terms: dict[str, tuple[str, ...]]
+
+    def find(self, source: str) -> list[tuple[str, ...]]:
+        """The translations of each term in a source sentence, which longer terms go before shorter ones to take."""
+        if not self.terms:
+            return []
+        return [self.terms[match.group().lower()] for match in self._pattern.finditer(source)]
+
+    @functools.cached_property
+    def _pattern(self) -> re.Pattern:
+        return re.compile("|".join(map(_whole, sorted(self.terms, key=len, reverse=True))), re.IGNORECASE)
+
+
+def contains(text: str, phrase: str) -> bool:
+    """Whether a text contains a phrase as whole words."""
+    return re.search(_whole(phrase), text) is not None
+
+
+def _whole(phrase: str) -> str:
+    """A pattern of the phrase where no other word joins it."""
+    before = r"(?<!\w)" if continues_word(phrase[0]) else ""
+    after = r"(?!\w)" if continues_word(phrase[-1]) else ""
+    return f"{before}{re.escape(phrase)}{after}"
+
+
+@functools.lru_cache(maxsize=4)
+def read_glossary(path: str) -> Glossary:
+    """The file of constraints.glossary. Raises UserError for a line that is no term."""
+    terms: dict[str, tuple[str, ...]] = {}
+    for number, line in _lines(path, "glossary"):
+        source, *targets = (part.strip() for part in line.split("\t"))
+        if not source or not targets or not all(targets):
+            raise UserError(f"{path} line {number}: expected a source phrase, a tab and its translation.")
+        if terms.setdefault(source.lower(), tuple(targets)) != tuple(targets):
+            raise UserError(
+                f"{path} line {number}: {source!r} is there a second time with another translation. Write all of them in one "
+                "line, with tabs between."
+            )
+    return Glossary(terms)
+
+
+@functools.lru_cache(maxsize=4)
+def read_phrases(path: str) -> tuple[str, ...]:
+    """The file of constraints.avoid."""
+    return tuple(line.strip() for _, line in _lines(path, "avoid"))
+
+
+def _lines(path: str, key: str) -> Iterator[tuple[int, str]]:
+    try:
+        text = epath.Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"config.constraints.{key} = {path!r} cannot be read as UTF-8 text: {error}.") from None
+    yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+
+
+def wanted(group: Constraints, line: str, where: str) -> Wanted:
+    """All that is asked of the translation of a line."""
+    found = read_line(line, group.lines, where)
+    terms = read_glossary(group.glossary).find(found.text) if group.glossary else []
+    phrases = read_phrases(group.avoid) if group.avoid else ()
+    return Wanted(found.text, (*found.contain, *terms), (*found.avoid, *phrases))

@@ -1,0 +1,154 @@
+"""Rules on tokens: phrases that no translation contains, n-grams that are written once, penalties, suppressed tokens."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.config import Config
+from t2t_flax.config.data_keys import EOS, PAD
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
+from t2t_flax.decoding.search_loop import Sentences
+from t2t_flax.decoding.token_rules import forbid
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints
+from t2t_flax.extensions.constraints.lines import Wanted, wanted
+from t2t_flax.extensions.constraints.segmentation import arrays, forms, segmentations
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+    """A `TokenRule`. avoid: whether `Sentences.more["avoid"]`, int32 [B, A, L], zero-padded, has sequences of tokens that are not
+    written. Others as in `Constraints`.
+    """
+
+    avoid: bool = False
+    no_repeat_ngram: int = 0
+    min_length: int = 0
+    repetition_penalty: float = 0.0
+    suppress: tuple[int, ...] = ()
+
+    @property
+    def _reads_tokens(self) -> bool:
+        return self.no_repeat_ngram > 0 or self.repetition_penalty > 0
+
+    def start(self, sentences: Sentences, width: int, length: int) -> dict[str, Any]:
+        state: dict[str, Any] = {}
+        if self.avoid:
+            avoid_BxAxL = sentences.more["avoid"]
+            state["state"] = jnp.zeros((len(avoid_BxAxL), width, *avoid_BxAxL.shape[1:]), bool)
+        if self._reads_tokens:
+            state["tokens"] = jnp.full((len(sentences.caps_B), width, length), PAD, jnp.int32)
+        return state
+
+    def apply(self, sentences: Sentences, state, tokens_BxK, position, logits_BxKxV):
+        B, K, V = logits_BxKxV.shape
+        tokens_BxK, new = jnp.where(position == 0, PAD, tokens_BxK), dict(state)
+        rows, beams = jnp.arange(B)[:, None, None], jnp.arange(K)[:, None]
+        if self._reads_tokens:
+            # Time t holds the token at position t - 1.
+            new["tokens"] = history_BxKxT = state["tokens"].at[:, :, position].set(tokens_BxK)
+        if self.repetition_penalty:
+            had_BxKxV = jnp.zeros((B, K, V), bool).at[rows, beams, history_BxKxT].set(True).at[..., PAD].set(False)
+            factor_BxKxV = jnp.where(logits_BxKxV > 0, 1 / self.repetition_penalty, self.repetition_penalty)
+            logits_BxKxV = jnp.where(had_BxKxV, logits_BxKxV * factor_BxKxV, logits_BxKxV)
+        forbidden_BxKxV = jnp.zeros((B, K, V), bool)
+        if self.no_repeat_ngram:
+            again_BxKxT = _repeats(history_BxKxT, position, self.no_repeat_ngram)
+            forbidden_BxKxV = forbidden_BxKxV.at[rows, beams, again_BxKxT].set(True)
+        if self.avoid:
+            avoid_BxAxL = sentences.more["avoid"]
+            new["state"] = matched_BxKxAxL = _matched(avoid_BxAxL, state["state"], tokens_BxK)
+            ends_BxKxA = _completing(avoid_BxAxL, matched_BxKxAxL)
+            forbidden_BxKxV = forbidden_BxKxV.at[rows, beams, ends_BxKxA].set(True)
+        if self.suppress:
+            forbidden_BxKxV = forbidden_BxKxV.at[..., jnp.array(self.suppress)].set(True)
+        if self.min_length:
+            early = position < self.min_length
+            forbidden_BxKxV = forbidden_BxKxV.at[..., EOS].max(early)
+        return forbid(logits_BxKxV, forbidden_BxKxV), new
+
+
+def _repeats(history_BxKxT, position, n: int) -> jax.Array:
+    """int32 [B, K, T]: tokens that would end an n-gram which a hypothesis has, and PAD. history: time t has position t - 1."""
+    T = history_BxKxT.shape[2]
+    times = jnp.arange(T)
+    same_BxKxT = jnp.broadcast_to((times >= n) & (times <= position), history_BxKxT.shape)
+    for back in range(1, n):
+        latest_BxKx1 = jnp.take(history_BxKxT, jnp.maximum(position - back + 1, 0)[None], axis=2)
+        same_BxKxT &= jnp.roll(history_BxKxT, back, axis=2) == latest_BxKx1
+    return jnp.where(same_BxKxT, history_BxKxT, PAD)
+
+
+def _matched(avoid_BxAxL, matched_BxKxAxL, tokens_BxK) -> jax.Array:
+    """Whether a hypothesis ends in the first l + 1 tokens of each sequence, after one more token."""
+    shorter = jnp.pad(matched_BxKxAxL, [(0, 0)] * 3 + [(1, 0)], constant_values=True)[..., :-1]
+    return shorter & (tokens_BxK[..., None, None] == avoid_BxAxL[:, None]) & (avoid_BxAxL[:, None] != PAD)
+
+
+def _completing(avoid_BxAxL, matched_BxKxAxL) -> jax.Array:
+    """int32 [B, K, A]: the token that would complete each sequence, else PAD."""
+    last_BxA = jnp.maximum(jnp.sum(avoid_BxAxL != PAD, axis=2) - 1, 0)
+    token_BxA = jnp.take_along_axis(avoid_BxAxL, last_BxA[..., None], axis=2)[..., 0]
+    before = jnp.pad(matched_BxKxAxL, [(0, 0)] * 3 + [(1, 0)], constant_values=True)[..., :-1]
+    index = jnp.broadcast_to(last_BxA[:, None, :, None], (*before.shape[:3], 1))
+    return jnp.where(jnp.take_along_axis(before, index, axis=3)[..., 0], token_BxA[:, None], PAD)
+
+
+def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:
+    """The rule of a config. Raises UserError for a suppressed token that the vocabulary lacks."""
+    group: Constraints = config.group("constraints")
+    vocabulary = {piece: i for i, piece in enumerate(tokenizers.target.pieces(range(tokenizers.target.vocab_size)))}
+    if unknown := [piece for piece in group.suppress.split() if piece not in vocabulary]:
+        raise UserError(f"config.constraints.suppress: {unknown[0]!r} is no token of the target vocabulary.")
+    suppress = tuple(vocabulary[piece] for piece in group.suppress.split())
+    return Rule(
+        _avoids(group), group.no_repeat_ngram, group.min_length, group.repetition_penalty, suppress
+    )  # fmt: skip
+
+
+def _avoids(group: Constraints) -> bool:
+    return bool(group.avoid) or group.lines == JSON
+
+
+def prepare(
+    config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
+) -> tuple[list[str], dict[str, np.ndarray]]:
+    """The text of each line, and what is asked of its translation. Raises UserError for a line that cannot be read, and one that
+    asks for phrases where the search does not look for them.
+    """
+    group: Constraints = config.group("constraints")
+    found, target, looks = [], tokenizers.target, config.decode.strategy == CONSTRAINED
+    for number, line in enumerate(lines, first_line + 1):
+        _, text = tokenizers.source.split(line)
+        symbols = line[: len(line) - len(text)]
+        asked = wanted(group, text, f"line {number}")
+        if asked.contain and not looks:
+            raise UserError(
+                f"line {number} has phrases that its translation contains, which needs config.decode.strategy = {CONSTRAINED}."
+            )
+        found.append(dataclasses.replace(asked, text=symbols + asked.text))
+    more = {}
+    if looks:
+        more["must"] = _must(target, found)
+    if _avoids(group):
+        known: dict[str, list[tuple[int, ...]]] = {}
+        for phrase in {phrase for asked in found for phrase in asked.avoid}:
+            known[phrase] = segmentations(target, phrase)
+        more["avoid"] = arrays([[ids for phrase in asked.avoid for ids in known[phrase]] for asked in found], (1, 4))
+    return [asked.text for asked in found], more
+
+
+def _must(tokenizer: Tokenizer, found: Sequence[Wanted]) -> np.ndarray:
+    """int32 [lines, C, S, L] of `ConstrainedBeam`."""
+    rows = [
+        [[ids for phrase in phrases for ids in forms(tokenizer, phrase)] for phrases in asked.contain]
+        for asked in found
+    ]
+    most = max((len(row) for row in rows), default=0)
+    flat = arrays([form for row in rows for form in [*row, *[[]] * (most - len(row))]], (1, 4))
+    must = flat.reshape(len(rows), most, *flat.shape[1:])
+    return np.pad(must, [(0, 0), (0, max(2, 1 << max(0, most - 1).bit_length()) - most), (0, 0), (0, 0)])

@@ -1,0 +1,93 @@
+"""What is asked of translations: forms of lines, files of terms, and their tokens."""
+
+import json
+import unicodedata
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.config import Data
+from t2t_flax.data.sources import toy
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.constraints.lines import Wanted, contains, read_glossary, read_line, read_phrases
+from t2t_flax.extensions.constraints.segmentation import MOST, begins_word, forms, segmentations
+
+TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).filter(str.strip)
+
+
+@given(TEXT, st.lists(st.one_of(TEXT, st.lists(TEXT, min_size=1))), st.lists(TEXT))
+def test_json_lines_are_read(text, phrases, avoid):
+    line = json.dumps({"text": text, "constraints": phrases, "avoid": avoid}, ensure_ascii=False)
+    alternatives = tuple(tuple(phrase) if isinstance(phrase, list) else (phrase,) for phrase in phrases)
+    assert read_line(line, "json", "line 1") == Wanted(text, alternatives, tuple(avoid))
+
+
+def test_phrases_follow_the_source_after_tabs():
+    assert read_line("A dog runs.\tder Hund\t\tläuft ", "tabs", "") == Wanted(
+        "A dog runs.", (("der Hund",), ("läuft",))
+    )
+    assert read_line("A dog.", "tabs", "") == Wanted("A dog.")
+    assert read_line("A\tdog.", "", "") == Wanted("A\tdog.")
+
+
+@pytest.mark.parametrize(
+    "line",
+    ["A dog.", "[]", "{}", '{"text": 1}', '{"text": "a", "avoid": "b"}', '{"text": "a", "constraints": [[]]}',
+     '{"text": "a", "constraints": [3]}', '{"text": "a", "constraint": ["b"]}', '{"text": "a", "avoid": [" "]}'],
+)  # fmt: skip
+def test_a_line_of_another_form_is_named(line):
+    with pytest.raises(UserError, match="line 7"):
+        read_line(line, "json", "line 7")
+
+
+def test_terms_are_found_as_whole_words_in_any_case_longest_first(tmp_path):
+    path = tmp_path / "terms.tsv"
+    path.write_text("dog\tHund\tHündin\n\nhot dog\tHotdog\nC++\tC++\n犬\tHund\n")
+    glossary = read_glossary(str(path))
+    assert glossary.find("A Dog, a hot dog and dogs.") == [("Hund", "Hündin"), ("Hotdog",)]
+    assert glossary.find("C++ und (dog) 子犬が") == [("C++",), ("Hund", "Hündin"), ("Hund",)]
+    assert glossary.find("doghouse") == []
+    assert contains("Der Hund bellt.", "Hund") and not contains("Hundert", "Hund")
+
+
+@pytest.mark.parametrize("text", ["dog\n", "dog\t\n", "\tHund\n", "dog\tHund\nDog\tKöter\n"])
+def test_a_line_of_a_glossary_that_is_no_term_is_named(tmp_path, text):
+    (tmp_path / "terms.tsv").write_text(text)
+    with pytest.raises(UserError, match="line [12]"):
+        read_glossary(str(tmp_path / "terms.tsv"))
+    with pytest.raises(UserError, match="constraints.avoid"):
+        read_phrases(str(tmp_path / "none"))
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    sentences = [s for pair in toy.pairs("train", 300) for s in pair]
+    return SentencePieceTokenizer.train(sentences, Data(tokenizer="bpe", vocab_size=300))
+
+
+def test_phrases_are_segmented_as_the_model_segments_them(tokenizer):
+    assert forms(tokenizer, "train") == [tuple(tokenizer.encode_text("train"))]
+    # Punctuation follows a word with and without a space.
+    assert {tokenizer.decode((*tokenizer.encode_text("a"), *form)) for form in forms(tokenizer, ", and")} == {
+        "a , and",
+        "a, and",
+    }
+    assert forms(SymbolTokenizer.of(["a b"]), "b a") == [tuple(SymbolTokenizer.of(["a b"]).encode_text("b a"))]
+
+
+def test_all_ways_to_write_a_phrase_are_found(tokenizer):
+    ways = segmentations(tokenizer, "the")
+    assert ways[0] == tuple(tokenizer.encode_text("the")) and len(set(ways)) == len(ways) > 1
+    assert all(tokenizer.decode(way) == "the" for way in ways)
+    assert len(segmentations(tokenizer, "international")) <= MOST + 1
+
+
+def test_what_begins_a_word(tokenizer):
+    table = begins_word(tokenizer)
+    assert len(table) == tokenizer.vocab_size
+    for piece, begins in zip(tokenizer.pieces(range(tokenizer.vocab_size)), table, strict=True):
+        letter = unicodedata.category(piece[0])[0] in "LN" and unicodedata.category(piece[0]) != "Lo"
+        assert begins == (not letter), piece
+    assert begins_word(SymbolTokenizer.of(["a b"])) == b""

@@ -1,0 +1,109 @@
+"""Rules on tokens against exhaustive enumeration of all outputs."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.table_model import PARAMS, TableModel
+
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import Sentences, run_search
+from t2t_flax.decoding.token_rules import RuledStep, with_rules
+from t2t_flax.extensions.constraints.rule import Rule
+
+EOS, MODEL, CAP = 1, TableModel(), 5
+
+
+def search(seeds, rule, avoid=((),), *, beams=250, length=4, cap=CAP):
+    array = np.zeros((len(seeds), 3, 4), np.int32)
+    for b, sequences in enumerate(avoid):
+        for a, ids in enumerate(sequences):
+            array[b, a, : len(ids)] = ids
+    inputs = dict(
+        caps_B=jnp.full(len(seeds), cap),
+        prefix_BxP=jnp.zeros((len(seeds), 0), jnp.int32),
+        more={"avoid": jnp.asarray(array)},
+    )
+    cache = with_rules(MODEL.start(seeds, beams, length), (rule,), Sentences(**inputs), beams, length)
+    step, options = RuledStep(MODEL, (rule,)), BeamSearch(beams, 0.6, beams)
+    return jax.tree.map(np.asarray, run_search(step, PARAMS, cache, options, **inputs, lengths=(length, 8)))
+
+
+def outputs(result, b):
+    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True) if n]
+
+
+def every_output(cap=CAP):
+    for n in range(cap):
+        yield from ((*body, EOS) for body in itertools.product((2, 3, 4), repeat=n))
+
+
+def ngrams(tokens, n):
+    return [tokens[i : i + n] for i in range(len(tokens) - n + 1)]
+
+
+def check(rule, keeps, avoid=((),)):
+    """All finished outputs are exactly those that keep the rule, with the model's own scores."""
+    seeds = [3 + b for b in range(len(avoid))]
+    result = search(seeds, rule, avoid)
+    for b, seed in enumerate(seeds):
+        ended = [tokens for tokens in outputs(result, b) if tokens[-1] == EOS]
+        assert set(ended) == {tokens for tokens in every_output() if keeps(tokens, avoid[b])}
+        scores = [MODEL.score(seed, tokens) for tokens in ended]
+        np.testing.assert_allclose(result.log_probs[b, : len(ended)], scores, rtol=1e-4)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_no_ngram_is_written_twice(n):
+    check(Rule(no_repeat_ngram=n), lambda tokens, _: len(set(ngrams(tokens, n))) == len(ngrams(tokens, n)))
+
+
+def test_sequences_to_avoid_are_not_written():
+    avoid = [((2, 3), (4,)), ((2, 2, 3), (3, 2, 2)), ((3, 3, 3, 3),), ()]
+
+    def keeps(tokens, sequences):
+        return not any(ids in ngrams(tokens, len(ids)) for ids in sequences)
+
+    check(Rule(avoid=True), keeps, avoid)
+
+
+def test_outputs_are_no_shorter_than_the_minimum():
+    check(Rule(min_length=3), lambda tokens, _: len(tokens) > 3)
+
+
+def test_suppressed_tokens_are_not_written():
+    check(Rule(suppress=(2, 4)), lambda tokens, _: not {2, 4} & set(tokens))
+
+
+def test_rules_hold_together():
+    def keeps(tokens, _):
+        return len(tokens) > 2 and 4 not in tokens and len(set(ngrams(tokens, 2))) == len(ngrams(tokens, 2))
+
+    check(Rule(no_repeat_ngram=2, min_length=2, suppress=(4,)), keeps)
+
+
+def test_scores_are_those_of_the_penalized_distribution():
+    result, theta = search([5], Rule(repetition_penalty=1.7), cap=4), 1.7
+
+    def score(tokens):
+        total = 0.0
+        for i, token in enumerate(tokens):
+            # The model's logits up to a constant would do without a penalty, which depends on their signs.
+            logits = raw_logits(5, tokens[:i])
+            for seen in set(tokens[:i]):
+                logits[seen] = logits[seen] / theta if logits[seen] > 0 else logits[seen] * theta
+            total += logits[token] - np.log(np.exp(logits).sum())
+        return total
+
+    found = outputs(result, 0)
+    assert len(found) > 100
+    np.testing.assert_allclose(result.log_probs[0, : len(found)], [score(tokens) for tokens in found], rtol=1e-4)
+
+
+def raw_logits(seed, prefix):
+    cache = MODEL.start([seed], 1, 8)
+    for position, token in enumerate((0, *prefix)):
+        logits, cache = MODEL(PARAMS, jnp.full((1, 1), token), jnp.int32(position), cache)
+    return np.asarray(logits, np.float64)[0, 0]

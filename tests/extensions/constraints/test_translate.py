@@ -1,0 +1,83 @@
+"""Translations of a trained model that keep what is asked of them, from the command line's forms of input to the text."""
+
+import json
+
+import pytest
+
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.constraints.lines import contains
+
+KEYS = {"decode.batch_size": "8", "decode.max_length_offset": "20"}
+
+
+def translate(lines, **keys):
+    overrides = KEYS | {name.replace("__", "."): str(value) for name, value in keys.items()}
+    return [t.text for t in load("pretrained:toy", overrides=overrides).translate(lines)]
+
+
+@pytest.fixture(scope="module")
+def sources():
+    return [source for source, _ in toy.pairs("test", 12)]
+
+
+@pytest.fixture(scope="module")
+def free(sources):
+    return translate(sources)
+
+
+@pytest.mark.smoke
+def test_phrases_in_the_line_are_in_the_translation(sources, free):
+    wanted = ["Bahnhof", "sehr gut", "Haus"]
+    lines = [f"{source}\t{wanted[i % 3]}" if i % 4 else source for i, source in enumerate(sources)]
+    found = translate(lines, constraints__lines="tabs", decode__strategy="constrained_beam", decode__beam_size=8)
+    for i, text in enumerate(found):
+        assert not i % 4 or contains(text, wanted[i % 3]), text
+    plain = translate(sources, decode__beam_size=8)
+    assert found[::4] == plain[::4]  # lines without phrases, whatever their batch asks for
+
+
+def test_phrases_to_avoid_are_not_in_the_translation(sources, free):
+    words = [max(text.strip(".?!").split(), key=len) for text in free]
+    lines = [json.dumps({"text": s, "avoid": [word]}) for s, word in zip(sources, words, strict=True)]
+    found = translate(lines, constraints__lines="json")
+    assert not any(contains(text, word) for text, word in zip(found, words, strict=True))
+
+
+def test_a_glossary_is_used_where_the_source_has_its_terms(sources, free, tmp_path):
+    word = max(sources[0].strip(".?!").split(), key=len)
+    (tmp_path / "terms.tsv").write_text(f"{word}\tXylophon\tBahnhof\n")
+    keys = dict(constraints__glossary=tmp_path / "terms.tsv", decode__strategy="constrained_beam")
+    for source, text, before in zip(sources, translate(sources, **keys), free, strict=True):
+        if contains(source.lower(), word.lower()):
+            assert contains(text, "Xylophon") or contains(text, "Bahnhof")
+        else:
+            assert text == before
+
+
+def test_what_needs_another_search_is_an_error(sources):
+    with pytest.raises(UserError, match="constrained_beam"):
+        translate(sources, constraints__lines="tabs")
+    with pytest.raises(UserError, match="line 1 .*constrained_beam"):
+        translate([json.dumps({"text": "A dog.", "constraints": ["Hund"]})], constraints__lines="json")
+    with pytest.raises(UserError, match="constraints.glossary"):
+        translate(sources, decode__strategy="constrained_beam")
+    with pytest.raises(UserError, match="no token"):
+        translate(sources, constraints__suppress="<unk> no-such-piece")
+    with pytest.raises(UserError, match="groups"):
+        translate(sources, decode__strategy="diverse_beam", decode__beam_size=5)
+
+
+@pytest.mark.parametrize("key, value", [("constraints.min_length", "3"), ("decode.strategy", "diverse_beam")])
+def test_ctranslate2_does_not_decode_by_these_rules(key, value):
+    keys = {"decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
+    model = load("pretrained:toy", overrides=keys | {key: value})
+    with pytest.raises(UserError, match="constraints|diverse_beam"):
+        model.decoder  # noqa: B018
+
+
+def test_diverse_translations_of_a_sentence_differ(sources):
+    keys = KEYS | {"decode.strategy": "diverse_beam", "decode.n_best": "4", "constraints.diversity": "2"}
+    for translation in load("pretrained:toy", overrides=keys).translate(sources[:4]):
+        assert len({h.tokens for h in translation.hypotheses}) > 1
