@@ -64,7 +64,7 @@ def test_a_line_of_a_glossary_that_is_no_term_is_named(tmp_path, text):
 @pytest.fixture(scope="module")
 def tokenizer():
     sentences = [s for pair in toy.pairs("train", 300) for s in pair]
-    return SentencePieceTokenizer.train(sentences, Data(tokenizer="bpe", vocab_size=300))
+    return SentencePieceTokenizer.train(sentences, Data(tokenizer="bpe", vocab_size=420))
 
 
 def test_phrases_are_segmented_as_the_model_segments_them(tokenizer):
