@@ -87,7 +87,11 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend",)},
     "alignments": {"groups": ("alignments",), "commands": ("align",), "flags": ("--alignments", "--tags")},
-    "constraints": {"groups": ("constraints",), "decode.strategy": ("constrained_beam", "diverse_beam")},
+    "constraints": {
+        "groups": ("constraints",),
+        "decode.strategy": ("constrained_beam", "diverse_beam"),
+        "metrics": ("term_use",),
+    },
     "storage": {"paths": ("*://*",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, SEARCHES, TOKEN_RULES
+from t2t_flax.registry import GROUPS, METRICS, SEARCHES, TOKEN_RULES
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
@@ -27,6 +27,12 @@ class Constraints:
         "",
         "file of terms, one a line: a source phrase, a tab, its translation, further ones after tabs. A translation contains "
         "one of them where the source contains the phrase, in any case",
+    )
+    counted_terms: str = key(
+        "",
+        "file of terms, as constraints.glossary, of which evaluations count those that translations use; empty = the glossary",
+        mutable=True,
+        changes=SCORES,
     )
     avoid: str = _key("", "file of phrases, one a line, that no translation contains")
     ordered: bool = _key(False, "whether the phrases of a line occur in its order, without overlap")
@@ -76,5 +82,6 @@ class Constraints:
 GROUPS.add("constraints", Constraints)
 SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
 SEARCHES.add("diverse_beam", "t2t_flax.extensions.constraints.diverse:diverse_beam")
+METRICS.add("term_use", "t2t_flax.extensions.constraints.term_use:METRIC")
 _RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
 TOKEN_RULES.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))

@@ -7,12 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t_flax.config import Data
+from t2t_flax.config import Config, Data
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints.lines import Wanted, contains, read_glossary, read_line, read_phrases
 from t2t_flax.extensions.constraints.segmentation import MOST, begins_word, forms, segmentations
+from t2t_flax.tasks import Predictions, task_of
 
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).filter(str.strip)
 
@@ -91,3 +92,17 @@ def test_what_begins_a_word(tokenizer):
         letter = unicodedata.category(piece[0])[0] in "LN" and unicodedata.category(piece[0]) != "Lo"
         assert begins == (not letter), piece
     assert begins_word(SymbolTokenizer.of(["a b"])) == b""
+
+
+def test_the_use_of_terms_is_counted_in_evaluations(tmp_path):
+    (tmp_path / "terms.tsv").write_text("dog\tHund\tHunde\ncat\tKatze\n")
+    config = Config().with_values({"constraints.counted_terms": str(tmp_path / "terms.tsv")})
+    task = task_of(config)
+    (metric,) = [metric for metric in task.metrics if metric.name == "term_use"]
+    predictions = Predictions(
+        ["Der Hund und ein Kater.", "Katze", "nichts"], [["Der Hund, die Katze", "Katze", "-"]],
+        sources=["The dog and the cat.", "Cat, dog", "nothing"],
+    )  # fmt: skip
+    entry = metric.statistics(predictions, config).entry()
+    assert (entry["score"], entry["used"], entry["terms"], entry["used_by_references"]) == (50.0, 2, 4, [3])
+    assert "term_use" not in [metric.name for metric in task_of(Config()).metrics]
