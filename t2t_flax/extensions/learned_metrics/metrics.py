@@ -11,7 +11,7 @@ import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment, score_sentences
+from t2t_flax.extensions.learned_metrics.process import score_sentences
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics
 
 _SCALE = {"comet": 100.0, "kiwi": 100.0, "metricx": 1.0}
@@ -58,7 +58,7 @@ def _metric(name: str, display_name: str, *, higher_is_better: bool = True) -> M
         confidence_interval=True,
         applies=lambda config: name in config.group("learned_metrics").chosen,
         of_entry=of_entry,
-        check=lambda config: prepare_environment(PACKAGES[name], config.group("learned_metrics")),
+        check=lambda config: score_sentences(name, [], config.group("learned_metrics")),  # loads the model
     )
 
 

@@ -94,6 +94,9 @@ def test_without_weights_the_error_says_what_to_fetch(environments):
         COMET.statistics(predictions, config_with(environments, comet="missing"))
     with pytest.raises(UserError, match="exit code 1.*the model is broken"):
         COMET.statistics(predictions, config_with(environments, comet="broken"))
+    with pytest.raises(UserError, match="snapshot_download"):  # before anything is decoded
+        task_of(config_with(environments, comet="missing")).check_requirements()
+    task_of(config_with(environments)).check_requirements()
 
 
 def test_an_environment_that_cannot_be_made_is_named_and_leaves_nothing(tmp_path, monkeypatch):
