@@ -41,7 +41,7 @@ def comparison_page(
         for tag in sorted(set(labels or ()))
     ]
     content = {
-        "names": [*names],
+        "names": _short(names),
         "metric": metric.display_name,
         "lower": not metric.higher_is_better,
         "sentences": [
@@ -63,6 +63,13 @@ def comparison_page(
     title = html.escape(" and ".join(names))
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
     return template.replace("{{title}}", title).replace("{{notes}}", listed).replace("{{data}}", data)
+
+
+def _short(names: Sequence[str]) -> list[str]:
+    """The names without the folders that all share, and without the end of a record's name."""
+    parts = [Path(name).parts for name in names]
+    shared = len(os.path.commonprefix([of_name[:-1] for of_name in parts]))
+    return [os.path.join(*of_name[shared:]).removesuffix(".json") for of_name in parts]
 
 
 def _note(name: str, found: dict[str, Any]) -> str:
