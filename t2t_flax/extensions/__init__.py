@@ -50,7 +50,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "commands": ("list_dropped",),
         "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata"),
     },
-    "parsing": {"data.task": ("parsing",), "presets": ("aiayn_parsing",)},
+    "parsing": {"groups": ("parsing",), "data.task": ("parsing",), "presets": ("aiayn_parsing",)},
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
     "finetuning": {"groups": ("finetuning",)},
