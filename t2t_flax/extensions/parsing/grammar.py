@@ -19,11 +19,11 @@ NEVER, END, TAG, OPEN, CLOSE = range(5)
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    """A `TokenRule`. kinds: one byte for each token. labels: of brackets, one number for both of a pair. `Sentences.more["words"]` is the
-    number of words of each sentence.
+    """A `TokenRule`. kinds: one byte for each token. labels: of brackets, one number for both of a pair.
+    `Sentences.more["words"]` is the number of words of each sentence.
 
-    Constituents are closed by their own label and not empty, each word gets one tag, and EOS comes at the end of a tree. What would
-    leave no room for the rest is not written.
+    Constituents are closed by their own label and not empty, each word gets one tag, and EOS comes at the end of a tree. What
+    would leave no room for the rest is not written.
     """
 
     kinds: bytes
