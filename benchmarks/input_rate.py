@@ -52,21 +52,24 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
     """What a consumer of one update every `step` seconds sees of its input for `seconds` seconds."""
     batches = Batches(TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
-    waits, target = [], 0
+    waits, filling, target = [], [], 0
+    taken = None
     gc.set_threshold(100_000)  # as the command line does
     with Prefetcher(batches, mesh, 0, 1 << 40, processes) as prefetcher:
         prefetcher.next()
         time.sleep(2.0)  # compiling, in a run: the queue fills
         began = time.perf_counter()
         while time.perf_counter() - began < seconds or len(waits) < 10:
+            del taken  # a trainer frees its arrays while the next update is computed
             at = time.perf_counter()
-            batch = prefetcher.next().batch
+            taken = prefetcher.next()
             waits.append(time.perf_counter() - at)
-            target += batch.target_tokens
+            filling.append(prefetcher.seconds_filling)
+            target += taken.batch.target_tokens
             time.sleep(step)
         total = time.perf_counter() - began
-        layout, filling = batches.ahead.seconds, prefetcher.seconds_filling
-    longest = sorted(waits)
+        layout = batches.ahead.seconds
+    cost, longest = layout + statistics.median(filling), sorted(waits)
     return {
         "batch_tokens": tokens,
         "step_ms": round(1e3 * step, 3),
@@ -80,9 +83,9 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
         "target_tokens_per_second": round(target / total),
         "load": round(os.getloadavg()[0], 1),
         "layout_ms": round(1e3 * layout, 3),
-        "filling_ms": round(1e3 * filling, 3),
-        "target_tokens_per_second_of_a_core": round(target / len(waits) / (layout + filling)),
-        "cores_needed": math.ceil((layout + filling) / step) + 1,
+        "filling_ms": round(1e3 * statistics.median(filling), 3),
+        "target_tokens_per_second_of_a_core": round(target / len(waits) / cost),
+        "cores_needed": math.ceil(cost / step) + 1,
     }
 
 

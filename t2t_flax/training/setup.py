@@ -6,8 +6,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import math
+import queue
+import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -259,7 +260,12 @@ class Prefetcher:
         self._processes = 0 if num_workers == 1 else num_workers or max(1, cores - 1)
         self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
         self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, max(cores, num_workers)), "batches")
-        self._prefetched: deque[concurrent.futures.Future[DeviceBatch]] = deque()
+        self._prefetched: queue.SimpleQueue[concurrent.futures.Future[DeviceBatch]] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True for each batch that was taken, for which a thread starts another: the one that trains must not wait for locks.
+        Last False.
+        """
+        self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
         self._given = 0.0
         self.seconds_filling = 0.0
         """CPU seconds that filling the arrays of the last batch took."""
@@ -271,8 +277,11 @@ class Prefetcher:
             stack.enter_context(self._batches.ahead.in_processes(self._processes))
             stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
             largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
-            for _ in range(max(3, min(_MOST_AHEAD, _AHEAD_BYTES // largest))):
-                self._start_next()
+            ahead = max(_MEASURED, min(_MOST_AHEAD, _AHEAD_BYTES // largest))
+            self._first = [batch for _ in range(ahead) if (batch := self._start_next())][:_MEASURED]
+            self._starting.start()
+            stack.callback(self._starting.join)
+            stack.callback(self._taken.put, False)
             self._stack = stack.pop_all()
         return self
 
@@ -281,8 +290,8 @@ class Prefetcher:
 
     def next(self) -> DeviceBatch:
         """The next batch. Raises any error of the thread."""
-        batch = self._prefetched.popleft().result()
-        self._start_next()
+        batch = self._prefetched.get().result()
+        self._taken.put(True)
         self._given = time.perf_counter()
         return batch
 
@@ -290,7 +299,7 @@ class Prefetcher:
         """What to tell the user, before the first update, if this process may have too few cores to make batches as fast as they
         are used; else "". least_seconds: of an update on the devices; 0 = not known.
         """
-        first = list(self._prefetched)[:_MEASURED]
+        first, self._first = self._first, []
         concurrent.futures.wait(first)
         if not first or any(batch.exception() for batch in first):  # raised where the batch is taken
             return ""
@@ -311,11 +320,17 @@ class Prefetcher:
             f"{math.ceil(seconds / step) + 1} cores would do; this process may use {cores}."
         )
 
-    def _start_next(self) -> None:
+    def _start_for_taken(self) -> None:
+        while self._taken.get():
+            self._start_next()
+
+    def _start_next(self) -> concurrent.futures.Future[DeviceBatch] | None:
         k = next(self._numbers, None)
-        if k is not None:
-            laid_out = self._laying_out.submit(self._batches.batch, k)
-            self._prefetched.append(self._filling.submit(self._put, laid_out))
+        if k is None:
+            return None
+        batch = self._filling.submit(self._put, self._laying_out.submit(self._batches.batch, k))
+        self._prefetched.put(batch)
+        return batch
 
     def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
         batch, began = laid_out.result(), time.thread_time()
