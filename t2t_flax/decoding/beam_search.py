@@ -158,12 +158,9 @@ class BeamSearch:
         penalty_B = length_penalty(caps_B, self.alpha, self.length_penalty)
         alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
         finished_BxK = state.finished_scores_BxK > -jnp.inf
-        is_finished_Bx2K = jnp.concatenate([finished_BxK, jnp.zeros_like(finished_BxK)], 1)
-        # Finished hypotheses first, then alive ones, each in order; empty finished slots last.
-        order_Bx2K = jnp.argsort(
-            jnp.concatenate([jnp.where(finished_BxK, 0, 2), jnp.ones_like(alive_lengths_BxK)], 1), 1
-        )
-        best_BxN = order_Bx2K[:, : self.n_best]
+        # The finished hypotheses first, then the alive ones, each in order.
+        count_Bx1, rank_N = jnp.sum(finished_BxK, axis=1, keepdims=True), jnp.arange(self.n_best)
+        best_BxN = jnp.where(rank_N < count_Bx1, rank_N, self.beam_size + rank_N - count_Bx1)
 
         def pick(finished, alive):
             return take(jnp.concatenate([finished, alive], 1), best_BxN)
@@ -175,7 +172,7 @@ class BeamSearch:
             scores=pick(state.finished_scores_BxK, alive_scores_BxK),
             log_probs=pick(state.finished_log_probs_BxK, state.alive_log_probs_BxK),
             lengths=lengths_BxN,
-            finished=take(is_finished_Bx2K, best_BxN),
+            finished=rank_N < count_Bx1,
         )
 
 

@@ -11,8 +11,9 @@ import platform
 import shutil
 import time
 from collections.abc import Callable, Hashable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import flax
 import flax.linen as nn
@@ -26,15 +27,17 @@ from t2t_flax.version import source_digest
 
 _UNUSED = 30 * 24 * 3600.0
 """Seconds after which the programs of another version or machine are deleted."""
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct)
 
 
 class Program:
-    """A jitted function of a module. `Program.run` makes all calls: replace it to compile programs in another way.
+    """A jitted function of a module. `Program.run` makes all calls: replace it to compile programs in another way. Results of
+    abstract arguments (`jax.ShapeDtypeStruct`) are abstract, too.
 
     static_argnums, options: as of `jax.jit`.
     """
 
-    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: program.jitted(*args))
+    run: Callable[["Program", tuple[Any, ...]], Any] = staticmethod(lambda program, args: _run_jitted(program, args))
 
     def __init__(self, function: Callable, static_argnums: tuple[int, ...] = (), **options: Any):
         functools.update_wrapper(self, function)
@@ -53,15 +56,28 @@ def program(*static_argnums: int, **options: Any) -> Callable[[Callable], Progra
     return lambda function: Program(function, static_argnums, **options)
 
 
+def _run_jitted(program: Program, args: tuple[Any, ...]) -> Any:
+    return program.jitted.trace(*args).out_info if _any_abstract(args) else program.jitted(*args)
+
+
+class Made(NamedTuple):
+    """A program that is compiled, or will be, and its abstract results."""
+
+    compiled: "Future[jax.stages.Compiled]"
+    results: Callable[[], Any]
+
+
 class Programs:
-    """Runs each `Program` compiled for the shapes, types and shardings of its arguments, until `close`.
+    """Runs each `Program` compiled for the shapes, types and shardings of its arguments, until `close`. A call with abstract
+    arguments has it compiled in another thread, before it is needed.
 
     folder: where compiled programs are kept, so that a process that needs one again neither traces nor compiles it. Those of
     other sources, versions of JAX and Flax, settings and processors are told apart. None = nowhere.
     """
 
     def __init__(self, folder: Path | None = None):
-        self._compiled: dict[Hashable, jax.stages.Compiled] = {}
+        self._made: dict[Hashable, Made] = {}
+        self._threads = ThreadPoolExecutor(os.cpu_count(), "compile")
         self._folder = folder and folder / _environment()
         self._before, Program.run = Program.run, staticmethod(self.run)
         if self._folder:
@@ -71,42 +87,53 @@ class Programs:
                 _delete_unused(self._folder.parent)
 
     def close(self) -> None:
-        """Programs run as before. To be called when nothing runs any more."""
+        """Programs run as before. To be called when nothing runs any more; waits until those that are compiled are kept."""
+        self._threads.shutdown()
         Program.run = staticmethod(self._before)
 
     def run(self, program: Program, args: tuple[Any, ...]) -> Any:
         """The results of a program."""
-        return self.find(program, args)(*_dynamic(program, args))
+        made = self.find(program, args)
+        return made.results() if _any_abstract(args) else made.compiled.result()(*_dynamic(program, args))
 
-    def find(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
-        """The program compiled for arguments like these: from memory, from the folder, or made."""
+    def find(self, program: Program, args: tuple[Any, ...]) -> Made:
+        """The program for arguments like these: from memory, from the folder, or made."""
         leaves, tree = jax.tree.flatten(args)
         # A compiled program takes arrays of its own shardings alone.
         key = program, tree, jax.sharding.get_mesh(), tuple(map(_key, leaves))
-        found = self._compiled.get(key)
-        if found is None:
-            found = self._compiled[key] = self.read(program, args) or self.make(program, args)
+        found = self._made.get(key)
+        if found is None or found.compiled.done() and found.compiled.exception():
+            found = self._made[key] = self.read(program, args) or self.make(program, args)
         return found
 
-    def make(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Compiles a program for arguments like these, and keeps it."""
-        compiled = program.lower(*args).compile()
-        if self._folder:
-            with contextlib.suppress(
-                Exception
-            ):  # not all of XLA's programs can be written or read: then it is compiled again
-                self.keep(program, args, serialized(compiled))
-        return compiled
+    def make(self, program: Program, args: tuple[Any, ...]) -> Made:
+        """Has a program compiled for arguments like these, and keeps it."""
+        args = jax.tree.map(_abstract, args)  # which keeps no array alive
+        lowered = program.lower(*args)
+        compiled = self._threads.submit(lowered.compile)
 
-    def keep(self, program: Program, args: tuple[Any, ...], stored: bytes) -> jax.stages.Compiled:
+        def results() -> Any:
+            return _abstract_results(lowered, compiled, _devices(args))
+
+        if self._folder:
+            path = self._path(program, args)
+
+            def keep(_: Future) -> None:
+                with contextlib.suppress(Exception):  # XLA cannot write all programs: then it is compiled again
+                    atomic_write(path, serialized(compiled.result(), results()))
+
+            compiled.add_done_callback(keep)
+        return Made(compiled, results)
+
+    def keep(self, program: Program, args: tuple[Any, ...], stored: bytes) -> Made:
         """Loads what `serialized` returned, and writes it to the folder."""
-        compiled = loaded(stored, program, args)
+        made = loaded(stored, program, args)
         if self._folder:
             with contextlib.suppress(OSError):
                 atomic_write(self._path(program, args), stored)
-        return compiled
+        return made
 
-    def read(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled | None:
+    def read(self, program: Program, args: tuple[Any, ...]) -> Made | None:
         """The program in the folder, if it is there and whole."""
         with contextlib.suppress(Exception):
             if self._folder and (path := self._path(program, args)).exists():
@@ -148,17 +175,38 @@ def from_description(data: bytes) -> Iterator[tuple[Program, tuple[Any, ...]]]:
         yield program, args
 
 
-def serialized(compiled: jax.stages.Compiled) -> bytes:
-    """A compiled program as bytes. One that came out of JAX's own cache may not be readable again."""
-    machine_code, _, out = serialize_executable.serialize(compiled)
-    return pickle.dumps((machine_code, out.unflatten(range(out.num_leaves))))
+def compile_abstract(program: Program, args: tuple[Any, ...]) -> tuple[jax.stages.Compiled, Any]:
+    """The program compiled for abstract arguments, and its abstract results."""
+    lowered = program.lower(*args)
+    compiled: Future[jax.stages.Compiled] = Future()
+    compiled.set_result(lowered.compile())
+    return compiled.result(), _abstract_results(lowered, compiled, _devices(args))
 
 
-def loaded(stored: bytes, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
+def serialized(compiled: jax.stages.Compiled, results: Any) -> bytes:
+    """A compiled program and its abstract results as bytes. One that came out of JAX's own cache may not be readable again."""
+    return _dumps((serialize_executable.serialize(compiled)[0], results))
+
+
+def loaded(stored: bytes, program: Program, args: tuple[Any, ...]) -> Made:
     """The inverse of `serialized`, on the devices of the arguments."""
-    machine_code, out = pickle.loads(stored)
-    trees = jax.tree.structure((_dynamic(program, args), {})), jax.tree.structure(out)
-    return serialize_executable.deserialize_and_load(machine_code, *trees, execution_devices=_devices(args))
+    machine_code, results = _Unpickler(io.BytesIO(stored)).load()
+    trees = jax.tree.structure((_dynamic(program, args), {})), jax.tree.structure(results)
+    compiled: Future[jax.stages.Compiled] = Future()
+    devices = _devices(args)
+    compiled.set_result(serialize_executable.deserialize_and_load(machine_code, *trees, execution_devices=devices))
+    return Made(compiled, lambda: results)
+
+
+def _abstract_results(lowered: jax.stages.Lowered, compiled: Future, devices: list[jax.Device]) -> Any:
+    """With their shardings, which on several devices are not known before it is compiled."""
+    if len(devices) > 1:
+        shardings = compiled.result().output_shardings
+    else:
+        shardings = jax.tree.map(lambda _: jax.sharding.SingleDeviceSharding(devices[0]), lowered.out_info)
+    return jax.tree.map(
+        lambda x, sharding: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), lowered.out_info, shardings
+    )
 
 
 def _environment() -> str:
@@ -180,8 +228,12 @@ def _dynamic(program: Program, args: tuple[Any, ...]) -> tuple[Any, ...]:
     return tuple(arg for i, arg in enumerate(args) if i not in program.static_argnums)
 
 
+def _any_abstract(args: tuple[Any, ...]) -> bool:
+    return any(isinstance(x, jax.ShapeDtypeStruct) for x in jax.tree.leaves(args))
+
+
 def _devices(args: tuple[Any, ...]) -> list[jax.Device]:
-    shardings = (x.sharding for x in jax.tree.leaves(args) if isinstance(x, jax.Array))
+    shardings = (x.sharding for x in jax.tree.leaves(args) if isinstance(x, _ARRAYS))
     meshes = [each.mesh.devices for each in shardings if isinstance(each, jax.sharding.NamedSharding)]
     return list(meshes[0].flat) if meshes else jax.devices()[:1]
 
@@ -194,15 +246,20 @@ def _abstract(x: Any) -> Any:
 
 def _placed(x: Any) -> Any:
     """An array's shape, type, and what lies where: equal shardings may be written in several ways."""
-    if not isinstance(x, jax.Array):
+    if not isinstance(x, _ARRAYS):
         return x
-    places: Any = x.sharding.devices_indices_map(x.shape).items()
+    places: Any = x.sharding.devices_indices_map(x.shape).items() if _divided(x) else ()
     where = sorted((device.id, str(index)) for device, index in places)
-    return x.shape, str(x.dtype), getattr(x, "weak_type", False), where if x.committed else None
+    return x.shape, str(x.dtype), getattr(x, "weak_type", False), where
 
 
 def _key(x: Any) -> Hashable:
-    return (x.shape, x.dtype, x.sharding if x.committed else None) if isinstance(x, jax.Array) else x
+    return (x.shape, x.dtype, x.sharding if _divided(x) else None) if isinstance(x, _ARRAYS) else x
+
+
+def _divided(x: Any) -> bool:
+    """Whether an array is on several devices. On one it does not matter how that is written."""
+    return x.sharding is not None and x.sharding.num_devices > 1
 
 
 def _context() -> tuple[Any, ...]:

@@ -126,19 +126,19 @@ def sample(config: Config, tokenizers: TokenizerPair) -> Sampling:
     return Sampling(c.n_best, c.temperature, c.top_k, c.top_p)
 
 
-def random_keys(seed: int, ids_B: jax.typing.ArrayLike, num_samples: int) -> jax.Array:
+def random_keys(seed: int, ids_B: jax.Array, num_samples: int) -> jax.Array:
     """Keys [B, K] of a seed, the number of each sentence and the index of the sample, so that an output does not depend on its
     batch.
     """
     # jax.random.key keeps 32 bits of the seed.
     low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
     key = jax.random.fold_in(jax.random.key(low, impl="threefry2x32"), high)
-    return _keys(key, jnp.asarray(ids_B, jnp.uint32), num_samples)
+    return _keys(key, ids_B, num_samples)
 
 
 @program(2)
 def _keys(key, ids_B, num_samples: int):
-    sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B)
+    sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B.astype(jnp.uint32))
     return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(sentence_keys_B)
 
 

@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import flax.struct
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import PartitionSpec
 
 from t2t_flax.config.data_keys import PAD
@@ -119,29 +120,30 @@ def run_search(
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
     generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
-    searches compile once. rehearse: decodes nothing, but compiles the programs for outputs of so many tokens.
+    searches compile once. rehearse: with abstract arrays: only makes the programs for outputs of so many tokens.
     """
-    caps_B = jnp.maximum(jnp.asarray(caps_B, jnp.int32), 0)
-    prefix_BxP = jnp.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP
-    sentences = Sentences(caps_B, jnp.asarray(prefix_BxP, jnp.int32), keys_BxK, more or {})
+    prefix_BxP = np.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP  # type: ignore[arg-type]
+    sentences = Sentences(_as_int32(caps_B), _as_int32(prefix_BxP), keys_BxK, more or {})
+    shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
     length = lengths[0]
     state = _start(search, sentences, length)
-    if isinstance(caps_B.sharding, jax.sharding.NamedSharding):
-        state = jax.device_put(state, caps_B.sharding)
-    shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
     position = length if rehearse else 0
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
         stop = min(position + steps, length)
-        bounds = jnp.int32(position), jnp.int32(stop)
+        bounds = jax.device_put((np.int32(position), np.int32(stop)))  # jnp.int32 would be a program
         state, self_cache, all_done = run_stage(step_fn, search, params, shared, sentences, *bounds, state, self_cache)
-        if all_done or 0 < rehearse <= length:
+        if length >= rehearse > 0 or not rehearse and all_done:
             return _result(search, sentences, state)
         position = stop
         if position == length:
             length = next_length(length, lengths)
             state, self_cache = grow((state, self_cache), length)
             position = length if rehearse else position
+
+
+def _as_int32(x: Any) -> Any:
+    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x, jnp.int32)
 
 
 def next_length(length: int, lengths: Sequence[int]) -> int:
@@ -169,7 +171,14 @@ def _is_cache(x: Any) -> bool:
 
 @program(0, 2)
 def _start(search: Search, sentences: Sentences, length: int) -> Any:
-    return search.start(sentences, length)
+    return by_rows(search.start(sentences, length))
+
+
+def by_rows(tree: Any) -> Any:
+    """Within a program: arrays [B, ...] that depend on no sharded input, of which XLA would make copies, divided by sentences."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return tree
+    return jax.lax.with_sharding_constraint(tree, mesh_lib.ROWS)
 
 
 @program(0)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from t2t_flax.config.data_keys import PAD
 from t2t_flax.decoding.programs import program
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, StepFn, forced_tokens, log_sum_exp
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, StepFn, by_rows, forced_tokens, log_sum_exp
 
 
 class TokenRule(Protocol):
@@ -64,12 +64,9 @@ class RuledStep:
 
 def with_rules(cache: Cache, rules: tuple[TokenRule, ...], sentences: Sentences, width: int, length: int) -> Cache:
     """The cache for a `RuledStep`, with the states of rules before the first token; arguments as of `TokenRule.start`."""
-    states = _start(rules, sentences, width, length)
-    if isinstance(sentences.caps_B.sharding, jax.sharding.NamedSharding):
-        states = jax.device_put(states, sentences.caps_B.sharding)
-    return cache | {"self": {"model": cache["self"], "rules": states}}
+    return cache | {"self": {"model": cache["self"], "rules": _start(rules, sentences, width, length)}}
 
 
 @program(0, 2, 3)
 def _start(rules: tuple[TokenRule, ...], sentences: Sentences, width: int, length: int) -> list[Any]:
-    return [rule.start(sentences, width, length) for rule in rules]
+    return by_rows([rule.start(sentences, width, length) for rule in rules])

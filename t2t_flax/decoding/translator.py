@@ -80,6 +80,7 @@ class Translator:
         """at_once: batches that are decoded at the same time, each in a thread of its own."""
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config.decode
         self._source_eos, self._at_once = config.data.source_eos, at_once
+        self._rows = mesh_lib.named(mesh, mesh_lib.ROWS)
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
         modules = list(TOKEN_RULES.of(config))
         self._rules = tuple(module.token_rule(config, tokenizers) for module in modules)
@@ -159,35 +160,42 @@ class Translator:
             caps_B[row] = encoded.caps[i]
             ids_B[row] = (first_line + i) % 2**31
         more_B = {name: _rows(x[list(batch.indices)], rows) for name, x in more.items()}
-        result = self._decode(params, source_BxS, prefix_BxP, caps_B, ids_B, more_B)
+        arrays = source_BxS, prefix_BxP, caps_B, ids_B, more_B
+        if (
+            batch.shape not in self._compiled
+        ):  # the programs are compiled at the same time, before the first of them runs
+            self._decode(params, self._abstract(arrays), rehearse=1)
+        result = self._decode(params, jax.tree.map(functools.partial(_put, self._rows), arrays))
+        result = jax.device_get(mesh_lib.replicated(result, self._mesh))
         return [self._hypotheses(result, b) for b in range(len(batch.indices))]
 
-    def compile(self, params: Any, shape: tuple[int, int, int]) -> None:
-        """Compiles all programs for batches of this `Batch.shape`, of which no sentence is longer than the padded length."""
+    def compile(self, params: Any, shape: tuple[int, int, int], longest: int = 2**31) -> None:
+        """Has all programs compiled for batches of this `Batch.shape`, of which no sentence is longer than the padded length
+        and no output longer than `longest`; does not wait where `Programs` need not.
+        """
         rows, source_length, prefix_length = shape
-        source_BxS = np.full((rows, source_length), EOS, np.int32)
-        prefix_BxP = np.zeros((rows, prefix_length), np.int32)
-        most = output_cap(self._config, self._model.config, source_length, prefix_length)
-        params, caps_B = in_compute_type(self._model, params), np.full(rows, most, np.int32)
-        more = self._prepare([""] * rows, 0)[1]
-        length = 0
+        most = min(longest, output_cap(self._config, self._model.config, source_length, prefix_length))
+        widths = (source_length,), (prefix_length,), (), ()
+        arrays = *(np.zeros((rows, *width), np.int32) for width in widths), self._prepare([""] * rows, 0)[1]
+        params, length = in_compute_type(self._model, params), 0
         while length < most:  # the programs that make the result depend on the length that is reached
             length = next_length(length, LENGTHS)
-            self._decode(params, source_BxS, prefix_BxP, caps_B, np.zeros(rows, np.int32), more, rehearse=length)
+            self._decode(params, self._abstract(arrays), rehearse=length)
 
-    def _decode(self, params, source_BxS, prefix_BxP, caps_B, ids_B, more, rehearse: int = 0) -> SearchResult:
-        """The result of a search, on the host. rehearse: see `search_loop.run_search`."""
-        search, put = self._strategy, functools.partial(_put, mesh_lib.named(self._mesh, mesh_lib.ROWS))
+    def _abstract(self, tree: Any) -> Any:
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows), tree)
+
+    def _decode(self, params: Any, arrays: tuple[Any, ...], rehearse: int = 0) -> SearchResult:
+        """The result of a search. rehearse: see `search_loop.run_search`."""
+        search, (source_BxS, prefix_BxP, caps_B, ids_B, more) = self._strategy, arrays
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
-            cache = start_search(self._model, params, put(source_BxS), search.width, lengths[0])
-            keys_BxK = random_keys(self._config.seed, put(ids_B), search.width) if search.draws else None
-            inputs: dict[str, Any] = dict(caps_B=put(caps_B), prefix_BxP=put(prefix_BxP), keys_BxK=keys_BxK)
-            inputs["more"] = {name: put(x) for name, x in more.items()}
+            cache = start_search(self._model, params, source_BxS, search.width, lengths[0])
+            keys_BxK = random_keys(self._config.seed, ids_B, search.width) if search.draws else None
+            inputs: dict[str, Any] = dict(caps_B=caps_B, prefix_BxP=prefix_BxP, keys_BxK=keys_BxK, more=more)
             if self._rules:
                 cache = with_rules(cache, self._rules, Sentences(**inputs), search.width, lengths[0])
-            result = run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
-            return jax.device_get(mesh_lib.replicated(result, self._mesh))
+            return run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
 
     def _prepare(self, lines: Sequence[str], first_line: int) -> tuple[Sequence[str], dict[str, np.ndarray]]:
         """The lines and `Sentences.more` that the rules on tokens make of lines."""

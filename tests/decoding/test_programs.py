@@ -9,6 +9,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from t2t_flax.decoding import programs
 from t2t_flax.decoding.programs import Programs
 from t2t_flax.decoding.search_loop import grow
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
 
@@ -25,13 +26,14 @@ def opened(tmp_path, monkeypatch):
     monkeypatch.setattr(Programs, "make", lambda self, *args: (compiled.append(args[0]), make(self, *args))[1])
 
     def new_process():
+        if all_opened:
+            all_opened.pop().close()
         jax.clear_caches()  # XLA cannot write some programs that have run
         all_opened.append(Programs(tmp_path / "programs"))
         return compiled
 
     yield new_process
-    for each in reversed(all_opened):
-        each.close()
+    all_opened.pop().close()
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
 
@@ -89,6 +91,31 @@ def test_other_shapes_shardings_settings_and_damaged_files_are_compiled_again(op
         monkeypatch.setattr(module, name, other)
         opened()
         assert lengths(tree, 3) == (3, 1)
+
+
+def test_abstract_arguments_have_a_program_made_and_abstract_results(opened):
+    compiled = opened()
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    abstract = grow(grow({"a": jax.ShapeDtypeStruct((2, 1, 2), jnp.float32, sharding=sharding)}, 3), 5)
+    assert abstract["a"].shape == (2, 1, 5) and len(compiled) == 2
+    assert grow(grow({"a": jnp.ones((2, 1, 2))}, 3), 5)["a"].sum() == 4 and len(compiled) == 2
+    opened()
+    compiled.clear()
+    assert grow(grow({"a": jnp.ones((2, 1, 2))}, 3), 5)["a"].sum() == 4 and not compiled
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{}, {"decode.strategy": "sample"}, {"mesh.data": "4", "mesh.tensor": "2"}, {"mesh.data": "8"}], ids=str
+)
+def test_programs_compiled_beforehand_are_those_that_a_search_needs(run, opened, changes):
+    compiled = opened()
+    model = load(run, overrides={"decode.max_length_offset": "40", "decode.beam_size": "4", **changes})
+    shards = mesh_lib.batch_shards(model.mesh)
+    model.decoder.compile((shards, 32, 0))
+    made = len(compiled)
+    model.translate(["a"])
+    assert made and len(compiled) == made
 
 
 def test_equal_arrays_out_of_a_program_and_from_the_host_share_a_kept_program(opened):

@@ -19,7 +19,15 @@ from typing import Any
 
 import jax
 
-from t2t_flax.decoding.programs import Program, Programs, described, from_description, serialized
+from t2t_flax.decoding.programs import (
+    Made,
+    Program,
+    Programs,
+    compile_abstract,
+    described,
+    from_description,
+    serialized,
+)
 from t2t_flax.errors import first_line
 from t2t_flax.process_setup import child_environment
 
@@ -52,7 +60,7 @@ class Compiler(Programs):
         """The results of a program. Threads take turns on several devices, but not while they wait for a program."""
         if self._turn is None:
             return super().run(program, args)
-        self.find(program, args)
+        self.find(program, args).compiled.result()
         with self._turn:
             return jax.block_until_ready(super().run(program, args))
 
@@ -62,7 +70,7 @@ class Compiler(Programs):
         if self._child:
             self._child.kill()
 
-    def make(self, program: Program, args: tuple[Any, ...]) -> jax.stages.Compiled:
+    def make(self, program: Program, args: tuple[Any, ...]) -> Made:
         """Has a program compiled."""
         if self._elsewhere:
             while not self._asking.acquire(timeout=1.0):  # another thread waits for the child
@@ -133,7 +141,7 @@ class _Child:
 
 def _compiled(request: bytes) -> bytes:
     with from_description(request) as (program, args):
-        return serialized(program.lower(*args).compile())
+        return serialized(*compile_abstract(program, args))
 
 
 def main(descriptor: int) -> None:
