@@ -257,11 +257,12 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     from t2t_flax.evaluation.restore import load
 
     prepare_to_load(args.workdir, overrides)
+    keep_programs()
     return load(args.workdir, **checkpoint(args), overrides=overrides)
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
-    """Applies a run's process settings, and keeps compiled programs. A CPU is one device, on which several batches are decoded at
+    """Applies a run's process settings. A CPU is one device, on which several batches are decoded at
     once, unless mesh.cpu_devices is overridden. Raises UserError if this is one of several processes or hosts, the folder holds
     no run, or its decode.engine cannot be had.
     """
@@ -283,7 +284,6 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
             f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
             "launch/README.md says which variables start several, where a command can use them."
         )
-    keep_programs()
 
 
 def keep_programs() -> None:

@@ -87,9 +87,14 @@ class Programs:
                 _delete_unused(self._folder.parent)
 
     def close(self) -> None:
-        """Programs run as before. To be called when nothing runs any more; waits until those that are compiled are kept."""
-        self._threads.shutdown()
+        """Programs run as before. To be called when nothing runs any more."""
+        self._threads.shutdown(wait=False)
         Program.run = staticmethod(self._before)
+
+    def wait(self) -> None:
+        """Returns when all programs that were asked for are compiled; raises what compiling one raised."""
+        for made in list(self._made.values()):
+            made.compiled.result()
 
     def run(self, program: Program, args: tuple[Any, ...]) -> Any:
         """The results of a program."""

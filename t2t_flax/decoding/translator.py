@@ -169,7 +169,7 @@ class Translator:
         result = jax.device_get(mesh_lib.replicated(result, self._mesh))
         return [self._hypotheses(result, b) for b in range(len(batch.indices))]
 
-    def compile(self, params: Any, shape: tuple[int, int, int], longest: int = 2**31) -> None:
+    def compile(self, params: Any, shape: tuple[int, int, int], longest: int) -> None:
         """Has all programs compiled for batches of this `Batch.shape`, of which no sentence is longer than the padded length
         and no output longer than `longest`; does not wait where `Programs` need not.
         """
@@ -318,9 +318,9 @@ class JaxDecoder(Decoder):
         """See `Decoder`."""
         return self._translator.translate(self._params, lines, **options)
 
-    def compile(self, shape: tuple[int, int, int]) -> None:
+    def compile(self, shape: tuple[int, int, int], longest: int) -> None:
         """See `Translator.compile`."""
-        self._translator.compile(self._params, shape)
+        self._translator.compile(self._params, shape, longest)
 
 
 def check_decoder(config: Config) -> None:

@@ -27,6 +27,7 @@ def opened(tmp_path, monkeypatch):
 
     def new_process():
         if all_opened:
+            all_opened[-1]._threads.shutdown()  # as at the end of a process: what is compiled is written
             all_opened.pop().close()
         jax.clear_caches()  # XLA cannot write some programs that have run
         all_opened.append(Programs(tmp_path / "programs"))
@@ -112,7 +113,7 @@ def test_programs_compiled_beforehand_are_those_that_a_search_needs(run, opened,
     compiled = opened()
     model = load(run, overrides={"decode.max_length_offset": "40", "decode.beam_size": "4", **changes})
     shards = mesh_lib.batch_shards(model.mesh)
-    model.decoder.compile((shards, 32, 0))
+    model.decoder.compile((shards, 32, 0), 1000)
     made = len(compiled)
     model.translate(["a"])
     assert made and len(compiled) == made

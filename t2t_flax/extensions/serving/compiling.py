@@ -41,8 +41,15 @@ waiting = threading.local()
 """waiting.note: what a thread that waits for the child calls every second, if it has one."""
 
 
+class Stopping(Exception):
+    """A program is no longer made."""
+
+    def __init__(self) -> None:
+        super().__init__("the server is stopping")
+
+
 class Compiler(Programs):
-    """Makes and runs the programs of decoding: in this process until `begin`, then in the child."""
+    """Makes the programs of decoding in this process until `begin`, then in the child, one after the other."""
 
     def __init__(self, folder: Path | None = None) -> None:
         super().__init__(folder)
@@ -67,6 +74,7 @@ class Compiler(Programs):
     def stop(self) -> None:
         """Ends the child; who waits for it gets an error. Programs that are compiled can still run, see `close`."""
         self._stopped = True
+        self._threads.shutdown(wait=False, cancel_futures=True)
         if self._child:
             self._child.kill()
 
@@ -80,11 +88,16 @@ class Compiler(Programs):
                 return self.read(program, args) or self.keep(program, args, self._ask(described(program, args)))
             except Exception as error:  # noqa: BLE001 - a child that fails must not end the lane
                 if self._stopped:
-                    raise RuntimeError("the server is stopping") from None
+                    raise Stopping from None
                 log.warning("%s is compiled in the server itself: %s", program.__name__, first_line(error))
             finally:
                 self._asking.release()
-        return super().make(program, args)
+        try:
+            return super().make(program, args)
+        except RuntimeError:  # its threads are no longer there
+            if self._stopped:
+                raise Stopping from None
+            raise
 
     def _ask(self, request: bytes) -> bytes:
         try:

@@ -1,6 +1,8 @@
 """A run that answers requests: restored, warmed up and used by threads of its own."""
 
 import bisect
+import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import math
@@ -10,6 +12,7 @@ import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from t2t_flax.config import Config
@@ -20,6 +23,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job
+from t2t_flax.extensions.serving.compiling import Stopping
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.text import RequestError
@@ -33,8 +37,8 @@ MAX_SAMPLES = 16
 MAX_ATTENTION_TOKENS = 128
 """Tokens of a side whose attention is sent: the answer grows with their product."""
 USUAL_LENGTHS = (32, 128)
-"""Padded lengths of the lines whose programs are compiled before the first request. Each has a lane of its own; what else
-is asked for, and may have to be compiled, has the last one.
+"""Padded lengths of the lines whose programs are compiled without being asked for, those of the first before the first request.
+Each has a lane of its own; what else is asked for, and may have to be compiled, has the last one.
 """
 _PATIENCE = 10
 """Only the lane of short lines has a good result within the health limit for certain; the others have so many times as long."""
@@ -114,9 +118,23 @@ class ServedModel:
         self._lanes = [Lane(f"{name}-{i}", make_batcher(), limit, i > 0) for i, limit in enumerate(limits)]
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
-    def start(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
-        """Starts the first thread."""
-        self._spawn(self.name, lambda: self._begin(on_ready, on_failure), on_failure)
+    def start(
+        self,
+        on_ready: Callable[["ServedModel"], None],
+        on_failure: Callable[[], None],
+        wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Starts the first thread. wait(): returns when the programs that it asked for are compiled."""
+        self._spawn(self.name, lambda: self._begin(on_ready, on_failure, wait), on_failure)
+
+    def compile_rest(self, on_failure: Callable[[], None]) -> None:
+        """Starts a thread that has the programs compiled that usual requests may need, beyond those of most of them."""
+
+        def run() -> None:
+            with contextlib.suppress(Stopping):
+                self._warm_up(_rest_of_usual)
+
+        self._spawn(f"{self.name}-rest", run, on_failure)
 
     def stop(self, seconds: float = threading.TIMEOUT_MAX) -> bool:
         """Cancels what is in the queues, and waits for the end of the current batches, at most so long. Returns whether they
@@ -265,15 +283,18 @@ class ServedModel:
         for lane in self._lanes:
             lane.batcher.close()
 
-    def _begin(self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None]) -> None:
+    def _begin(
+        self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None], wait: Callable[[], None]
+    ) -> None:
         loaded = self._load().for_decoding()
         self.config, self._restored = loaded.config, loaded
-        several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
-        runs = [self._loaded(n_best) for n_best in sorted({1, several})]
-        for warm_up in _warm_ups(runs, self._max_batch, USUAL_LENGTHS):
-            if self._stopping.is_set():
-                return
-            warm_up()
+        try:
+            self._warm_up(_usual)
+            if jax.default_backend() != "cpu":  # without a child that would compile it beside requests
+                self._warm_up(_rest_of_usual)
+            wait()
+        except (Stopping, concurrent.futures.CancelledError):
+            return
         try:
             self._probe()
         except NotFinite as error:
@@ -285,6 +306,13 @@ class ServedModel:
         self.ready = True
         on_ready(self)
         first.run(self._process, self._probe)
+
+    def _warm_up(self, what: "Callable[[Sequence[TrainedModel], int], Iterator[Callable[[], object]]]") -> None:
+        several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
+        for warm_up in what([self._loaded(n_best) for n_best in sorted({1, several})], self._max_batch):
+            if self._stopping.is_set():
+                return
+            warm_up()
 
     def _loaded(self, n_best: int) -> TrainedModel:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
@@ -345,22 +373,37 @@ class ServedModel:
         return maps
 
 
-def _warm_ups(runs: Sequence[TrainedModel], max_batch: int, lengths: Sequence[int]) -> Iterator[Callable[[], object]]:
-    """What to call before the first request. runs: the run for one hypothesis, then those for several.
-
-    Compiles the search for up to `max_batch` lines of these padded lengths, of one line for each of the runs. A decoder that
-    does not compile translates a line instead.
+def _usual(runs: Sequence[TrainedModel], max_batch: int) -> Iterator[Callable[[], object]]:
+    """What to call before the first request: the search for short lines, up to `max_batch` at once, with outputs for which the
+    first cache has room. A decoder that does not compile translates a line instead. runs: the run for one hypothesis, then
+    those for several.
     """
-    loaded = runs[0]
-    if loaded.decoder.name != "jax":
+    if runs[0].decoder.name != "jax":
         yield from (functools.partial(run.translate, [_own_text(run)]) for run in runs)
         return
-    shards = mesh_lib.batch_shards(loaded.mesh)
-    for tokens in sorted({min(length, loaded.max_source_length) for length in lengths}):
-        plans = (plan_batches([tokens] * count, loaded.config.decode, shards) for count in range(1, max_batch + 1))
-        for shape in dict.fromkeys(batch.shape for batches in plans for batch in batches):
+    for shape in _shapes(runs[0], max_batch, USUAL_LENGTHS[:1]):
+        yield functools.partial(runs[0].decoder.compile, shape, 1)
+
+
+def _rest_of_usual(runs: Sequence[TrainedModel], max_batch: int) -> Iterator[Callable[[], object]]:
+    """What to call after `_usual`: one line with several hypotheses, longer lines, longer outputs."""
+    if runs[0].decoder.name != "jax":
+        return
+    shapes = _shapes(runs[0], max_batch, USUAL_LENGTHS)
+    for longest in (1, 2**31):
+        for shape in shapes:
             for run in runs if shape[0] == 1 else runs[:1]:
-                yield functools.partial(run.decoder.compile, shape)
+                yield functools.partial(run.decoder.compile, shape, longest)
+
+
+def _shapes(loaded: TrainedModel, max_batch: int, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+    """`Batch.shape` of up to `max_batch` lines of each of these padded lengths."""
+    shards, shapes = mesh_lib.batch_shards(loaded.mesh), {}
+    for tokens in sorted({min(length, loaded.max_source_length) for length in lengths}):
+        for count in range(1, max_batch + 1):
+            batches = plan_batches([tokens] * count, loaded.config.decode, shards)
+            shapes |= dict.fromkeys(batch.shape for batch in batches)
+    return list(shapes)
 
 
 def _own_text(loaded: TrainedModel) -> str:
@@ -380,6 +423,4 @@ def _too_long_for_attention(side: str, tokens: int) -> str:
 
 
 def _count(params: Any) -> int:
-    import jax
-
     return sum(x.size for x in jax.tree.leaves(params))

@@ -7,6 +7,7 @@ import ipaddress
 import os
 import socket
 import sys
+import threading
 import time
 from collections.abc import Sequence
 from types import FrameType
@@ -159,6 +160,7 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket,
     seconds; a second Ctrl-C does not wait for clients. Raises what a model raised. Exit code 0, or 1 where a model did not end.
     """
     server, compiler = make_server(app, timeout), Compiler(program_folder())
+    first = threading.Lock()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
     last = timeout - min(0.25, timeout / 8)
     server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
@@ -169,12 +171,14 @@ def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket,
         print(f"{model.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
         if faster := faster_precision(model.config):
             print(faster, file=sys.stderr, flush=True)
-        if all(model.ready for model in models):
+        if all(model.ready for model in models) and first.acquire(blocking=False):
             compiler.begin()
+            for each in models:
+                each.compile_rest(server.end)
 
     try:
         for model in models:
-            model.start(ready, server.end)
+            model.start(ready, server.end, compiler.wait)
         # uvicorn passes the signals on when it has stopped: here, where they only set the same flag again.
         with on_stop_signal(server.end):
             server.run([listening])

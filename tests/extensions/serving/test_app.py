@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.data.sources import toy
+from t2t_flax.decoding.programs import Programs
 from t2t_flax.errors import UserError
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
@@ -293,11 +294,17 @@ def test_usual_requests_after_the_warm_up_compile_nothing(run):
 
     bodies = [{"text": "Yes."}, {"text": "Yes.", "n_best": 2}, {"text": "No."}, {"text": 12 * "It is "}]
     jax.monitoring.register_event_duration_secs_listener(listener)
+    programs = Programs()
     try:
         with serving({"tiny": other}, max_batch=1) as server:
+            (model,) = server.models
+            model.compile_rest(server.failed.set)
+            model._threads[-1].join()
+            programs.wait()
             warm = len(compiled)
             for body in bodies:
                 assert server.post("/api/translate", body).status_code == 200
                 assert warm and len(compiled) == warm, body
     finally:
+        programs.close()
         jax.monitoring.unregister_event_duration_listener(listener)
