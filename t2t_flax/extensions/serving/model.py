@@ -9,7 +9,7 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -17,9 +17,8 @@ import numpy as np
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import Direction, codes_of, model_directions
-from t2t_flax.decoding.batches import PREFIX_LENGTHS, plan_batches, round_up
+from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.translator import Translation
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job
@@ -27,6 +26,7 @@ from t2t_flax.extensions.serving.compiling import Stopping
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.text import RequestError
+from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text, rest_of_usual, usual
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
 
@@ -36,10 +36,6 @@ MAX_SAMPLES = 16
 """Outputs per line with decode.strategy=sample, for which no beam limits their number."""
 MAX_ATTENTION_TOKENS = 128
 """Tokens of a side whose attention is sent: the answer grows with their product."""
-USUAL_LENGTHS = (32, 128)
-"""Padded lengths of the lines whose programs are compiled without being asked for, those of the first before the first request.
-Each has a lane of its own; what else is asked for, and may have to be compiled, has the last one.
-"""
 _PATIENCE = 10
 """Only the lane of short lines has a good result within the health limit for certain; the others have so many times as long."""
 
@@ -132,7 +128,7 @@ class ServedModel:
 
         def run() -> None:
             with contextlib.suppress(Stopping):
-                self._warm_up(_rest_of_usual)
+                self._warm_up(rest_of_usual)
 
         self._spawn(f"{self.name}-rest", run, on_failure)
 
@@ -289,9 +285,9 @@ class ServedModel:
         loaded = self._load().for_decoding()
         self.config, self._restored = loaded.config, loaded
         try:
-            self._warm_up(_usual)
+            self._warm_up(usual)
             if jax.default_backend() != "cpu":  # without a child that would compile it beside requests
-                self._warm_up(_rest_of_usual)
+                self._warm_up(rest_of_usual)
             wait()
         except (Stopping, concurrent.futures.CancelledError):
             return
@@ -307,7 +303,7 @@ class ServedModel:
         on_ready(self)
         first.run(self._process, self._probe)
 
-    def _warm_up(self, what: "Callable[[Sequence[TrainedModel], int], Iterator[Callable[[], object]]]") -> None:
+    def _warm_up(self, what: WarmUp) -> None:
         several = self._searched(self.max_n_best) if self.config.decode.strategy == "beam" else 1
         for warm_up in what([self._loaded(n_best) for n_best in sorted({1, several})], self._max_batch):
             if self._stopping.is_set():
@@ -325,7 +321,7 @@ class ServedModel:
 
     def _probe(self) -> None:
         """Translates a line of the server's own. Raises NotFinite."""
-        (translation,) = self._loaded(1).translate([_own_text(self._restored)])
+        (translation,) = self._loaded(1).translate([own_text(self._restored)])
         _check_finite(translation)
 
     def _process(self, key: Hashable, items: list[Any]) -> list[Any]:
@@ -371,44 +367,6 @@ class ServedModel:
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):
             raise NotFinite
         return maps
-
-
-def _usual(runs: Sequence[TrainedModel], max_batch: int) -> Iterator[Callable[[], object]]:
-    """What to call before the first request: the search for short lines, up to `max_batch` at once, with outputs for which the
-    first cache has room. A decoder that does not compile translates a line instead. runs: the run for one hypothesis, then
-    those for several.
-    """
-    if runs[0].decoder.name != "jax":
-        yield from (functools.partial(run.translate, [_own_text(run)]) for run in runs)
-        return
-    for shape in _shapes(runs[0], max_batch, USUAL_LENGTHS[:1]):
-        yield functools.partial(runs[0].decoder.compile, shape, 1)
-
-
-def _rest_of_usual(runs: Sequence[TrainedModel], max_batch: int) -> Iterator[Callable[[], object]]:
-    """What to call after `_usual`: one line with several hypotheses, longer lines, longer outputs."""
-    if runs[0].decoder.name != "jax":
-        return
-    shapes = _shapes(runs[0], max_batch, USUAL_LENGTHS)
-    for longest in (1, 2**31):
-        for shape in shapes:
-            for run in runs if shape[0] == 1 else runs[:1]:
-                yield functools.partial(run.decoder.compile, shape, longest)
-
-
-def _shapes(loaded: TrainedModel, max_batch: int, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
-    """`Batch.shape` of up to `max_batch` lines of each of these padded lengths."""
-    shards, shapes = mesh_lib.batch_shards(loaded.mesh), {}
-    for tokens in sorted({min(length, loaded.max_source_length) for length in lengths}):
-        for count in range(1, max_batch + 1):
-            batches = plan_batches([tokens] * count, loaded.config.decode, shards)
-            shapes |= dict.fromkeys(batch.shape for batch in batches)
-    return list(shapes)
-
-
-def _own_text(loaded: TrainedModel) -> str:
-    """A line of the server's own, in any of the model's languages."""
-    return loaded.in_language("a", next(iter(loaded.tokenizers.source.target_languages), None))
 
 
 def _check_finite(translation: Translation) -> None:
