@@ -12,7 +12,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.batching.streams import Visits
 from t2t_flax.data.hashing import key_of, keys_of, mix
-from t2t_flax.data.token_store import Sentences, TokenStore
+from t2t_flax.data.token_store import Sentences, TokenStore, positions
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, split_symbols
 
 
@@ -78,7 +78,8 @@ class DrawnPairs:
         keys = self.keys(visits)
         chosen = self.chosen(keys)
         # Pairs that are as long as they may be were perhaps truncated, and drawing takes time with the square of a word.
-        fits = np.maximum(*(side.lengths[visits.pairs] for side in self.store.sides)) < self.most
+        stored = self.store.sentences(visits.pairs)
+        fits = np.maximum(*(side.lengths for side in stored)) < self.most
         drawn = np.flatnonzero(fits & (chosen.any(0) if self.segmentation is None else True))
         kept: list[int] = []
         ids: tuple[list[int], list[int]] = [], []
@@ -98,8 +99,8 @@ class DrawnPairs:
                     side_lengths.append(len(sentence) + eos)
         at = np.array(kept, np.int64)
         source, target = (
-            _replaced(own, visits.pairs, at, np.array(x, own.ids.dtype), np.array(n, own.lengths.dtype))
-            for own, x, n in zip(self.store.sides, ids, lengths, strict=True)
+            _replaced(own, at, np.array(x, own.ids.dtype), np.array(n, own.lengths.dtype))
+            for own, x, n in zip(stored, ids, lengths, strict=True)
         )
         return source, target
 
@@ -150,19 +151,13 @@ class DrawnPairs:
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
 
 
-def _replaced(own: Sentences, pairs: np.ndarray, at: np.ndarray, ids: np.ndarray, lengths: np.ndarray) -> Sentences:
-    """The sentences of `pairs`, but at `at` those whose ids, one after another, and lengths these are."""
-    all_lengths = own.lengths[pairs]
+def _replaced(own: Sentences, at: np.ndarray, ids: np.ndarray, lengths: np.ndarray) -> Sentences:
+    """The sentences, but at `at` those whose ids, one after another, and lengths these are."""
+    all_lengths = own.lengths.copy()
     all_lengths[at] = lengths
     offsets = np.cumsum(all_lengths, dtype=np.int64) - all_lengths
-    rest = np.delete(np.arange(len(pairs)), at)
+    rest = np.delete(np.arange(len(all_lengths)), at)
     out = np.empty(int(all_lengths.sum(dtype=np.int64)), own.ids.dtype)
-    out[_positions(offsets[at], lengths)] = ids
-    out[_positions(offsets[rest], all_lengths[rest])] = own.ids[_positions(own.offsets[pairs[rest]], all_lengths[rest])]
+    out[positions(offsets[at], lengths)] = ids
+    out[positions(offsets[rest], all_lengths[rest])] = own.ids.take(positions(own.offsets[rest], all_lengths[rest]))
     return Sentences(out, offsets, all_lengths)
-
-
-def _positions(begin: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """begin[0] .. begin[0] + lengths[0] - 1, then those of the next."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begin - (ends - lengths), lengths)

@@ -82,7 +82,7 @@ class Shards:
     def read(self) -> Iterator[Sides]:
         """The sentences of each shard, in order. Raises LostShards."""
         for store in self._stores():
-            yield [(side.ids, side.lengths) for side in store.all_sides()]
+            yield [(ids, lengths) for ids, _, lengths in store.all_sides()]
 
     def remove(self) -> None:
         """Removes all shards, at once for other processes."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import itertools
 import json
 import mmap
 import os
@@ -28,14 +29,56 @@ LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
 VERIFIED = ".verified"
 """File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
 _BLOCK = 1 << 20
+_SMALL = 1 << 28
+"""Bytes of a store whose pages may all be in the memory of a process. Those of a larger one soon would be: of a cached file the
+kernel maps 64 KiB around each place that is read.
+"""
+_PAIRS_MAPPED = 1 << 23
+"""Neighbouring pairs of a larger store of which lengths and offsets are mapped at a time: 200 MB."""
+_SENTENCES_MAPPED = 1 << 10
+_Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
+
+
+class StoredIds:
+    """The ids of a side of a store, [tokens]: those of a larger store are read from the file, so that none stay in memory.
+    Pickled as a reference to the store.
+    """
+
+    def __init__(self, store: "TokenStore", side: str, mapped: np.ndarray):
+        self._of, self._mapped, self.dtype = (store.folder, store.origin, side), mapped, mapped.dtype
+        self._file = None if store.is_small else open(store.folder / f"{side}.ids", "rb", buffering=0)  # noqa: SIM115
+
+    def __reduce__(self):
+        return _reopened_ids, self._of
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return self._mapped[part]
+
+    def take(self, index: np.ndarray) -> np.ndarray:
+        """The ids at `index` [N]; neighbours are read together. Raises UserError if the file has become shorter."""
+        if self._file is None or not len(index):
+            return self._mapped.take(index)
+        first = np.flatnonzero(np.diff(index, prepend=index[0] - 2) != 1)
+        sizes = np.diff(first, append=len(index)) * self.dtype.itemsize
+        begins = index[first] * self.dtype.itemsize
+        read = b"".join(map(os.pread, itertools.repeat(self._file.fileno()), sizes.tolist(), begins.tolist()))
+        if len(read) != len(index) * self.dtype.itemsize:
+            raise _damaged(self._of[0], f"{self._file.name} has become shorter")
+        return np.frombuffer(read, self.dtype)
 
 
 class Sentences(NamedTuple):
     """Tokenized sentences: sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
 
-    ids: np.ndarray
+    ids: np.ndarray | StoredIds
     offsets: np.ndarray
     lengths: np.ndarray
+
+
+def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """begins[0] .. begins[0] + lengths[0] - 1, then those of the next, int64."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
 
 
 class TokenStore:
@@ -48,10 +91,15 @@ class TokenStore:
         self.num_pairs: int = meta["pairs"]
         self.digest: str = meta.get("digest", "")
         """Identifies the inputs of the store: corpus, tokenizers, policies."""
+        self.is_small = (
+            sum(path.stat().st_size for path in map(folder.joinpath, files_of(meta)) if path.exists()) <= _SMALL
+        )
+        """Whether all of it may be mapped at once."""
         self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in stored_sides(meta)}
-        self.source_lengths = self._sides["source"].lengths
-        self.target_lengths = self._sides["target"].lengths
+        self._ids = [StoredIds(self, side, self._sides[side][0]) for side in SIDES]
+        self._sentences_mapped = 0
+        self.source_lengths, self.target_lengths = (self._sides[side][2] for side in SIDES)
 
     @classmethod
     def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
@@ -72,25 +120,29 @@ class TokenStore:
     def __reduce__(self):
         return _reopen, (self.folder, self.origin)
 
-    @property
-    def sides(self) -> tuple[Sentences, Sentences]:
-        """The source and the target sentences, memory-mapped: ids [tokens], offsets and lengths [num_pairs]."""
-        return self._sides["source"], self._sides["target"]
-
-    def all_sides(self) -> list[Sentences]:
-        """As `StoreWriter.write` takes them."""
+    def all_sides(self) -> list[_Arrays]:
+        """(ids [tokens], offsets [num_pairs], lengths [num_pairs]) of the source and the target sentences, and of their texts if
+        it has them, memory-mapped.
+        """
         return list(self._sides.values())
+
+    def sentences(self, pairs: np.ndarray) -> tuple[Sentences, Sentences]:
+        """The source and the target sentences of pairs, in their order; fast if they ascend. Their ids are not read yet."""
+        arrays, parts = [array for side in SIDES for array in self._sides[side][1:]], []
+        for part in np.split(pairs, np.flatnonzero(np.diff(pairs // _PAIRS_MAPPED)) + 1):
+            parts.append([array[part] for array in arrays])
+            self._release()
+        source_offsets, source_lengths, *of_target = (np.concatenate(of_array) for of_array in zip(*parts, strict=True))
+        return Sentences(self._ids[0], source_offsets, source_lengths), Sentences(self._ids[1], *of_target)
 
     def texts(self, i: int) -> tuple[str, str]:
         """The source (its tag included) and the target text of pair i, of a store that keeps them."""
         source, target = (self._sentence(side, i).tobytes().decode() for side in TEXTS)
         return source, target
 
-    def release(self) -> None:
-        """Unmaps the pages read so far from this process; they stay in the file cache. Otherwise the resident size of a
-        process that visits the whole corpus would grow to the size of the corpus.
-        """
-        if hasattr(mmap, "MADV_DONTNEED"):
+    def _release(self) -> None:
+        """Unmaps the pages of a larger store that were read so far from this process; they stay in the file cache."""
+        if not self.is_small and hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
@@ -141,17 +193,17 @@ class TokenStore:
         return self._sentence("target", i)
 
     def _sentence(self, side: str, i: int) -> np.ndarray:
+        self._sentences_mapped += 1
+        if self._sentences_mapped % _SENTENCES_MAPPED == 0:
+            self._release()
         ids, offsets, lengths = self._sides[side]
         return ids[offsets[i] : offsets[i] + lengths[i]]
 
-    def _map(self, side: str) -> Sentences:
+    def _map(self, side: str) -> _Arrays:
         side_meta = self.meta[side]
         ids = self._file(side, "ids", np.dtype(side_meta["dtype"]).newbyteorder("<"), side_meta["tokens"])
-        return Sentences(
-            ids,
-            self._file(side, "offsets", OFFSET, self.num_pairs),
-            self._file(side, "lengths", LENGTH, self.num_pairs),
-        )
+        offsets = self._file(side, "offsets", OFFSET, self.num_pairs)
+        return ids, offsets, self._file(side, "lengths", LENGTH, self.num_pairs)
 
     def _file(self, side: str, part: str, dtype: np.dtype, count: int) -> np.ndarray:
         path = self.folder / f"{side}.{part}"
@@ -172,6 +224,10 @@ def _reopen(folder: Path, origin: epath.Path) -> TokenStore:
     meta = read_meta(folder)
     assert meta, f"{folder} was open a moment ago"
     return TokenStore(folder, meta, origin)
+
+
+def _reopened_ids(folder: Path, origin: epath.Path, side: str) -> StoredIds:
+    return _reopen(folder, origin)._ids[SIDES.index(side)]
 
 
 @by_storage

@@ -26,12 +26,11 @@ class RecordingStore:
     def __getattr__(self, name):
         return getattr(self._store, name)
 
-    @property
-    def sides(self):
-        return [
+    def sentences(self, pairs):
+        return tuple(
             sentences._replace(ids=_RecordingArray(sentences.ids, read))
-            for sentences, read in zip(self._store.sides, self.read.values(), strict=True)
-        ]
+            for sentences, read in zip(self._store.sentences(pairs), self.read.values(), strict=True)
+        )
 
 
 class _RecordingArray:

@@ -1,12 +1,13 @@
 import json
-import mmap
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
+from t2t_flax.data import token_store
+from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore, positions
 from t2t_flax.errors import UserError
 
 PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1])]
@@ -41,7 +42,7 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
     assert store.meta["source"] == {"tokens": 7, "longest": 4, "dtype": "uint16", "vocab_size": 65_536}
     assert store.meta["target"] == {"tokens": 7, "longest": 3, "dtype": "int32", "vocab_size": 70_001}
     assert store.meta["dropped"] == 4
-    ids, offsets, lengths = store.sides[1]
+    ids, offsets, lengths = store.all_sides()[1]
     assert [ids[o : o + n].tolist() for o, n in zip(offsets, lengths, strict=True)] == [t for _, t in PAIRS]
     with pytest.raises(IndexError):
         store.source(3)
@@ -49,7 +50,7 @@ def test_sentences_round_trip_with_lengths_and_counts(tmp_path):
 
 def test_arrays_are_memory_mapped(tmp_path):
     write(tmp_path / "s")
-    for array in TokenStore.open(tmp_path / "s").sides[0]:
+    for array in TokenStore.open(tmp_path / "s").all_sides()[0]:
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
 
 
@@ -156,20 +157,55 @@ def test_foreign_folder_is_not_replaced(tmp_path):
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTNEED"), reason="this system has no madvise")
-def test_released_pages_free_memory_and_can_be_reread(tmp_path):
-    ids = np.arange(2_000_000, dtype=np.int32) % 60_000
+def resident(folder: Path) -> int:
+    """KiB of the files in a folder that are in this process's memory."""
+    lines = Path("/proc/self/smaps").read_text().split("\n")
+    at = [i for i, line in enumerate(lines) if str(folder) in line]
+    return sum(int(line.split()[1]) for i in at for line in lines[i : i + 8] if line.startswith("Rss:"))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="this system does not tell what is mapped")
+def test_a_larger_store_is_read_alike_and_does_not_stay_in_memory(tmp_path, monkeypatch):
+    rng = np.random.default_rng(0)
+    lengths = [rng.integers(0, 20, 200_000) for _ in range(2)]
     with StoreWriter(tmp_path / "s", vocab_sizes=(65_536, 65_536)) as writer:
-        writer.write((ids, np.full(200_000, 10)), (ids, np.full(200_000, 10)))
-    store = TokenStore.open(tmp_path / "s")
+        writer.write(*((rng.integers(0, 60_000, x.sum()), x) for x in lengths))
+    small = TokenStore.open(tmp_path / "s")
+    monkeypatch.setattr(token_store, "_SMALL", 1 << 20)
+    monkeypatch.setattr(token_store, "_PAIRS_MAPPED", 10_000)
+    monkeypatch.setattr(token_store, "_SENTENCES_MAPPED", 2)
+    large = TokenStore.open(tmp_path / "s")
+    pairs, order = np.sort(rng.integers(0, 200_000, 5_000)), rng.permutation(5_000)
 
-    def mapped():
-        lines = Path("/proc/self/smaps").read_text().split("\n")
-        at = [i for i, line in enumerate(lines) if str(tmp_path) in line]
-        return sum(int(line.split()[1]) for i in at for line in lines[i : i + 8] if line.startswith("Rss:"))
+    def read(store):
+        sides = store.sentences(pairs)
+        ids = [s.ids.take(positions(s.offsets[order], s.lengths[order])).tolist() for s in sides]
+        singles = [store.source(pair).tolist() for pair in pairs[:1000].tolist()]
+        return ids, singles, [(s.offsets.tolist(), s.lengths.tolist(), s.ids.take(order[:0]).dtype) for s in sides]
 
-    total = int(store.sides[0][0].sum()) + int(store.sides[1][1].sum())
-    assert mapped() > 4000
-    store.release()
-    assert mapped() < 400
-    assert int(store.sides[0][0].sum()) + int(store.sides[1][1].sum()) == total
+    before, of_large = resident(tmp_path), read(large)
+    assert resident(tmp_path) < before + 1000
+    assert read(small) == of_large
+    assert resident(tmp_path) > before + 2000
+
+
+@pytest.mark.parametrize("size", [1 << 28, 0])
+def test_sentences_of_a_store_are_pickled_by_reference(tmp_path, monkeypatch, size):
+    monkeypatch.setattr(token_store, "_SMALL", size)
+    with StoreWriter(tmp_path / "s", vocab_sizes=(65_536, 65_536)) as writer:
+        writer.write(*[(np.arange(10_000), np.full(1_000, 10))] * 2)
+    store, pairs = TokenStore.open(tmp_path / "s"), np.array([3, 7, 990])
+    pickled = pickle.dumps(store.sentences(pairs))
+    assert len(pickled) < 2_000
+    for ids, offsets, lengths in pickle.loads(pickled):
+        assert ids.take(positions(offsets, lengths)).tolist() == [10 * i + n for i in pairs for n in range(10)]
+
+
+def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
+    monkeypatch.setattr(token_store, "_SMALL", 0)
+    write(tmp_path / "s")
+    store, pairs = TokenStore.open(tmp_path / "s"), np.arange(3)
+    source, _ = store.sentences(pairs)
+    os.truncate(tmp_path / "s" / "source.ids", 4)
+    with pytest.raises(UserError, match="source.ids has become shorter"):
+        source.ids.take(np.arange(7))

@@ -23,13 +23,12 @@ class Lengths:
 
     def __init__(self, source: np.ndarray, target: np.ndarray):
         self.lengths = self.source_lengths, self.target_lengths = source.astype(np.int32), target.astype(np.int32)
-        self.sides = [Sentences(np.zeros(0, int), np.zeros(0, int), x) for x in self.lengths]
         self.num_pairs = len(source)
         self.longest = int(max(x.max() for x in self.lengths))
         self.mean_length = max(float(x.mean()) for x in self.lengths)
 
-    def release(self) -> None:
-        pass
+    def sentences(self, pairs):
+        return tuple(Sentences(np.zeros(0, int), np.zeros(0, int), x[pairs]) for x in self.lengths)
 
 
 def log_normal(rng, count, longest):

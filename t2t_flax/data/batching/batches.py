@@ -19,8 +19,6 @@ from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import Sentences, TokenStore
 
-_RELEASED_EVERY = 64
-
 
 @dataclasses.dataclass(frozen=True, order=True)
 class Shape:
@@ -45,10 +43,9 @@ class Batch:
     host builds only its own; the token counts are of the whole update.
 
     `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
-    row's source and target. `sides`: the sentences, at `index` [P], which are those of the store at `pairs` or drawn ones.
+    row's source and target. `sides`: sentences, of which those of the pairs are at `index` [P].
     """
 
-    store: TokenStore
     shape: Shape
     pairs: np.ndarray
     row: np.ndarray
@@ -119,7 +116,7 @@ class Batches:
         shards: int = 1,
         make_stream: MakeStream = plain_stream,
     ):
-        self._store, self.ahead = store, Ahead[WindowLayout]()
+        self.ahead = Ahead[WindowLayout]()
         self.stream = make_stream(store, config, seed, None)
         self.stream.use(self.ahead)
         self.updates_per_epoch = self.stream.updates_per_epoch
@@ -136,13 +133,10 @@ class Batches:
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""
-        if k % _RELEASED_EVERY == 0:
-            self._store.release()
-        store, epoch, layout = self.stream.update(k)
+        epoch, layout = self.stream.update(k)
         fitting = smallest_fitting(self._sizes, layout.needed)
         assert fitting is not None, "sizes hold every update"
-        sides = layout.sides or store.sides
-        return Batch(store, self._shapes[fitting], layout.pairs, layout.row, layout.starts, sides, layout.index, epoch)
+        return Batch(self._shapes[fitting], layout.pairs, layout.row, layout.starts, layout.sides, layout.index, epoch)
 
 
 def validation_batches(
@@ -170,9 +164,8 @@ def validation_batches(
 
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
-    source, target = (lengths[members] for lengths in store.lengths)
-    row, *starts = first_fit(source, target, shape.length)
+    sides = store.sentences(members)
+    row, *starts = first_fit(*(side.lengths for side in sides), shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
-        here = (first <= row) & (row < first + shape.rows)
-        pairs = members[here]
-        yield Batch(store, shape, pairs, row[here] - first, [start[here] for start in starts], store.sides, pairs)
+        here = np.flatnonzero((first <= row) & (row < first + shape.rows))
+        yield Batch(shape, members[here], row[here] - first, [start[here] for start in starts], sides, here)

@@ -31,9 +31,8 @@ _MANY_PAIRS = 1_000_000
 
 
 class Update(NamedTuple):
-    """The pairs of an update, their store, and the epoch that they belong to."""
+    """The pairs of an update, and the epoch that they belong to."""
 
-    store: TokenStore
     epoch: int
     layout: Layout
 
@@ -111,7 +110,7 @@ class Layouts:
         with self._lock:
             window, piece = self.locate(k)
             layout = self.window(window).update(piece)
-        return Update(self.layouter.store, self.layouter.windows.epoch(window), layout)
+        return Update(self.layouter.windows.epoch(window), layout)
 
     def count(self, k: int, processes: int = 1, report: Report = silent) -> None:
         """Counts the updates of all windows up to that of update k, as far as this is not known from earlier: of many pairs in

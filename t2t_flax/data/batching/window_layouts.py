@@ -49,14 +49,14 @@ class Layout:
     """The pairs of an update and their rows.
 
     `pairs`: indices into the store, [P]; `row` [P] and `starts`, where each pair begins in the row's source and target;
-    `needed`: the smallest size that holds them. `sides`: the sentences, at `index` [P]; None = those of the store, at `pairs`.
+    `needed`: the smallest size that holds them. `sides`: the sentences of the window; those of the pairs are at `index` [P].
     """
 
     pairs: np.ndarray
     row: np.ndarray
     starts: Sequence[np.ndarray | int]
     needed: Size
-    sides: tuple[Sentences, Sentences] | None
+    sides: tuple[Sentences, Sentences]
     index: np.ndarray
 
 
@@ -65,7 +65,7 @@ class WindowLayout(NamedTuple):
 
     order: indices into the window's visits; pairs: into the store. row, source_start, target_start: see `Layout`; the starts are
     empty where each pair has a row. ends [U]: where each update ends in the arrays; needed [U, 2]: its size.
-    sides: drawn sentences.
+    sides: the sentences of the visits.
     """
 
     order: np.ndarray
@@ -75,7 +75,7 @@ class WindowLayout(NamedTuple):
     target_start: np.ndarray
     ends: np.ndarray
     needed: np.ndarray
-    sides: tuple[Sentences, Sentences] | None
+    sides: tuple[Sentences, Sentences]
 
     @property
     def updates(self) -> int:
@@ -91,7 +91,7 @@ class WindowLayout(NamedTuple):
         starts = [x[here].astype(np.int64) if len(x) else 0 for x in (self.source_start, self.target_start)]
         length, rows = map(int, self.needed[number])
         order, pairs, row = (x[here].astype(np.int64) for x in (self.order, self.pairs, self.row))
-        return Layout(pairs, row, starts, (length, rows), self.sides, order if self.sides else pairs)
+        return Layout(pairs, row, starts, (length, rows), self.sides, order)
 
 
 def sampled_windows(a_pass: Fraction, counts: Sequence[int]) -> int:
@@ -158,9 +158,7 @@ class Layouter:
     def lay_out(self, window: int) -> WindowLayout:
         """A window in the fewest updates of which each fits into one of the sizes, after a few attempts to cut it."""
         visits, sides, sampler = self._read(window)
-        layout = _window_layout(visits, self._in_order(self._fitting(sampler, window), window), sides)
-        self.store.release()
-        return layout
+        return _window_layout(visits, self._in_order(self._fitting(sampler, window), window), sides)
 
     def count(self, window: int) -> int:
         """The number of its updates."""
@@ -191,17 +189,13 @@ class Layouter:
                 room, seconds = self._room(sampler.lengths), time.thread_time() - began
             counts.append(len(parts))
             needed.update(part.needed for part in parts)
-            self.store.release()
         expected = [(length, int(room * rows)) for length, rows in expected]
         return Sample(tuple(self.rules.sizes(needed, expected, self.longest)), counts, first, seconds)
 
-    def _read(self, window: int) -> tuple[Visits, tuple[Sentences, Sentences] | None, BatchSampler]:
+    def _read(self, window: int) -> tuple[Visits, tuple[Sentences, Sentences], BatchSampler]:
         visits = self.windows.visits(window)
-        sides = self.draw(visits) if self.draw else None
-        if sides:
-            lengths = Lengths(*(np.asarray(side.lengths) for side in sides))
-        else:
-            lengths = Lengths(*(x[visits.pairs] for x in self.store.lengths))
+        sides = self.draw(visits) if self.draw else self.store.sentences(visits.pairs)
+        lengths = Lengths(*(side.lengths for side in sides))
         return visits, sides, self.make_sampler(self.config, self.seed, lengths)
 
     def _room(self, lengths: Lengths) -> float:
@@ -255,7 +249,7 @@ class Layouter:
         return _Rows(pairs, row, tuple(starts), (self.config.pack_length, int(row.max()) + 1))
 
 
-def _window_layout(visits: Visits, parts: Sequence[_Rows], sides: tuple[Sentences, Sentences] | None) -> WindowLayout:
+def _window_layout(visits: Visits, parts: Sequence[_Rows], sides: tuple[Sentences, Sentences]) -> WindowLayout:
     order = np.concatenate([part.pairs for part in parts])
     row = np.concatenate([part.row for part in parts])
     starts = [np.concatenate(x) for x in zip(*(part.starts for part in parts), strict=True)] or [order[:0]] * 2

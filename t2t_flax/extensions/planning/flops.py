@@ -175,11 +175,8 @@ def hook(config: Config, workdir: epath.Path, group: Any) -> Mfu:
 
 def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:
     """(FLOPs of all slots of an update's batch, of its real tokens)."""
-    shape, (source, target) = batch.shape, batch.store.lengths
-    slots, real = (
-        padded_tokens(shape.rows * shape.micro, shape.length),
-        real_tokens(source[batch.pairs], target[batch.pairs]),
-    )
+    shape, lengths = batch.shape, [side.lengths[batch.index] for side in batch.sides]
+    slots, real = padded_tokens(shape.rows * shape.micro, shape.length), real_tokens(*lengths)
     return products.flops(run.config.model, slots), products.flops(run.config.model, real)
 
 
