@@ -165,7 +165,7 @@ def validation_batches(
 
 def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Batch]:
     sides = store.sentences(members)
-    row, *starts = first_fit(*(side.lengths for side in sides), shape.length)
+    row, *starts = first_fit(sides[0].lengths, sides[1].lengths, shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = np.flatnonzero((first <= row) & (row < first + shape.rows))
         yield Batch(shape, members[here], row[here] - first, [start[here] for start in starts], sides, here)
