@@ -108,7 +108,7 @@ class Phases:
 
     def _watch(self) -> None:
         while not self._end.wait(0.1):
-            used = sum(_of_processes(lambda process: process.memory_info().rss))
+            used = sum(of_processes(lambda process: process.memory_info().rss))
             self.bytes[self._phase] = max(self.bytes.get(self._phase, 0), used)
 
 
@@ -116,11 +116,11 @@ def _clocks() -> tuple[float, float, float]:
     """(wall time, CPU seconds of this process, of it with its children, those that have ended included)."""
     own = time.process_time()
     ended = psutil.Process().cpu_times()
-    children = _of_processes(lambda process: sum(process.cpu_times()[:2]))[1:]
+    children = of_processes(lambda process: sum(process.cpu_times()[:2]))[1:]
     return time.perf_counter(), own, own + ended.children_user + ended.children_system + sum(children)
 
 
-def _of_processes(value: Callable[[psutil.Process], float]) -> list[float]:
+def of_processes(value: Callable[[psutil.Process], float]) -> list[float]:
     """Of this process and its children."""
     values, own = [], psutil.Process()
     for process in (own, *own.children(recursive=True)):
