@@ -1,4 +1,4 @@
-"""Seconds to the first update of a mixture of two sources, with 1 and 99 of 100 pairs at shares 1:9, and memory of 200 updates.
+"""Seconds to the first update of a mixture of two sources, with 1 and 99 of 100 pairs at shares 1:9, and memory of 100 updates.
 
     python -m benchmarks.mixture --pairs=1000000,100000000 --out=benchmarks/results/mixture.json
 
@@ -27,7 +27,7 @@ from t2t_flax.tasks import task_of
 
 KEYS = {
     "data.train": "small=toy:train:2000; large=toy:train:3000", "data.test": "", "mixtures.shares": "small=1, large=9",
-    "train.steps": "200", "eval.every_steps": "0",
+    "train.steps": "100", "eval.every_steps": "0",
 }  # fmt: skip
 CACHED = "all verified and cached"
 STARTS = "nothing verified or cached", CACHED, "verified, not in the file cache"
