@@ -12,7 +12,8 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.batching.streams import Visits
 from t2t_flax.data.hashing import key_of, keys_of, mix
-from t2t_flax.data.token_store import Sentences, TokenStore, positions
+from t2t_flax.data.stored_ids import Sentences, positions
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, split_symbols
 
 

@@ -2,21 +2,19 @@
 
 import contextlib
 import functools
-import io
-import itertools
 import json
 import mmap
 import os
-import threading
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from etils import epath
 
 from t2t_flax.data.sources import counted
+from t2t_flax.data.stored_ids import Sentences, StoredIds, damaged
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, by_storage, file_state, is_remote, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
@@ -38,67 +36,7 @@ kernel maps 64 KiB, or 2 MiB, around each place that is read.
 _PAIRS_MAPPED = 1 << 23
 """Neighbouring pairs of a larger store of which lengths and offsets are mapped at a time: 200 MB."""
 _SENTENCES_MAPPED = 1 << 10
-_READ_AHEAD = 1 << 25
-"""Bytes; the end of the process waits for no more."""
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
-
-
-class StoredIds:
-    """The ids of a side of a store, [tokens]: those of a larger store are read from the file, so that none stay in memory.
-    Pickled as a reference to the store.
-    """
-
-    def __init__(self, store: "TokenStore", side: str, mapped: np.ndarray):
-        self._of, self._mapped, self.dtype = (store.folder, store.origin, side), mapped, mapped.dtype
-        self._is_small, self._path = store.is_small, store.folder / f"{side}.ids"
-
-    @functools.cached_property
-    def _file(self) -> io.FileIO:
-        file = open(self._path, "rb", buffering=0)  # noqa: SIM115
-        threading.Thread(target=_read_ahead, args=(file,), daemon=True).start()
-        return file
-
-    def __reduce__(self):
-        return _reopened_ids, self._of
-
-    def __getitem__(self, part: slice) -> np.ndarray:
-        return self._mapped[part]
-
-    def take(self, index: np.ndarray) -> np.ndarray:
-        """The ids at `index` [N]; neighbours are read together. Raises UserError if the file has become shorter."""
-        if self._is_small or not len(index):
-            return self._mapped.take(index)
-        first = np.flatnonzero(np.diff(index, prepend=index[0] - 2) != 1)
-        sizes = np.diff(first, append=len(index)) * self.dtype.itemsize
-        begins = index[first] * self.dtype.itemsize
-        read = b"".join(map(os.pread, itertools.repeat(self._file.fileno()), sizes.tolist(), begins.tolist()))
-        if len(read) != len(index) * self.dtype.itemsize:
-            raise _damaged(self._path.parent, f"{self._path.name} has become shorter")
-        return np.frombuffer(read, self.dtype)
-
-
-def _read_ahead(file: io.FileIO) -> None:
-    """Has the kernel read a file into its cache, if that is large enough: one sentence after another would take minutes, since
-    each is from another place.
-    """
-    size = os.fstat(file.fileno()).st_size
-    if hasattr(os, "posix_fadvise") and size <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4:
-        for begin in range(0, size, _READ_AHEAD):
-            os.posix_fadvise(file.fileno(), begin, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
-
-
-class Sentences(NamedTuple):
-    """Tokenized sentences: sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
-
-    ids: np.ndarray | StoredIds
-    offsets: np.ndarray
-    lengths: np.ndarray
-
-
-def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """begins[0] .. begins[0] + lengths[0] - 1, then those of the next, int64."""
-    ends = np.cumsum(lengths, dtype=np.int64)
-    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
 
 
 class TokenStore:
@@ -117,7 +55,7 @@ class TokenStore:
         """Whether all of it may be mapped at once."""
         self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in stored_sides(meta)}
-        self._ids = [StoredIds(self, side, self._sides[side][0]) for side in SIDES]
+        self._ids = [StoredIds(folder / f"{side}.ids", self._sides[side][0], self.is_small) for side in SIDES]
         self._sentences_mapped = 0
         self.source_lengths, self.target_lengths = (self._sides[side][2] for side in SIDES)
 
@@ -229,7 +167,7 @@ class TokenStore:
         path = self.folder / f"{side}.{part}"
         size = path.stat().st_size if path.exists() else 0
         if size != count * dtype.itemsize:
-            raise _damaged(self.folder, f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}")
+            raise damaged(self.folder, f"{path.name} has {size} bytes, meta.json says {count * dtype.itemsize}")
         if not count:
             return np.zeros(0, dtype)
         mapped = np.memmap(path, dtype, "r")
@@ -244,10 +182,6 @@ def _reopen(folder: Path, origin: epath.Path) -> TokenStore:
     meta = read_meta(folder)
     assert meta, f"{folder} was open a moment ago"
     return TokenStore(folder, meta, origin)
-
-
-def _reopened_ids(folder: Path, origin: epath.Path, side: str) -> StoredIds:
-    return _reopen(folder, origin)._ids[SIDES.index(side)]
 
 
 @by_storage
@@ -322,7 +256,7 @@ def _verify(folder: Path, meta: dict[str, Any]) -> None:
             return
     for name in files_of(meta):
         if _checksum(folder / name) != meta["crc32"][name]:
-            raise _damaged(folder, f"the checksum of {name} is not that in meta.json")
+            raise damaged(folder, f"the checksum of {name} is not that in meta.json")
     with contextlib.suppress(OSError):  # this account may only read the store
         (folder / VERIFIED).write_text(json.dumps(state))
 
@@ -333,11 +267,6 @@ def _checksum(path: Path) -> int:
         while block := file.read(_BLOCK):
             checksum = zlib.crc32(block, checksum)
     return checksum
-
-
-def _damaged(folder: os.PathLike | str, problem: str) -> UserError:
-    """The error of a store whose files have changed."""
-    return UserError(f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again")
 
 
 class StoreWriter:

@@ -16,7 +16,8 @@ from t2t_flax.data.batching import layouts, streams, window_layouts
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.layouts import plain_stream
 from t2t_flax.data.batching.window_layouts import Layouter
-from t2t_flax.data.token_store import Sentences, TokenStore
+from t2t_flax.data.stored_ids import Sentences
+from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 
 KEYS = [dict(), dict(batch_tokens=200), dict(batching="buckets")]

@@ -7,7 +7,7 @@ import pytest
 
 from t2t_flax.data.batching import packing
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.token_store import Sentences
+from t2t_flax.data.stored_ids import Sentences
 
 
 def naive_first_fit(source, target, room):

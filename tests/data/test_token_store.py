@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from t2t_flax.data import token_store
-from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore, positions
+from t2t_flax.data.stored_ids import positions
+from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
 from t2t_flax.errors import UserError
 
 PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1])]

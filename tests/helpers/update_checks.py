@@ -12,7 +12,7 @@ from t2t_flax.data.batching.batch_sampler import Lengths as WindowLengths
 from t2t_flax.data.batching.batch_sampler import MakeSampler, smallest_fitting
 from t2t_flax.data.batching.batches import Batch, Batches
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
-from t2t_flax.data.token_store import Sentences
+from t2t_flax.data.stored_ids import Sentences
 
 
 class Lengths:

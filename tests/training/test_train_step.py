@@ -10,7 +10,7 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.token_store import Sentences
+from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import put_batch

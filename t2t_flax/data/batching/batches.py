@@ -17,7 +17,8 @@ from t2t_flax.data.batching.batch_sampler import smallest_fitting
 from t2t_flax.data.batching.layouts import MakeStream, WindowLayout, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.progress import Report
-from t2t_flax.data.token_store import Sentences, TokenStore
+from t2t_flax.data.stored_ids import Sentences
+from t2t_flax.data.token_store import TokenStore
 
 
 @dataclasses.dataclass(frozen=True, order=True)

@@ -4,7 +4,7 @@ from array import array
 
 import numpy as np
 
-from t2t_flax.data.token_store import Sentences
+from t2t_flax.data.stored_ids import Sentences
 
 _SCANNED, _MANY = 32, 2048
 """Rows looked at one by one, before NumPy looks at many at once."""

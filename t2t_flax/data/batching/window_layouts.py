@@ -16,7 +16,8 @@ from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSamp
 from t2t_flax.data.batching.packing import first_fit
 from t2t_flax.data.batching.streams import Visits, Windows
 from t2t_flax.data.hashing import key_of, permutation
-from t2t_flax.data.token_store import Sentences, TokenStore
+from t2t_flax.data.stored_ids import Sentences
+from t2t_flax.data.token_store import TokenStore
 
 VERSION = 5
 """Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""

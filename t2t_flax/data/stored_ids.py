@@ -1,0 +1,85 @@
+"""Sentences of a token store, whose ids are read from its files when they are needed."""
+
+import functools
+import io
+import itertools
+import os
+import threading
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from t2t_flax.errors import UserError
+
+_READ_AHEAD = 1 << 25
+"""Bytes; the end of the process waits for no more."""
+
+
+class StoredIds:
+    """The ids of a side of a store, [tokens], memory-mapped; those of a larger store are read from the file, so that none stay in
+    memory. Pickled as the path.
+    """
+
+    def __init__(self, path: Path, mapped: np.ndarray, is_small: bool):
+        self._path, self._mapped, self.dtype = path, mapped, mapped.dtype
+        self._opened = None if is_small else open(path, "rb", buffering=0)  # noqa: SIM115
+
+    def __reduce__(self):
+        return _reopened, (self._path, self.dtype, self._opened is None)
+
+    @functools.cached_property
+    def _file(self) -> io.FileIO:
+        """From the first read on."""
+        assert self._opened
+        threading.Thread(target=_read_ahead, args=(self._opened,), daemon=True).start()
+        return self._opened
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        return self._mapped[part]
+
+    def take(self, index: np.ndarray) -> np.ndarray:
+        """The ids at `index` [N]; neighbours are read together. Raises UserError if the file has become shorter."""
+        if self._opened is None or not len(index):
+            return self._mapped.take(index)
+        first = np.flatnonzero(np.diff(index, prepend=index[0] - 2) != 1)
+        sizes = np.diff(first, append=len(index)) * self.dtype.itemsize
+        begins = index[first] * self.dtype.itemsize
+        read = b"".join(map(os.pread, itertools.repeat(self._file.fileno()), sizes.tolist(), begins.tolist()))
+        if len(read) != len(index) * self.dtype.itemsize:
+            raise damaged(self._path.parent, f"{self._path.name} has become shorter")
+        return np.frombuffer(read, self.dtype)
+
+
+@functools.lru_cache(8)
+def _reopened(path: Path, dtype: np.dtype, is_small: bool) -> StoredIds:
+    return StoredIds(path, np.asarray(np.memmap(path, dtype, "r")), is_small)
+
+
+def _read_ahead(file: io.FileIO) -> None:
+    """Has the kernel read a file into its cache, if that is large enough: one sentence after another would take minutes, since
+    each is from another place.
+    """
+    size = os.fstat(file.fileno()).st_size
+    if hasattr(os, "posix_fadvise") and size <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4:
+        for begin in range(0, size, _READ_AHEAD):
+            os.posix_fadvise(file.fileno(), begin, _READ_AHEAD, os.POSIX_FADV_WILLNEED)
+
+
+class Sentences(NamedTuple):
+    """Tokenized sentences: sentence i is ids[offsets[i] : offsets[i] + lengths[i]]."""
+
+    ids: np.ndarray | StoredIds
+    offsets: np.ndarray
+    lengths: np.ndarray
+
+
+def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
+    """begins[0] .. begins[0] + lengths[0] - 1, then those of the next, int64."""
+    ends = np.cumsum(lengths, dtype=np.int64)
+    return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
+
+
+def damaged(folder: os.PathLike | str, problem: str) -> UserError:
+    """The error of a store whose files have changed."""
+    return UserError(f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again")
