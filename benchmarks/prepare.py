@@ -38,6 +38,7 @@ PHASES = {
     "train the tokenizer": "tokenizer",
     "tokenise train": "encode",
     "join the shards of train": "join",
+    "plan the updates": "plan",
 }
 """Other stages, such as those of filters, keep their names."""
 WMT_PAIRS = 36_000_000
@@ -148,10 +149,6 @@ def measure(
         preprocess.INLINE_PAIRS = 0  # as in a large corpus, this process only reads and writes
         phases = Phases()
         corpus = prepare_corpus(task_of(config), folder / "run", phases)
-        phases.begin("plan")
-        for path in (folder / "run" / "data").glob("*.plan-*"):
-            path.unlink()
-        corpus.batches(config)
         phases.begin("second start")
         prepare_corpus(task_of(config), folder / "run")
         phases.close()

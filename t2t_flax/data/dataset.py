@@ -111,7 +111,7 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
     tokenizers = _tokenizers(task, workdir, source, report)
     train = _split_store(task, workdir, "train", tokenizers, report, source)
-    # Caches the update counts, which every start needs.
+    report("plan the updates", 0, None, "")  # caches their counts, which every start needs
     Corpus(tokenizers, train, {}).batches(config)
     sets = config.data.valid_sets
     return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train]

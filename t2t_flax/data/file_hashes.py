@@ -53,6 +53,23 @@ def known_lines(path: epath.Path) -> int | None:
     return known[1].lines if known else None
 
 
+_lines_per_byte: dict[str, float] = {}
+"""Of compressed files, as far as they were read; the last one was read last."""
+
+
+def note_lines(path: epath.Path, lines: int, read: int) -> None:
+    """Notes that a compressed file has so many lines in its first `read` bytes."""
+    name = _name(path)
+    _lines_per_byte.pop(name, None)
+    _lines_per_byte[name] = lines / read
+
+
+def expected_lines(path: epath.Path) -> int | None:
+    """The lines of a compressed file, estimated by what was read of it, or else of the last such file; None if none was read."""
+    rate = _lines_per_byte.get(_name(path)) or next(reversed(_lines_per_byte.values()), None)
+    return round(rate * path.stat().length) if rate else None
+
+
 def hash_files(
     paths: Iterable[epath.PathLike], index: epath.Path | None = None, report: Report = silent
 ) -> list[FileHash]:

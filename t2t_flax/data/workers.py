@@ -25,18 +25,20 @@ Result = TypeVar("Result")
 
 class Workers(Generic[Result]):
     """Context of up to `count` processes that call `function`, a picklable object of which each of them has a copy. `does`, in
-    messages: "tokenizes".
+    messages: "tokenizes". niceness: by which their priority is lower than this process's.
 
     They start when they are needed, leave Ctrl-C to this process, and end with it, however it ends.
     """
 
-    def __init__(self, function: Callable[..., Result], count: int, *, does: str):
+    def __init__(self, function: Callable[..., Result], count: int, *, does: str, niceness: int = 0):
         self._does = does
         # Spawned, because a fork of a process in which JAX runs threads can hang.
         context = multiprocessing.get_context("spawn")
         # Not an Event: to set one waits for those that wait for it, forever for one that was killed.
         self._closed = context.RawValue(ctypes.c_bool, False)
-        self._pool = ProcessPoolExecutor(count, context, initializer=_start, initargs=(function, self._closed))
+        self._pool = ProcessPoolExecutor(
+            count, context, initializer=_start, initargs=(function, self._closed, niceness)
+        )
 
     def __enter__(self) -> "Workers[Result]":
         return self
@@ -93,8 +95,9 @@ _function: Callable[..., Any]
 _closed: ctypes.c_bool
 
 
-def _start(function: Callable[..., Any], closed: ctypes.c_bool) -> None:
+def _start(function: Callable[..., Any], closed: ctypes.c_bool, niceness: int) -> None:
     global _function, _closed
+    os.nice(niceness)
     _function, _closed = function, closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
     signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_exit_after_parent, daemon=True).start())

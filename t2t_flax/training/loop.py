@@ -1,5 +1,6 @@
 """The training loop: one run from restore to end, read from top to bottom."""
 
+import contextlib
 from collections.abc import Callable
 
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -32,13 +33,17 @@ def train(
 
 def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = print) -> None:
     """Trains `run` to its end. Update t uses batch t - 1."""
-    with supervisor.exit_on_signal("restoring and compiling"):
-        start, last = run.restore(say), run.setup.config.train.steps
-        run.compile()
-        run.open_logs()
-        supervisor.group.barrier("compiled")  # a process that compiles longer than the others is not hanging
-    batches = Prefetcher(run.setup.batches, run.mesh, start, last, run.setup.config.data.num_workers)
-    with run.finish_saves_on_error(), supervisor.expect_progress(), batches:
+    with contextlib.ExitStack() as stack:
+        with supervisor.exit_on_signal("restoring and compiling"):
+            start, config = run.restore(say), run.setup.config
+            last, workers = config.train.steps, config.data.num_workers
+            # The first batches are made during the compilation.
+            batches = stack.enter_context(Prefetcher(run.setup.batches, run.mesh, start, last, workers))
+            run.compile()
+            run.open_logs()
+            supervisor.group.barrier("compiled")  # a process that compiles longer than the others is not hanging
+        stack.enter_context(run.finish_saves_on_error())
+        stack.enter_context(supervisor.expect_progress())
         run.end_if_complete()
         if run.running and (shortage := batches.expected_shortage(run.least_seconds)):
             say(shortage)

@@ -36,35 +36,40 @@ class Progress:
         columns = [
             rich.progress.TextColumn("{task.description}"),
             rich.progress.BarColumn(bar_width=20),
-            rich.progress.TextColumn(
-                "{task.completed:.0f}/{task.total:.0f}" if total else "{task.completed:.0f}" if unit else ""
-            ),
+            rich.progress.TextColumn("{task.fields[amount]}"),
             rich.progress.TextColumn("{task.fields[text]}"),
         ] + [rich.progress.TimeRemainingColumn(compact=True)] * eta
         self._bar = rich.progress.Progress(*columns, console=self._console, disable=not self._live)
 
     def __enter__(self):
         self._bar.start()
-        self._task = self._bar.add_task(self._name, total=self._total, completed=self._start, text="")
+        self._task = self._bar.add_task(
+            self._name, total=self._total, completed=self._start, text="", amount=self._amount(self._start)
+        )
         return self
 
     def __exit__(self, *error):
         self._bar.stop()
 
-    def update(self, done: int, text: str = "", *, line_every: float = 10.0) -> None:
-        """Moves the bar. Without a terminal it prints a line, at most every `line_every` seconds."""
-        self._bar.update(self._task, completed=done, text=text)
+    def update(self, done: int, text: str = "", *, total: int | None = None, line_every: float = 10.0) -> None:
+        """Moves the bar. Without a terminal it prints a line, at most every `line_every` seconds. total: from now on, if it is
+        known.
+        """
+        self._total = total or self._total
+        self._bar.update(self._task, completed=done, total=self._total, text=text, amount=self._amount(done))
         now = time.monotonic()
         if not self._live and (now - self._last_line >= line_every or done == self._total):
             self._last_line = now
-            total = f"/{self._total:,}" if self._total else ""
-            count = f" {done:,}{total} {self._unit}" if self._unit else ""
+            count = f" {self._amount(done)} {self._unit}" if self._unit else ""
             self.say(f"{self._name}{count}  {text}{self._eta(done, now)}".rstrip())
 
     def say(self, text: str) -> None:
         """Prints a line."""
         self._console.print(text, markup=False)
         sys.stdout.flush()
+
+    def _amount(self, done: int) -> str:
+        return f"{done:,}/{self._total:,}" if self._total else f"{done:,}" if self._unit else ""
 
     def _eta(self, done: int, now: float) -> str:
         if not self._eta_known or not self._total or done <= self._start or done >= self._total:
@@ -84,7 +89,7 @@ def bars(**how: Any) -> Iterator[Report]:
                 stack.close()
                 shown.clear()
                 shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, **how))
-            shown[name].update(done)
+            shown[name].update(done, total=total)
 
         yield bar
 

@@ -20,6 +20,7 @@ from t2t_flax.errors import UserError
 class Window:
     number: int
     process: int
+    niceness: int
     updates: int = 4
 
 
@@ -35,7 +36,7 @@ class Layouter:
             raise UserError(f"window {window} has a pair that is too long")
         if window == self.killed and multiprocessing.parent_process():
             os.kill(os.getpid(), signal.SIGKILL)
-        return Window(window, os.getpid())
+        return Window(window, os.getpid(), os.nice(0))
 
 
 @pytest.fixture
@@ -59,6 +60,7 @@ def test_windows_after_the_first_come_from_other_processes(slow):
             window = ahead.window(layouter, number)
             assert window.number == number
             processes.append(window.process == os.getpid())
+            assert (window.niceness == os.nice(0)) == processes[-1], "training comes first"
             wait_until_laid_out(ahead)
     assert processes[:8] == [True, *[False] * 7]
     assert processes[8:] == [True, False, False, True, False], "after a jump the first is laid out here"

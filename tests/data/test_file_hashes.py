@@ -1,11 +1,16 @@
 """Hashes of source files: those of their bytes, read once as long as the files do not change."""
 
+import bz2
 import gzip
 import hashlib
+import itertools
 import json
+import lzma
 import os
 import time
+from random import Random
 
+import pyarrow
 import pytest
 from etils import epath
 from helpers.configs import small_config
@@ -15,7 +20,7 @@ from hypothesis import strategies as st
 from t2t_flax.data import file_hashes
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.file_hashes import file_sha256, hash_files
-from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources import open_source, text
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -117,6 +122,26 @@ def test_lines_are_the_expected_pairs_of_plain_text(tmp_path):
     assert plain.fingerprint() != compressed.fingerprint()
     assert (plain.expected_count(), compressed.expected_count()) == (3, None)
     assert len([*compressed.pairs()]) == compressed.expected_count() == 3
+
+
+@pytest.mark.parametrize("form", ["gz", "bz2", "xz", "zst"])
+def test_pairs_of_compressed_text_are_estimated_by_what_was_read(tmp_path, form, monkeypatch):
+    monkeypatch.setattr(file_hashes, "_lines_per_byte", {})
+    monkeypatch.setattr(text, "_NOTED", 1000)
+    random, compress = Random(0), {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
+    for name, lines in (("a", 60_000), ("b", 30_000)):
+        for language in ("en", "de"):
+            data = "".join(f"{random.getrandbits(200):x}\n" for _ in range(lines)).encode()
+            compressed = compress[form](data) if form != "zst" else pyarrow.compress(data, "zstd", asbytes=True)
+            (tmp_path / f"{name}.{language}.{form}").write_bytes(compressed)
+    where = dict(root=str(tmp_path), source_language="en", target_language="de")
+    first, second = (open_source(f"{name}.en.{form},{name}.de.{form}", **where) for name in "ab")
+    assert first.expected_count() is None
+    rows = first.rows()
+    assert len([*itertools.islice(rows, 50_001)]) == 50_001
+    assert first.expected_count() == pytest.approx(60_000, rel=0.2)
+    assert second.expected_count() == pytest.approx(30_000, rel=0.2), "as long as those of the file before"
+    assert len([*rows]) == 9_999 and first.expected_count() == 60_000
 
 
 def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, monkeypatch):

@@ -192,6 +192,20 @@ class Repeated:
         return Sentences(np.concatenate(drawn), np.cumsum(lengths) - lengths, lengths)
 
 
+def test_no_more_windows_are_drawn_than_a_sample_needs(store, monkeypatch):
+    """To draw a window takes seconds."""
+    drawn, real = [], Repeated.__call__
+    monkeypatch.setattr(
+        Repeated, "__call__", lambda self, visits: drawn.append(len(visits.pairs)) or real(self, visits)
+    )
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 300)
+    config = dataclasses.replace(DATA, batch_tokens=60, max_length=48, pack_length=48)
+    stream = plain_stream(store, config, 0, make_draw=Repeated)
+    a_pass = stream.layouter.windows.a_pass
+    assert len(drawn) == 1 < a_pass <= layouts.SAMPLED_WINDOWS
+    assert stream.updates_per_epoch == pytest.approx(float(a_pass) * stream.window(0).updates, rel=0.05)
+
+
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
 def test_ids_may_be_drawn_anew_in_each_pass(store, batching):
     config = dataclasses.replace(DATA, batching=batching, max_length=48, pack_length=48)

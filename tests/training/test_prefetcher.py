@@ -1,5 +1,6 @@
 """Batches made ahead: the same ones, errors where they are taken, a message where there are too few cores."""
 
+import threading
 import time
 
 import numpy as np
@@ -68,6 +69,18 @@ def test_batches_wait_up_to_a_number_of_bytes(store, monkeypatch, megabytes, exp
             time.sleep(0.01)
         time.sleep(0.05)
     assert made == list(range(2 * expected))
+
+
+def test_first_batches_are_made_during_the_compilation(tmp_path, cache, monkeypatch):
+    made, batch, compile_programs = threading.Event(), Batches.batch, Run.compile
+    monkeypatch.setattr(Batches, "batch", lambda self, k: (made.set(), batch(self, k))[1])
+
+    def compile_later(self):
+        assert made.wait(60), "compiling may take minutes, and so may the first window"
+        compile_programs(self)
+
+    monkeypatch.setattr(Run, "compile", compile_later)
+    assert loop.train(start(tiny_run("", steps=1), tmp_path, cache), score=None).step == 1
 
 
 @pytest.mark.parametrize("seconds", [0.0, 7200.0])

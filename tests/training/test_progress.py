@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_flax.jobs import decode_progress
-from t2t_flax.training.progress import Progress
+from t2t_flax.training.progress import Progress, bars
 
 
 @pytest.mark.parametrize("eta", [True, False])
@@ -17,6 +17,19 @@ def test_remaining_time_is_shown_only_where_it_is_known(capsys, eta):
     first, last = capsys.readouterr().out.splitlines()
     assert first.startswith("decode 1/4 sentences") and ("ETA" in first) == eta
     assert last == "decode 4/4 sentences"
+
+
+def test_total_may_become_known_and_change(capsys):
+    """As the pairs of a compressed file are estimated."""
+    monotonic = iter(range(0, 900, 20))
+    with pytest.MonkeyPatch.context() as patch, bars() as bar:
+        patch.setattr("t2t_flax.training.progress.time.monotonic", lambda: next(monotonic))
+        for done, total in ((0, None), (10_000, 30_000), (20_000, 25_000), (25_001, 25_001)):
+            bar("sample sentences", done, total, "pairs")
+    lines = [line.split(maxsplit=2)[2] for line in capsys.readouterr().out.splitlines()]
+    assert [" ".join(line.split()) for line in lines] == [
+        "0 pairs", "10,000/30,000 pairs ETA 1:20", "20,000/25,000 pairs ETA 0:15", "25,001/25,001 pairs"
+    ]  # fmt: skip
 
 
 def test_hang_timeout_applies_to_decoding_only():

@@ -12,6 +12,8 @@ from t2t_flax.data.workers import Workers
 
 INLINE_SECONDS = 0.05
 """A window that takes less is laid out when it is needed: a process takes a second to start, and 50 MB."""
+_NICENESS = 10
+"""Where the devices are the cores of this host, training comes first: a tenth of a core is enough to lay out its windows."""
 
 
 class _Window(Protocol):
@@ -85,7 +87,8 @@ class Ahead(Generic[Window]):
         if layouter is not self._layouter or not self._workers:
             self._stop()
             self._warm = False
-            self._layouter, self._workers = layouter, Workers(_Timed(layouter), self._most, does="lays out updates")
+            self._layouter = layouter
+            self._workers = Workers(_Timed(layouter), self._most, does="lays out updates", niceness=_NICENESS)
         for after in range(number + len(self._pending), number + self._in_flight):
             self._pending.append((after, self._workers.submit(after)))
 

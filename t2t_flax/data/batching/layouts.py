@@ -17,7 +17,7 @@ from t2t_flax.config import Data
 from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler, Size
 from t2t_flax.data.batching.streams import Windows, whole_passes
-from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Draw, Layout, Layouter, WindowLayout, sampled_windows
+from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Draw, Layout, Layouter, WindowLayout
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import Workers
@@ -26,8 +26,8 @@ from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 
 _KEPT_EVERY = 16
-_MANY_PAIRS = 1_000_000
-"""Pairs that take longer to lay out than processes to start."""
+_MANY_PAIRS, _MANY_DRAWN = 1_000_000, 50_000
+"""Pairs that take longer to lay out than processes to start; and those that are drawn."""
 
 
 class Update(NamedTuple):
@@ -61,7 +61,7 @@ class Layouts:
 
     How many updates a window has is known when it has been laid out. The numbers are kept in a file beside the store, so that
     another start goes on from where this one came to. sizes: the closed list. updates_per_epoch: exact for a pass of a few
-    windows, else estimated from the first. Raises UserError for a pair that does not fit into a row.
+    windows of pairs that are not drawn, else estimated from the first. Raises UserError for a pair that does not fit into a row.
     """
 
     def __init__(self, layouter: Layouter):
@@ -94,7 +94,7 @@ class Layouts:
     def updates_per_epoch(self) -> int:
         a_pass = self.layouter.windows.a_pass
         counts = np.diff(self._ends[:SAMPLED_WINDOWS], prepend=0).tolist()
-        sampled = min(sampled_windows(a_pass, counts), len(counts))
+        sampled = min(self.layouter.sampled_windows(counts), len(counts))
         return max(1, round(self._ends[sampled - 1] * a_pass / sampled))
 
     def of_windows(self, windows: Windows) -> "Layouts":
@@ -120,7 +120,7 @@ class Layouts:
         numbers = itertools.count(len(self._ends))
         with contextlib.ExitStack() as stack:
             counts: Iterator[int] = (self.window(number).updates for number in numbers)
-            if pairs < _MANY_PAIRS:
+            if pairs < (_MANY_DRAWN if self.layouter.draw else _MANY_PAIRS):
                 report = silent
             elif processes > 1:
                 workers = stack.enter_context(Workers(self.layouter.count, processes, does="counts updates"))

@@ -6,7 +6,6 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -19,11 +18,11 @@ from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 
-VERSION = 5
+VERSION = 6
 """Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""
 SAMPLE, SAMPLED_WINDOWS = 64, 4
 """Updates that are enough for a sample, from which sizes are chosen, and the most windows in it: a pass of no more is sampled
-whole.
+whole, unless pairs are drawn, which takes long and gives each pass other lengths.
 """
 _TRIES, _MORE_UPDATES = 10, 3
 _LESS_FULL = 0.001
@@ -95,14 +94,6 @@ class WindowLayout(NamedTuple):
         return Layout(pairs, row, starts, (length, rows), self.sides, order)
 
 
-def sampled_windows(a_pass: Fraction, counts: Sequence[int]) -> int:
-    """How many windows are in the sample, by the updates of the first windows."""
-    if a_pass <= SAMPLED_WINDOWS:
-        return math.ceil(a_pass)
-    enough = (number for number, updates in enumerate(itertools.accumulate(counts), 1) if updates >= SAMPLE)
-    return min(next(enough, SAMPLED_WINDOWS), SAMPLED_WINDOWS)
-
-
 class Sample(NamedTuple):
     """What the first windows say about all. sizes: the closed list; updates: of each of these windows; first: the layout of
     window 0, if it is known already; seconds: CPU seconds that it took.
@@ -156,6 +147,15 @@ class Layouter:
         """A sampler of no window."""
         return self.make_sampler(self.config, self.seed, Lengths(*np.zeros((2, 0), np.int32)))
 
+    def sampled_windows(self, counts: Sequence[int]) -> int:
+        """How many windows are in the sample, by the updates of the first windows."""
+        a_pass = self.windows.a_pass
+        most = math.ceil(a_pass) if a_pass <= SAMPLED_WINDOWS else SAMPLED_WINDOWS
+        if a_pass <= SAMPLED_WINDOWS and not self.draw:
+            return most
+        enough = (number for number, updates in enumerate(itertools.accumulate(counts), 1) if updates >= SAMPLE)
+        return min(next(enough, most), most)
+
     def lay_out(self, window: int) -> WindowLayout:
         """A window in the fewest updates of which each fits into one of the sizes, after a few attempts to cut it."""
         visits, sides, sampler = self._read(window)
@@ -171,7 +171,7 @@ class Layouter:
         expected: list[Size] = []
         counts: list[int] = []
         began = time.thread_time()
-        while len(counts) < sampled_windows(self.windows.a_pass, counts):
+        while len(counts) < self.sampled_windows(counts):
             window = len(counts)
             visits, sides, sampler = self._read(window)
             cuts = sampler.cuts(window, sampler.count(), _TRIES)  # those that `lay_out` tries

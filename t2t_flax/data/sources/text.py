@@ -8,12 +8,12 @@ import io
 import itertools
 import lzma
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import IO, Any
 
 from etils import epath
 
-from t2t_flax.data.file_hashes import file_sha256
+from t2t_flax.data.file_hashes import file_sha256, note_lines
 from t2t_flax.data.sources import COMPRESSED, Context, Source, sha256_of
 from t2t_flax.data.sources.files import open_files
 from t2t_flax.errors import UserError, require
@@ -21,6 +21,8 @@ from t2t_flax.filesystem import is_transient
 
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`_is_damage`)."""
+_NOTED = 10_000
+"""Lines of a compressed file between two estimates of their number."""
 
 
 class TextSource(Source):
@@ -73,8 +75,8 @@ def lines(path: epath.Path) -> Iterator[str]:
     """
     number = 0
     try:
-        with _opened(path) as file:
-            for text in file:
+        with _opened(path) as texts:
+            for text in texts:
                 number += 1
                 if number == 1:
                     text = text.removeprefix(codecs.BOM_UTF8)
@@ -96,15 +98,23 @@ def lines(path: epath.Path) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def _opened(path: epath.Path) -> Iterator[IO[bytes]]:
-    """The uncompressed bytes of a file, streamed."""
+def _opened(path: epath.Path) -> Iterator[Iterable[bytes]]:
+    """The uncompressed lines of a file, streamed."""
     with path.open("rb") as raw:
         if path.suffix in COMPRESSED:  # gzip and zstd take no bytes for no text
             if not raw.read(1):
                 raise EOFError("the file is empty")
             raw.seek(0)
         with _decompressed(raw, path.suffix) as file:
-            yield file
+            yield _noted(file, raw, path) if path.suffix in COMPRESSED else file
+
+
+def _noted(texts: Iterable[bytes], raw: IO[bytes], path: epath.Path) -> Iterator[bytes]:
+    """The lines of a compressed file, of which it is noted how many there are in what was read of it."""
+    for number, text in enumerate(texts, 1):
+        yield text
+        if number % _NOTED == 0:
+            note_lines(path, number, raw.tell())
 
 
 def _decompressed(raw: IO[bytes], suffix: str) -> Any:

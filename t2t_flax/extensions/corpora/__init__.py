@@ -124,7 +124,8 @@ SOURCES.add(
 SOURCES.add(
     "hf",
     SourceForm(
-        "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language)",
+        "'hf:FOLDER:SPLIT' (a dataset saved by Hugging Face's datasets, a column for each language), "
+        "'hf:FOLDER:SPLIT:src,tgt:score>=0.7'",
         f"{_HERE}.saved_dataset",
         prefix="hf",
     ),

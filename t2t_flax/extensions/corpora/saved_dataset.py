@@ -1,8 +1,9 @@
 """Datasets that Hugging Face's `datasets` saved by `save_to_disk`: 'hf:FOLDER', or 'hf:FOLDER:SPLIT' where it has splits.
 
-The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of `arrow.language_columns`.
+The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of the languages, or others (`columns`).
 """
 
+import re
 from collections.abc import Sequence
 from typing import IO, Any
 
@@ -11,10 +12,13 @@ from etils import epath
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, first_line, require
-from t2t_flax.extensions.corpora.arrow import is_damage, language_columns, read_pairs
+from t2t_flax.extensions.corpora.arrow import is_damage, language_columns, of_schema, read_pairs
+from t2t_flax.extensions.corpora.columns import Columns, parse_columns
 from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
+_SPEC = re.compile(r"(?P<folder>(?:\w+://)?[^:]*)(?::(?P<split>[^:,]*))?(?P<columns>:.*)?")
+"""Only columns are separated by a comma."""
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _SELECTIONS = ("_indices_files", "_indices_data_files")
 """With these, versions of `datasets` before 2.10 stored a selection of the rows beside all rows."""
@@ -23,30 +27,40 @@ _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 
 
 class SavedDatasetSource(Source):
-    """The rows of one split, in order. One record batch at a time is in memory; `datasets` writes 1,000 rows in each."""
+    """The rows of one split, in order. One record batch at a time is in memory; `datasets` writes 1,000 rows in each. columns:
+    None = those of the languages.
+    """
 
-    def __init__(self, spec: str, folder: epath.Path, paths: Sequence[epath.Path], languages: tuple[str, str]):
+    def __init__(
+        self,
+        spec: str,
+        folder: epath.Path,
+        paths: Sequence[epath.Path],
+        languages: tuple[str, str],
+        columns: Columns | None,
+    ):
         super().__init__(spec, files=paths)
-        self._folder, self._paths, self._languages = folder, tuple(paths), languages
+        self._folder, self._columns = folder, []
         for path in paths:
             with path.open("rb") as file:
-                language_columns(_stream(file, path).schema, languages, path)
+                schema = _stream(file, path).schema
+            self._columns.append(of_schema(schema, columns or language_columns(schema, languages, path), path))
+        self.reasons = columns.reasons if columns else {}
 
     def read(self):
-        for path in self._paths:
+        for path, columns in zip(self.files, self._columns, strict=True):
             with path.open("rb") as file:
                 stream = _stream(file, path)
-                columns = language_columns(stream.schema, self._languages, path)
-                names = list(dict.fromkeys(name.partition(".")[0] for name in columns.names))
-                yield from read_pairs((batch.select(names) for batch in stream), columns, path)
+                present = stream.schema.names
+                names = {name if name in present else name.partition(".")[0]: None for name in columns.names}
+                yield from read_pairs((batch.select([*names]) for batch in stream), columns, path)
                 if file.read(1):
                     raise UserError(
                         f"{path} is damaged: its stream ends before the file; save or copy the dataset again"
                     )
 
     def fingerprint(self):
-        parts = [_PREFIX, *self._languages, *map(file_sha256, self._paths)]
-        return sha256_of(*parts)
+        return sha256_of(_PREFIX, str(self._columns), *map(file_sha256, self.files))
 
     def where(self, i):
         return f"{self._folder} row {i + 1}"
@@ -118,17 +132,12 @@ def _data_files(folder: epath.Path) -> list[epath.Path]:
     return paths
 
 
-def _parts(spec: str) -> tuple[str, str]:
-    """(folder, split or "") of a spec; the colon of gs:// begins no split."""
-    text = spec.removeprefix(f"{_PREFIX}:").strip()
-    folder, _, split = text.rpartition(":")
-    return (folder, split) if folder and "/" not in split else (text, "")
-
-
 def open_spec(spec: str, context: Context) -> SavedDatasetSource:
     """Opens the corpus. Raises UserError if it cannot be read."""
     require("pyarrow", "arrow", context.label)
-    name, split = _parts(spec)
-    path = epath.Path(context.root or ".") / epath.Path(name).expanduser()
-    folder = _split_folder(path, split, context.label)
-    return SavedDatasetSource(spec, folder, _data_files(folder), context.languages)
+    match = _SPEC.fullmatch(spec.strip().removeprefix(f"{_PREFIX}:"))
+    assert match  # the last part takes anything
+    path = epath.Path(context.root or ".") / epath.Path(match["folder"].strip()).expanduser()
+    folder = _split_folder(path, (match["split"] or "").strip(), context.label)
+    columns = parse_columns(match["columns"] or "", context)[1]
+    return SavedDatasetSource(spec, folder, _data_files(folder), context.languages, columns)

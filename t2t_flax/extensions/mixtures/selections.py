@@ -33,6 +33,10 @@ class FirstPairs(Source):
             if not left:
                 return
 
+    def expected_count(self):
+        count = self._source.expected_count() if self.count is None else self.count
+        return count and min(count, self._limit)
+
     def fingerprint(self):
         return sha256_of(self._source.fingerprint(), str(self._limit))
 

@@ -44,15 +44,28 @@ def folder(tmp_path):
     ]
     (tmp_path / "p.jsonl").write_text("".join(json.dumps(one) + "\n" for one in objects))
     rows = [{"src": en, "tgt": {"text": de}, "score": score, "rank": rank} for en, de, score, rank in ROWS]
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "p.parquet")
+    table = pyarrow.Table.from_pylist(rows)
+    pyarrow.parquet.write_table(table, tmp_path / "p.parquet")
+    (tmp_path / "splits").mkdir()
+    (tmp_path / "splits" / "dataset_dict.json").write_text('{"splits": ["train"]}')
+    for saved in ("saved", "splits/train"):
+        (tmp_path / saved).mkdir()
+        with pyarrow.ipc.new_stream(tmp_path / saved / "data.arrow", table.schema) as stream:
+            stream.write_table(table, max_chunksize=3)
+        (tmp_path / saved / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     return tmp_path
 
 
 TEXTS = {
     "p.tsv": "3,4", "p.tsv.gz": "3,4", "tsv:en-de.txt.bz2": "3,4", "p.jsonl": "src,tgt.text", "jsonl:p.jsonl": "src,tgt.more",
-    "p.parquet": "src,tgt.text",
+    "p.parquet": "src,tgt.text", "hf:saved": "src,tgt.text", "hf:splits:train": "src,tgt.text",
 }  # fmt: skip
-SCORES = {"tsv": ("2", "5"), "jsonl": ("scores.0", "scores.1.rank"), "parquet": ("score", "rank")}
+SCORES = {
+    "tsv": ("2", "5"),
+    "jsonl": ("scores.0", "scores.1.rank"),
+    "parquet": ("score", "rank"),
+    "hf": ("score", "rank"),
+}
 
 
 @pytest.mark.parametrize(("file", "texts"), TEXTS.items())
@@ -99,6 +112,10 @@ def test_files_that_match_are_read_in_order(folder):
         ("p.parquet:src,tgt.text:tgt.score>=1", "no column tgt.score"),
         ("p.parquet:src,tgt.text:src>=1", r"p\.parquet row 1: expected a number in column src, found 'a house'"),
         ("p.parquet:src,rank", r"p\.parquet row 1: expected a text"),
+        ("hf:saved:src,none", r"data\.arrow has the columns src, tgt, score, rank, and no column none"),
+        ("hf:splits:train:src", "'src' does not name two columns"),
+        ("hf:splits:src,tgt.text", "splits has splits; expected hf:FOLDER:SPLIT with train"),
+        ("hf:saved:src,tgt.text:score>=7", "no pair is left of 4: 4 with a score beyond its limit"),
     ],
 )
 def test_wrong_columns_are_named_with_their_place(folder, spec, message):
