@@ -205,7 +205,8 @@ class Drawn:
 
     def cut(self, count: int) -> None:
         """Leaves at most `count` of the pairs, drawn uniformly."""
-        kept = sorted(sorted(range(len(self.pairs)), key=self.draws.__getitem__)[:count])
+        smallest = np.argsort(np.array(self.draws, np.uint64), kind="stable")[:count]
+        kept = np.sort(smallest).tolist()
         self.pairs, self.draws = [self.pairs[i] for i in kept], [self.draws[i] for i in kept]
 
 
