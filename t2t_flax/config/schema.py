@@ -91,6 +91,9 @@ class Decode:
     temperature: float = decode_key(1.0, "divides the logits in sampling", low=1e-4, high=1e4)
     top_k: int = decode_key(0, "sample from the k most likely tokens; 0 = all", low=0)
     top_p: float = decode_key(1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0)
+    epsilon: float = decode_key(
+        0.0, "sample from the tokens with at least this probability, or the most likely one; 0 = all", low=0.0, high=1.0
+    )
     seed: int = decode_key(0, "seed of sampling", low=-(2**63), high=2**63 - 1)
     engine: str = decode_key("jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS)
     precision: str = decode_key(

@@ -1,4 +1,4 @@
-"""Greedy search and sampling with temperature, top-k and top-p, over the same step function as beam search."""
+"""Greedy search and sampling with temperature, top-k, top-p and epsilon, over the same step function as beam search."""
 
 import dataclasses
 
@@ -35,8 +35,9 @@ class Sampling:
     """A `Search` for `num_samples` outputs of each sentence (K), ordered by sample index, not by score.
 
     temperature: divides the logits; 0 = greedy (argmax). top_k: sample from the k likeliest tokens, 0 = all. top_p: sample from
-    the smallest set of likeliest tokens with at least this probability mass, after temperature and top_k; 1 = all. The noise is
-    a function of `random_keys` and position. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal
+    the smallest set of likeliest tokens with at least this probability mass, after temperature and top_k; 1 = all. epsilon:
+    sample from tokens of at least this probability, after temperature; of none, from the likeliest; 0 = all. The noise is a
+    function of `random_keys` and position. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal
     them.
     """
 
@@ -44,6 +45,7 @@ class Sampling:
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
+    epsilon: float = 0.0
 
     @property
     def width(self) -> int:
@@ -92,6 +94,10 @@ class Sampling:
         logits_BxKxC, ids_BxKxC = jnp.where(excluded, -jnp.inf, logits_BxKxV), None
         if self.temperature == 0:
             return top_k(logits_BxKxC, 1)[1][..., 0]
+        if self.epsilon:
+            likeliest = logits_BxKxC == jnp.max(logits_BxKxC, axis=-1, keepdims=True)
+            allowed = jax.nn.softmax(logits_BxKxC / self.temperature) >= self.epsilon
+            logits_BxKxC = jnp.where(allowed | likeliest, logits_BxKxC, -jnp.inf)
         if self.top_k or self.top_p < 1:
             logits_BxKxC, ids_BxKxC = top_k(logits_BxKxC, min(self.top_k or vocabulary, vocabulary))
         largest_BxKx1 = jnp.max(logits_BxKxC, axis=-1, keepdims=True)
@@ -123,7 +129,7 @@ def greedy(config: Config, tokenizers: TokenizerPair) -> Sampling:
 def sample(config: Config, tokenizers: TokenizerPair) -> Sampling:
     """decode.strategy = sample."""
     c = config.decode
-    return Sampling(c.n_best, c.temperature, c.top_k, c.top_p)
+    return Sampling(c.n_best, c.temperature, c.top_k, c.top_p, c.epsilon)
 
 
 def random_keys(seed: int, ids_B: jax.Array, num_samples: int) -> jax.Array:

@@ -146,7 +146,7 @@ ELSEWHERE = {
     "training/test_changed_keys.py": "decode.precision",
     "extensions/finetuning/test_start.py": "finetuning.init_checkpoint finetuning.init_vocabulary",
     "training/test_early_stopping.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
-    "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.batch_size",
+    "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.epsilon decode.batch_size",
     "evaluation/test_validation.py": "eval.decode_sentences",
     "extensions/trackers/test_trackers.py": "trackers.names",
     "extensions/trackers/test_clients.py": "trackers.group",

@@ -100,6 +100,32 @@ def test_top_k_and_top_p_renormalize_the_likeliest_tokens(options, size):
     assert chi_square(result.tokens[:, :, 0], expected) < 20.5
 
 
+@pytest.mark.parametrize("temperature", [1.0, 0.5])
+@pytest.mark.parametrize("epsilon", [0.02, 0.15, 0.99])
+def test_tokens_below_epsilon_are_never_drawn(epsilon, temperature):
+    """The others follow the softmax; of none, the likeliest token is drawn."""
+    expected = distribution(8, temperature=temperature)
+    expected[(expected < epsilon) & (expected < expected.max())] = 0
+    expected /= expected.sum()
+    options = Sampling(num_samples=64, epsilon=epsilon, temperature=temperature)
+    result = draw(np.full(64, 8), options, np.full(64, 1))
+    assert set(np.unique(result.tokens[:, :, 0])) == set(np.flatnonzero(expected))
+    assert chi_square(result.tokens[:, :, 0], expected) < 20.5
+    # Reported log-probabilities are those of all tokens.
+    np.testing.assert_allclose(result.log_probs[3, 4], MODEL.score(8, sequence(result, 3, 4)), rtol=1e-5)
+
+
+def test_epsilon_that_excludes_nothing_changes_no_sample():
+    """Bit for bit, also with the other limits."""
+    for others in ({}, {"top_k": 3}, {"top_p": 0.8}):
+        results = [
+            draw(np.arange(20), Sampling(num_samples=4, epsilon=epsilon, **others), np.full(20, 9))
+            for epsilon in (0.0, 1e-9)
+        ]
+        for a, b in zip(*map(jax.tree.leaves, results), strict=True):
+            np.testing.assert_array_equal(a, b)
+
+
 def test_sample_depends_only_on_seed_sentence_and_index():
     options = Sampling(num_samples=3)
     seeds, ids, caps = np.arange(6), np.array([10, 11, 12, 13, 14, 15]), np.array([9, 3, 12, 1, 7, 5])

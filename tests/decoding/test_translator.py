@@ -212,7 +212,7 @@ def test_score_equals_the_uncached_models_log_probability(small_model):
 
 @pytest.mark.slow
 def test_search_keys_change_the_output(small_model, monkeypatch):
-    """beam_size, alpha, temperature, top_k, top_p and batch_size have an effect."""
+    """beam_size, alpha, temperature, top_k, top_p, epsilon and batch_size have an effect."""
     greedy = [t.text for t in translate(small_model, strategy="greedy")]
     assert [t.text for t in translate(small_model, beam_size=6)] != [
         t.text for t in translate(small_model, beam_size=1)
@@ -222,7 +222,7 @@ def test_search_keys_change_the_output(small_model, monkeypatch):
         for alpha in (3.0, 0.0)
     )
     assert long > short
-    samples = {"temperature": 1e-4, "top_k": 1, "top_p": 1e-6}
+    samples = {"temperature": 1e-4, "top_k": 1, "top_p": 1e-6, "epsilon": 1.0}
     assert [t.text for t in translate(small_model, strategy="sample")] != greedy
     for key, value in samples.items():
         assert [t.text for t in translate(small_model, strategy="sample", **{key: value})] == greedy, key

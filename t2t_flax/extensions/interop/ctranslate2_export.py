@@ -52,6 +52,8 @@ def not_carried(config: Config) -> list[str]:
         notes.append(
             f"decode.max_length_ratio = {d.max_length_ratio:g}: max_decoding_length does not depend on the length of the source."
         )
+    if d.strategy == "sample" and d.epsilon:
+        notes.append(f"decode.epsilon = {d.epsilon:g}: CTranslate2 samples from tokens of any probability.")
     return notes
 
 

@@ -94,6 +94,10 @@ def not_carried(config: Config) -> list[str]:
         )
     if d.strategy == "sample":
         notes.append("decode.seed: the random numbers of sampling are PyTorch's.")
+    if d.strategy == "sample" and d.epsilon and (d.top_k or d.top_p < 1):
+        notes.append(
+            "decode.epsilon: Hugging Face's probabilities are those among the tokens of decode.top_k and decode.top_p."
+        )
     return notes
 
 
@@ -110,7 +114,8 @@ def _search(decode: Decode) -> dict[str, Any]:
     if decode.strategy == "sample":
         # top_k and top_p are filters in one order, here and there: of the k most likely tokens.
         return limit | {
-            "num_beams": 1, "do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p
+            "num_beams": 1, "do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p,
+            **({"epsilon_cutoff": decode.epsilon} if decode.epsilon else {}),
         }  # fmt: skip
     if decode.strategy == "greedy" or decode.beam_size == 1:
         return limit | {"num_beams": 1, "do_sample": False}

@@ -54,6 +54,11 @@ def test_rules_of_hugging_face_come_back(beams, penalty, alpha, early_stopping):
             {"num_beams": 1, "do_sample": True, "top_k": 5, "top_p": 0.9, "temperature": 0.7},
             ["decode.seed"],
         ),
+        (
+            dict(EXACT, strategy="sample", top_k=5, epsilon=0.02),
+            {"do_sample": True, "top_k": 5, "epsilon_cutoff": 0.02},
+            ["decode.seed", "decode.epsilon"],
+        ),
         (EXACT, {"num_beams": 4, "length_penalty": 0.6, "early_stopping": "never"}, ["decode.length_penalty = gnmt"]),
         (POWER | {"early_stopping": "top_finished"}, {"early_stopping": "never"}, ["decode.early_stopping = top_finished"]),
     ],
