@@ -19,6 +19,7 @@ plots --picture
 sweep [[:space:]]sweep[[:space:]]
 serve [[:space:]]serve[[:space:]]
 langid filters.language
+mbr [[:space:]]mbr[[:space:]]
 mtdata mtdata:
 hf (hub:|push)
 ctranslate2 ctranslate2

@@ -142,6 +142,12 @@ TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers:Sy
 """Classes of tokenizers by the kind that their file names (`data.tokenizers.ListTokenizer`). Others are SentencePiece models."""
 MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
+FURTHER_WORKDIRS: Table[str] = Table()
+"""At most one row: the config key whose value further --workdir flags are, separated by commas, in commands that decode."""
+MODELS = Features()
+"""Modules with `extend(loaded, choice, overrides, group) -> TrainedModel`: what decodes in place of a restored run, see
+`evaluation.restore.load`.
+"""
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
 METRICS: Table[str] = Table()

@@ -105,9 +105,8 @@ def evaluate(
         "config_changes": list(loaded.checkpoint.config_changes),
         "hypotheses": files[0],
         "references": _one_or_all(files[1:]),
-        "parameters": count_params(
-            loaded.params, loaded.config, loaded.tokenizers.source.vocab_size, loaded.tokenizers.target.vocab_size
-        ),
+        "parameters": sum(model["parameters"] for model in loaded.models)
+        or count_params(loaded.params, loaded.config, *loaded.tokenizers.vocab_sizes),
         "digests": {
             "config": hashlib.sha256(config_lib.to_json(loaded.config).encode()).hexdigest(),
             "tokenizer": loaded.tokenizers.digest,
@@ -163,6 +162,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
         settings = {name: config.value(name) for name in keys_that_change(TRANSLATIONS, SCORES)}
         changed = {name: value for name, value in settings.items() if value != fields()[name].default}
         parts = {"split": split, "data": digest, "steps": steps, "best": best, "settings": changed}
+        parts |= {"models": loaded.models} if loaded.models else {}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def spec(config: Config) -> str | None:
@@ -196,6 +196,7 @@ def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
         entry["best"] = {"metric": name, "value": -metric if lower_is_better(name) else metric}
     if loaded.checkpoint.dtype != "float32":
         entry["weights"] = f"rounded to {loaded.checkpoint.dtype}"
+    entry |= {"models": list(loaded.models)} if loaded.models else {}
     return entry | ({"why": why} if why else {})
 
 
@@ -214,6 +215,8 @@ def summary(record: dict[str, Any], task: Task) -> str:
     checkpoint = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
     if best := record["checkpoint"].get("best"):
         checkpoint += f", the best by {best['metric']} ({best['value']:.4f})"
+    if models := record["checkpoint"].get("models"):
+        checkpoint = f"{len(models)} models, the first at {checkpoint}"
     corpus = f"{data['corpus']}, " if data["corpus"] else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
     lines += task.summary(scores)

@@ -22,7 +22,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import LINE_FLAGS, absent_extension
+from t2t_flax.registry import LINE_FLAGS, MODELS, absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -54,9 +54,12 @@ class StoredRun:
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(StoredRun):
-    """A run with the parameters of a checkpoint, or the mean of several."""
+    """A run with the parameters of a checkpoint, or the mean of several. models: where several decode together
+    (`registry.MODELS`), each as records name it; `model` and `params` are then those of all, the rest is the first one's.
+    """
 
     checkpoint: RestoredParams
+    models: tuple[dict[str, Any], ...] = ()
 
     @property
     def params(self) -> Any:
@@ -118,6 +121,12 @@ class TrainedModel(StoredRun):
 
     def _source_text(self, line: str) -> str:
         return self.in_language(task_of(self.config).preprocess_source(line))
+
+    def check_single(self, what: str) -> None:
+        """Raises UserError, with `what` needs one model, if several decode together."""
+        if self.models:
+            names = ", ".join(str(model["workdir"]) for model in self.models)
+            raise UserError(f"{what} needs one model, not {names} together.")
 
     @functools.cached_property
     def decoder(self) -> Decoder:
@@ -252,8 +261,11 @@ def load(
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
     run = open_run(workdir, overrides, group, local=local)
-    part = mean(run.restore(CheckpointChoice(step, average, best, at_most), group))
-    return TrainedModel(**vars(run), checkpoint=part)
+    choice = CheckpointChoice(step, average, best, at_most)
+    loaded = TrainedModel(**vars(run), checkpoint=mean(run.restore(choice, group)))
+    for module in MODELS.of(run.config):
+        loaded = module.extend(loaded, choice, overrides or {}, group)
+    return loaded
 
 
 def _mesh(

@@ -32,6 +32,8 @@ EXTENSIONS = (
     "documents",
     "learned_metrics",
     "alignments",
+    "ensembles",
+    "mbr",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -93,6 +95,8 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "metrics": ("term_use",),
     },
     "storage": {"paths": ("*://*",)},
+    "ensembles": {"groups": ("ensembles",), "commands": ("rerank",), "repeated flags": ("--workdir",)},
+    "mbr": {"commands": ("mbr",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
     "documents": {"flags": ("--split-sentences",)},

@@ -70,6 +70,7 @@ COMMANDS = {
     "sweep": (["python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/x"], {"optuna"}),
     "corpus": ([*TRAIN, "--config.data.train=mtdata:Statmt-newstest_deen-2020-deu-eng"], {"mtdata"}),
     "languages": ([*TRAIN, "--config.filters.language=0.95"], {"py3langid"}),
+    "mbr": (["python", "-m", "t2t_flax", "mbr", "--workdir=gs://b/run"], {"gcsfs", "fastchrf"}),
     "Japanese": ([*TRAIN, "--config.languages.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
     "all": (
         ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.trackers.names=wandb,mlflow,trackio"],

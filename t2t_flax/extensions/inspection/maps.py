@@ -40,6 +40,7 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
     """Attention weights of a teacher-forced pair; without a target, of the source with the run's own translation. Raises
     UserError for an empty or too long side, for a model without self-attention, and as `TrainedModel.in_language`.
     """
+    run.check_single("attention")
     if mixer_class(run.config.model).NAME != SelfAttention.NAME:
         raise UserError(
             f"config.model.mixer = {run.config.model.mixer}: this run has no self-attention weights to show."

@@ -62,6 +62,7 @@ def run(argv: list[str]) -> int:
 
     check_export(stored_config(args.workdir, overrides), args.format, args.quantization)
     loaded = arguments.load_run(args, overrides)
+    loaded.check_single("export")
     steps = " and ".join(map(str, loaded.steps))
     notes = export(
         args.output,

@@ -1,0 +1,71 @@
+"""Several models that decode together, and n-best lists reranked by the scores of other models."""
+
+import math
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.errors import UserError
+from t2t_flax.registry import COMMANDS, FURTHER_WORKDIRS, GROUPS, MODELS, Command
+
+
+@dataclass(frozen=True)
+class Ensembles:
+    members: str = key(
+        "",
+        "other trained models that decode together with the run, separated by commas: workdirs, DIR@STEP for a checkpoint other "
+        "than that of the flags; empty = none",
+        changes=TRANSLATIONS,
+    )
+    mean: str = key(
+        "probabilities",
+        "what is averaged over the models: probabilities (arithmetic), or log_probabilities (geometric mean, normalized)",
+        choices=("probabilities", "log_probabilities"),
+        changes=TRANSLATIONS,
+    )
+    weights: str = key(
+        "",
+        "weight of each model, separated by commas, the run's own first; only their ratios count; empty = equal",
+        changes=TRANSLATIONS,
+    )
+
+    @classmethod
+    def of(cls, config: Config) -> "Ensembles":
+        """The group of a config."""
+        return config.group("ensembles")
+
+    def each(self) -> list[str]:
+        """The items of `members`."""
+        return [name for name in map(str.strip, self.members.split(",")) if name]
+
+    def shares(self) -> tuple[float, ...]:
+        """The weight of each model, the run's own first; their sum is 1."""
+        count = 1 + len(self.each())
+        values = [float(text) for text in self.weights.split(",")] if self.weights else [1.0] * count
+        return tuple(value / sum(values) for value in values)
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for weights that are no positive numbers, one for each model, and for another decoder than JAX's."""
+        shown, count = f"config.ensembles.weights = {self.weights}", 1 + len(self.each())
+        try:
+            values = [float(text) for text in self.weights.split(",")] if self.weights else []
+        except ValueError:
+            values = [math.nan]
+        if not all(0 < value < math.inf for value in values):
+            raise UserError(f"{shown}: expected positive numbers, separated by commas.")
+        if values and len(values) != count:
+            raise UserError(f"{shown}: expected {count} weights, the run's own and one for each of ensembles.members.")
+        if self.each() and config.decode.engine != "jax":
+            raise UserError(
+                f"config.decode.engine = {config.decode.engine} decodes with one model: set decode.engine = jax for "
+                "config.ensembles.members."
+            )
+
+
+GROUPS.add("ensembles", Ensembles)
+FURTHER_WORKDIRS.add("ensembles", "ensembles.members")
+MODELS.add("t2t_flax.extensions.ensembles.members", "ensembles.members")
+COMMANDS.add(
+    "rerank",
+    Command("t2t_flax.extensions.ensembles.rerank_command", "choose from n-best lists by scores of several models"),
+)

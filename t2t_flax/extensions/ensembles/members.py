@@ -1,0 +1,77 @@
+"""Restores the models that decode together with a run."""
+
+import dataclasses
+from typing import Any
+
+from t2t_flax.decoding.batches import source_limit
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import StoredRun, TrainedModel, open_run
+from t2t_flax.extensions.ensembles import Ensembles
+from t2t_flax.extensions.ensembles.ensemble import Ensemble
+from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean
+from t2t_flax.training.precision import decoding_precision
+from t2t_flax.training.train_state import count_params, make_model
+
+
+def extend(
+    loaded: TrainedModel, choice: CheckpointChoice, overrides: dict[str, str], group: ProcessGroup | None
+) -> TrainedModel:
+    """The run together with those of ensembles.members, on its mesh and in its precision. choice: of the checkpoints of all
+    without a step of their own. Raises UserError, naming the model, for one that cannot decode together with the run.
+    """
+    settings = Ensembles.of(loaded.config)
+    weights = settings.shares()
+    models, records = [loaded.model], [_record(str(loaded.workdir), loaded, weights[0])]
+    params = {"members_0": loaded.params}
+    own = {name: value for name, value in overrides.items() if not name.startswith("ensembles.")}
+    for number, name in enumerate(settings.each(), 1):
+        workdir, step = _place(name)
+        run = open_run(workdir, own | {"ensembles.members": "", "ensembles.weights": ""}, group)
+        _check(loaded, run, workdir)
+        model = make_model(run.config, *run.tokenizers.vocab_sizes, precision=decoding_precision(loaded.config))
+        run = dataclasses.replace(run, mesh=loaded.mesh, model=model)
+        part = mean(run.restore(choice if step is None else CheckpointChoice(step), group))
+        member = TrainedModel(**vars(run), checkpoint=part)
+        record = _record(str(workdir), member, weights[number])
+        for other in records:
+            if (other["workdir"], other["steps"]) == (record["workdir"], record["steps"]):
+                raise UserError(f"the model of {workdir} is given twice: set config.ensembles.weights instead.")
+        models.append(model)
+        records.append(record)
+        params[f"members_{number}"] = member.params
+    ensemble: Any = Ensemble(tuple(models), weights, settings.mean)
+    together = dataclasses.replace(loaded, model=ensemble, models=tuple(records))
+    return together.with_params(params)
+
+
+def _place(name: str) -> tuple[str, int | None]:
+    """The workdir of an item of ensembles.members, and its step if it has one."""
+    workdir, at, step = name.rpartition("@")
+    return (workdir, int(step)) if at and step.isdecimal() else (name, None)
+
+
+def _record(workdir: str, member: TrainedModel, weight: float) -> dict[str, Any]:
+    parameters = count_params(member.params, member.config, *member.tokenizers.vocab_sizes)
+    return {"workdir": workdir, "steps": list(member.steps), "weight": weight, "parameters": parameters}
+
+
+def _check(first: TrainedModel, run: StoredRun, workdir: str) -> None:
+    for side in ("target", "source"):
+        if getattr(first.tokenizers, side).digest != getattr(run.tokenizers, side).digest:
+            raise UserError(
+                f"{workdir} has another {side} tokenizer than {first.workdir}, so that the same ids mean other text: models "
+                "decode together that were trained with one tokenizer (config.data.tokenizer_model)."
+            )
+    for key in ("data.task", "data.source_eos"):
+        here, there = first.config.value(key), run.config.value(key)
+        if here != there:
+            raise UserError(
+                f"config.{key} = {here} of {first.workdir} and {there} of {workdir}: they cannot decode together."
+            )
+    decode = first.config.decode
+    if (limit := source_limit(decode, run.config.model)) < source_limit(decode, first.config.model):
+        raise UserError(
+            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir} reads: give it as the first "
+            f"--workdir, or set config.decode.max_source_length = {limit}."
+        )

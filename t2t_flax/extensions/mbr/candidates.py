@@ -1,0 +1,57 @@
+"""Candidates of each source line: a flat file with N lines a source, or n-best lists as `translate --n-best` writes them."""
+
+import itertools
+from collections.abc import Iterator
+
+from t2t_flax.cli.lines import iterate_lines
+from t2t_flax.errors import UserError
+
+
+def read_candidates(name: str, count: int | None) -> Iterator[list[str]]:
+    """The candidates of each source. count: lines of each in a flat file; None = lines `N ||| text`, perhaps with
+    `||| score`, where N is the number of the source from 0, in order. Raises UserError with the line.
+    """
+    lines = iterate_lines(name)
+    return _n_best(name, lines) if count is None else _flat(name, lines, count)
+
+
+def _flat(name: str, lines: Iterator[str], count: int) -> Iterator[list[str]]:
+    for number in itertools.count():
+        group = list(itertools.islice(lines, count))
+        if not group:
+            return
+        if len(group) < count:
+            raise UserError(
+                f"{name} has {number * count + len(group)} lines, which is no multiple of {count}: expected the number of "
+                "candidates of each source, empty ones included."
+            )
+        yield group
+
+
+def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[str]]:
+    group: list[str] = []
+    current = 0
+    for at, line in enumerate(lines, 1):
+        number, separator, rest = line.partition(" ||| ")
+        if not separator or not number.isdecimal():
+            raise UserError(
+                f"{name} line {at}: expected `N ||| translation`, as `translate --n-best` writes it; for a file with the same "
+                "number of lines for each source give that number."
+            )
+        if int(number) != current:
+            if int(number) != current + 1 or not group:
+                raise UserError(f"{name} line {at}: a translation of line {number} after those of {current}.")
+            yield group
+            group, current = [], int(number)
+        group.append(_text(rest))
+    if group:
+        yield group
+
+
+def _text(rest: str) -> str:
+    text, separator, score = rest.rpartition(" ||| ")
+    try:
+        float(score)
+    except ValueError:
+        return rest
+    return text if separator else rest

@@ -1,0 +1,201 @@
+"""`mbr`: of the candidates of each line, the one with the highest expected utility."""
+
+import argparse
+import hashlib
+import itertools
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from t2t_flax.cli import arguments
+from t2t_flax.cli.lines import iterate_lines, open_output, to_stderr
+from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.errors import OK, UserError
+from t2t_flax.extensions.mbr.candidates import read_candidates
+from t2t_flax.extensions.mbr.decision import METHODS, decide
+from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Utility
+
+SAMPLING = {"decode.strategy": "sample", "decode.epsilon": "0.02"}
+"""How a workdir's candidates are drawn where the command line says nothing else."""
+_WINDOW = 512
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the output and its record are written."""
+    parser = arguments.parser(
+        "mbr",
+        "Minimum Bayes risk decoding: writes for each source line the candidate whose mean utility over all candidates is\n"
+        "the highest, and OUTPUT.json, which names utility and candidates. Candidates are samples of a trained run, or a\n"
+        "file: N lines for each source, or the n-best lists of `translate --n-best`.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax mbr --workdir=runs/toy --input=test.en --num-candidates=64 --output=test.mbr\n"
+        "  ... --write-candidates=test.samples         a line for each, for `mbr` or another program such as mbrs-decode\n"
+        "  python -m t2t_flax mbr --candidates=test.samples --num-candidates=64 --utility=bleu --output=test.mbr\n"
+        "  ... --method=aggregate_to_fine              linear time for all, pairwise for the best 20\n"
+        "  ... --score-against=test.de                 scores in the record; those of the utility's kind marked as biased",
+    )
+    parser.add_argument("--candidates", metavar="FILE", help="candidates of each source, in place of --workdir")
+    parser.add_argument(
+        "--num-candidates", type=arguments.count(1, 1024), metavar="N",
+        help="candidates of each source (of a file in which each has as many; default of --workdir: 64)",
+    )  # fmt: skip
+    parser.add_argument("--workdir", metavar="DIR", help=f"{arguments.workdir_help()}, of which candidates are sampled")
+    arguments.add_checkpoint(parser)
+    parser.add_argument("--input", metavar="FILE", help="with --workdir: lines to translate")
+    parser.add_argument("--write-candidates", metavar="FILE", help="with --workdir: file that gets the candidates")
+    parser.add_argument("--output", required=True, metavar="FILE", help="file that gets a translation a line")
+    parser.add_argument("--utility", choices=UTILITIES, default="chrf", help="default: chrf")
+    parser.add_argument(
+        "--method", choices=METHODS, default="pairwise",
+        help="pairwise: each candidate with each reference (default); aggregate: with the mean of all references, linear time; "
+        "aggregate_to_fine: that, then the best of it pairwise",
+    )  # fmt: skip
+    parser.add_argument(
+        "--fine",
+        type=arguments.count(1),
+        default=20,
+        metavar="N",
+        help="candidates scored pairwise by aggregate_to_fine",
+    )
+    parser.add_argument(
+        "--references", metavar="FILE", help="what candidates are scored with (default: the candidates)"
+    )
+    parser.add_argument("--num-references", type=arguments.count(1), metavar="N", help="lines of --references a source")
+    parser.add_argument("--score-against", metavar="FILE", help="human translations, for scores in the record")
+    args, overrides = arguments.parse(parser, argv)
+    _check(args)
+    for name in filter(None, (args.output, args.write_candidates)):
+        arguments.check_output("--output" if name == args.output else "--write-candidates", name)
+    began, record = time.perf_counter(), {"command": "mbr"}
+    if args.workdir:
+        config, groups, origin = _samples(args, overrides)
+    else:
+        config = resolve(override(to_config_dict(Config()), overrides))
+        groups, origin = read_candidates(args.candidates, args.num_candidates), {"file": args.candidates}
+    utility = _utility(args.utility, config)
+    chosen, counts, changed = [], [], 0
+    references = read_candidates(args.references, args.num_references) if args.references else None
+    total = 0.0
+    for number, candidates in enumerate(groups, 1):
+        others = candidates if references is None else next(references, None)
+        if others is None:
+            raise UserError(
+                f"{args.references} has the references of {number - 1} sources, and there are candidates of more."
+            )
+        decision = decide(candidates, others, utility, args.method, args.fine)
+        chosen.append(candidates[decision.index])
+        counts.append(len(candidates))
+        changed += candidates[decision.index] != candidates[0]
+        total += decision.utility
+    if not chosen:
+        raise UserError("there are no candidates.")
+    if references is not None and next(references, None) is not None:
+        raise UserError(f"{args.references} has references of more than the {len(chosen)} sources with candidates.")
+    record |= {
+        "utility": {
+            "name": args.utility,
+            "signature": utility.signature,
+            "method": args.method,
+            "expected": total / len(chosen),
+        }
+        | ({"fine": args.fine} if args.method == "aggregate_to_fine" else {}),
+        "candidates": {**_digest(origin), "sources": len(chosen), "least": min(counts), "most": max(counts)},
+        "references": _digest({"file": args.references}) if args.references else "the candidates",
+        "not_the_first_candidate": changed,
+        "output": os.path.basename(args.output),
+        "seconds": round(time.perf_counter() - began, 3),
+    }
+    text = ""
+    if args.score_against:
+        record["scores"], text = _scores(config, utility, chosen, args)
+    with open_output(args.output) as write:
+        write("".join(line + "\n" for line in chosen))
+    with open_output(f"{args.output}.json") as write:
+        write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
+    print(f"{args.output}: {len(chosen)} lines, expected {args.utility} {total / len(chosen):.2f}{text}")
+    return OK
+
+
+def _check(args: argparse.Namespace) -> None:
+    if (args.candidates is None) == (args.workdir is None):
+        raise UserError("say where the candidates come from: --candidates=FILE, or --workdir=DIR with --input=FILE.")
+    if args.workdir and not args.input:
+        raise UserError("--workdir needs the lines to translate: --input=FILE.")
+    if args.candidates and (args.input or args.write_candidates):
+        raise UserError("--input and --write-candidates are for candidates of --workdir.")
+    if args.output == "-":
+        raise UserError("--output: name a file; its record is written beside it.")
+
+
+def _utility(name: str, config: Config) -> Utility:
+    from t2t_flax.tasks.translation import tokenizer_of
+
+    if name == "bleu":
+        return Bleu(tokenizer_of(config.eval.sacrebleu_tokenizer, config.data.target_language))
+    return UTILITIES[name]()
+
+
+def _samples(args: argparse.Namespace, overrides: dict[str, str]) -> tuple[Config, Iterator[list[str]], dict[str, Any]]:
+    """(config of the run, candidates of each line, what the record says of them)."""
+    from t2t_flax.config.keys import TRANSLATIONS
+    from t2t_flax.config.schema import keys_that_change
+    from t2t_flax.tasks import task_of
+
+    lines = iterate_lines(args.input)
+    count = {"decode.n_best": str(args.num_candidates or overrides.get("decode.n_best", 64))}
+    loaded = arguments.load_run(args, SAMPLING | overrides | count).for_decoding()
+    task = task_of(loaded.config)
+
+    def groups() -> Iterator[list[str]]:
+        with open_output(args.write_candidates or os.devnull) as write:
+            done = 0
+            while window := list(itertools.islice(lines, _WINDOW)):
+                translations = loaded.translate(window, first_line=done)
+                done += len(window)
+                to_stderr(f"candidates of {done:,} lines")
+                for line, translation in zip(window, translations, strict=True):
+                    texts = [task.postprocess(line, hypothesis.text) for hypothesis in translation.hypotheses]
+                    write("".join(text + "\n" for text in texts))
+                    yield texts
+
+    decode = {name: loaded.config.value(name) for name in keys_that_change(TRANSLATIONS) if name.startswith("decode.")}
+    origin = {"workdir": str(args.workdir), "steps": list(loaded.steps), "input": args.input, "decode": decode}
+    return loaded.config, groups(), origin | ({"models": list(loaded.models)} if loaded.models else {})
+
+
+def _digest(origin: dict[str, Any]) -> dict[str, Any]:
+    name = origin.get("file")
+    if name is None or not Path(name).is_file():
+        return origin
+    with open(name, "rb") as file:
+        return origin | {"digest": hashlib.file_digest(file, "sha256").hexdigest()}
+
+
+def _scores(
+    config: Config, utility: Utility, outputs: list[str], args: argparse.Namespace
+) -> tuple[dict[str, Any], str]:
+    """(entries of a record, lines of text). A score of the utility's kind is marked: outputs that were chosen by a metric get too
+    high a score of it.
+    """
+    from t2t_flax.evaluation.evaluate import compute_scores
+    from t2t_flax.tasks import Predictions, task_of
+
+    targets = list(iterate_lines(args.score_against))
+    if len(targets) != len(outputs):
+        raise UserError(
+            f"{args.score_against} has {len(targets)} lines, and there are candidates of {len(outputs)} sources."
+        )
+    task = task_of(config)
+    metrics = [metric for metric in task.metrics if metric.statistics]
+    scores = compute_scores(config, metrics, Predictions(outputs, [targets]), samples=config.eval.bootstrap_samples)
+    text = []
+    for metric in metrics:
+        line = metric.describe(scores[metric.name])
+        if metric.name in utility.FAMILY:
+            scores[metric.name]["biased"] = f"the outputs were chosen by {args.utility}"
+            line += f"  biased: chosen by {args.utility}"
+        text.append("\n" + line)
+    return scores, "".join(text)

@@ -1,0 +1,155 @@
+"""Several workdirs as one model: commands, records, and what is refused."""
+
+import dataclasses
+import json
+
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
+from t2t_flax.training import loop
+
+LINES = [source for source, _ in toy.pairs("test", 4)]
+DEVICES = "--config.mesh.data=-1"
+OTHER_SHAPE = dict(num_decoder_layers=2, d_model=24, num_heads=2, d_ff=20)
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory, cache):
+    """Workdirs of two runs with one tokenizer and different shapes, each with checkpoints 1 and 2."""
+    folder, made = tmp_path_factory.mktemp("runs"), []
+    for name, model in (("a", {}), ("b", OTHER_SHAPE)):
+        config = tiny_run(
+            folder / name,
+            steps=2,
+            model=model,
+            data=dict(test="toy:test:4"),
+            decode=dict(max_length_offset=3, beam_size=2),
+            checkpoint=dict(every_steps=1, keep_last=2),
+        )
+        loop.train(start(config, folder / name, cache), score=None)
+        made.append(folder / name)
+    return made
+
+
+def both(runs, **settings):
+    keys = {f"ensembles.{name}": value for name, value in settings.items()}
+    return load(runs[0], overrides={"ensembles.members": str(runs[1]), "mesh.data": "-1"} | keys)
+
+
+def refused(capsys, *words) -> str:
+    assert main([str(word) for word in words]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.smoke
+def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
+    (tmp_path / "lines").write_text("".join(line + "\n" for line in LINES))
+    words = ["translate", f"--workdir={runs[0]}", f"--workdir={runs[1]}", f"--input={tmp_path / 'lines'}", DEVICES]
+    assert main(words) == 0
+    assert capsys.readouterr().out.splitlines() == [t.text for t in both(runs).translate(LINES)]
+    error = refused(capsys, *words, f"--config.ensembles.members={runs[1]}")
+    assert "name the same: give one of them" in error
+
+
+def test_the_weight_of_one_model_decides(runs):
+    """With almost all of the weight, outputs are its own."""
+    alone = [[t.text for t in load(run, overrides={"mesh.data": "-1"}).translate(LINES)] for run in runs]
+    assert alone[0] != alone[1]
+    for weights, expected in (("1,1e-30", alone[0]), ("1e-30,1", alone[1])):
+        assert [t.text for t in both(runs, weights=weights).translate(LINES)] == expected
+
+
+def test_scores_are_the_mean_of_the_models(runs):
+    """Token by token."""
+    pair = ("It is late.", "Es ist das Haus.")
+    (together,) = both(runs, weights="1,3").score([pair])
+    each = [load(run, overrides={"mesh.data": "-1"}).score([pair])[0] for run in runs]
+    first, second = (np.exp(score.token_log_probs) for score in each)
+    np.testing.assert_allclose(np.exp(together.token_log_probs), 0.25 * first + 0.75 * second, rtol=1e-4)
+
+
+@pytest.mark.slow
+def test_records_name_models_steps_and_weights(runs, tmp_path):
+    shared = [f"--workdir={runs[0]}", f"--workdir={runs[1]}@1", f"--output={tmp_path}", DEVICES]
+    assert main(["evaluate", *shared, "--config.ensembles.weights=3,1"]) == 0
+    assert main(["evaluate", *shared]) == 0
+    assert main(["evaluate", *shared[:1], f"--output={tmp_path}", DEVICES]) == 0
+    records = [json.loads(path.read_text()) for path in sorted((tmp_path / "eval").glob("*.json"))]
+    assert len(records) == len({record["identity"] for record in records}) == 3
+    models = {
+        record["config"].get("ensembles", {}).get("weights"): record["checkpoint"].get("models") for record in records
+    }
+    counts = {record["config"].get("ensembles", {}).get("weights"): record["parameters"] for record in records}
+    assert models[None] is None or len(models) == 3
+    weighted = models["3,1"]
+    assert [m["workdir"] for m in weighted] == [str(tmp_path), str(runs[1])] or [
+        m["workdir"] for m in weighted
+    ] == list(map(str, runs))
+    assert [m["steps"] for m in weighted] == [[2], [1]] and [m["weight"] for m in weighted] == [0.75, 0.25]
+    assert counts["3,1"] == sum(m["parameters"] for m in weighted)
+    nll = {record["config"].get("ensembles", {}).get("weights"): record["scores"]["nll"] for record in records}
+    assert np.isfinite(list(nll.values())).all() and len(set(nll.values())) == 3
+
+
+def test_checkpoints_of_one_run(runs):
+    """DIR@STEP; the same one twice is refused."""
+    model = load(runs[0], overrides={"ensembles.members": f"{runs[0]}@1", "mesh.data": "-1"})
+    assert [m["steps"] for m in model.models] == [[2], [1]]
+    with pytest.raises(UserError, match="given twice: set config.ensembles.weights"):
+        load(runs[0], overrides={"ensembles.members": f"{runs[0]}@2", "mesh.data": "-1"})
+    with pytest.raises(UserError, match="no checkpoint of step 7"):
+        load(runs[0], overrides={"ensembles.members": f"{runs[1]}@7", "mesh.data": "-1"})
+
+
+@pytest.mark.slow
+def test_models_that_cannot_decode_together_are_refused_by_name(runs, tmp_path, cache):
+    def add(name, **keys):
+        config = tiny_run(tmp_path / name, steps=1, checkpoint=dict(every_steps=1), **keys)
+        loop.train(start(config, tmp_path / name, cache), score=None)
+        return load(runs[0], overrides={"ensembles.members": str(tmp_path / name), "mesh.data": "-1"})
+
+    with pytest.raises(UserError, match=r"tok has another target tokenizer than .*/a,"):
+        add("tok", data=dict(vocab_size=280))
+    with pytest.raises(UserError, match=r"data.source_eos = True of .*/a and False of .*/eos"):
+        add("eos", data=dict(source_eos=False))
+    with pytest.raises(UserError, match="learned positions for 64 tokens, fewer than"):
+        add("learned", model=dict(position="learned", max_positions=64))
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        ({"weights": "1,2,3"}, "expected 2 weights"),
+        ({"weights": "1,-2"}, "expected positive numbers"),
+        ({"weights": "1,x"}, "expected positive numbers"),
+        ({"mean": "median"}, "expected one of probabilities, log_probabilities"),
+    ],
+)
+def test_wrong_settings_are_named(runs, keys, message):
+    with pytest.raises(UserError, match=message):
+        both(runs, **keys)
+
+
+def test_what_needs_one_model_says_so(runs, capsys, tmp_path):
+    members = f"--config.ensembles.members={runs[1]}"
+    attend = ["attend", f"--workdir={runs[0]}", members, "--source=It is late.", f"--output={tmp_path / 'a.npz'}"]
+    assert "attention needs one model" in refused(capsys, *attend, DEVICES)
+    export = ["export", f"--workdir={runs[0]}", members, "--format=safetensors", f"--output={tmp_path / 'x'}", DEVICES]
+    assert "export needs one model" in refused(capsys, *export)
+    assert not list(tmp_path.iterdir())
+    twice = ["attend", f"--workdir={runs[0]}", f"--workdir={runs[1]}", "--source=x", "--output=x.npz"]
+    assert "--workdir is given twice" in refused(capsys, *twice)
+    with pytest.raises(UserError, match="ctranslate2 decodes with one model"):
+        search = {"decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
+        load(runs[0], overrides={"ensembles.members": str(runs[1]), "decode.engine": "ctranslate2"} | search)
+
+
+def test_parameters_in_bfloat16_translate_alike(runs):
+    model = both(runs)
+    assert [t.text for t in model.for_decoding().translate(LINES)] == [t.text for t in model.translate(LINES)]
+    assert dataclasses.replace(model).models == model.models
