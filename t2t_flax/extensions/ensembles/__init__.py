@@ -1,4 +1,4 @@
-"""Several models that decode together, and n-best lists reranked by the scores of other models."""
+"""Several models that decode together."""
 
 import math
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, FURTHER_WORKDIRS, GROUPS, MODELS, Command
+from t2t_flax.registry import FURTHER_WORKDIRS, GROUPS, MODELS
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,3 @@ class Ensembles:
 GROUPS.add("ensembles", Ensembles)
 FURTHER_WORKDIRS.add("ensembles", "ensembles.members")
 MODELS.add("t2t_flax.extensions.ensembles.members", "ensembles.members")
-COMMANDS.add(
-    "rerank",
-    Command("t2t_flax.extensions.ensembles.rerank_command", "choose from n-best lists by scores of several models"),
-)

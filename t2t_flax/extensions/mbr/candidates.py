@@ -2,12 +2,20 @@
 
 import itertools
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.errors import UserError
 
 
-def read_candidates(name: str, count: int | None) -> Iterator[list[str]]:
+class Candidate(NamedTuple):
+    """A translation, and the score that its n-best list gives it."""
+
+    text: str
+    score: float | None = None
+
+
+def read_candidates(name: str, count: int | None) -> Iterator[list[Candidate]]:
     """The candidates of each source. count: lines of each in a flat file; None = lines `N ||| text`, perhaps with
     `||| score`, where N is the number of the source from 0, in order. Raises UserError with the line.
     """
@@ -15,9 +23,9 @@ def read_candidates(name: str, count: int | None) -> Iterator[list[str]]:
     return _n_best(name, lines) if count is None else _flat(name, lines, count)
 
 
-def _flat(name: str, lines: Iterator[str], count: int) -> Iterator[list[str]]:
+def _flat(name: str, lines: Iterator[str], count: int) -> Iterator[list[Candidate]]:
     for number in itertools.count():
-        group = list(itertools.islice(lines, count))
+        group = list(map(Candidate, itertools.islice(lines, count)))
         if not group:
             return
         if len(group) < count:
@@ -28,8 +36,8 @@ def _flat(name: str, lines: Iterator[str], count: int) -> Iterator[list[str]]:
         yield group
 
 
-def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[str]]:
-    group: list[str] = []
+def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[Candidate]]:
+    group: list[Candidate] = []
     current = 0
     for at, line in enumerate(lines, 1):
         number, separator, rest = line.partition(" ||| ")
@@ -43,15 +51,14 @@ def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[str]]:
                 raise UserError(f"{name} line {at}: a translation of line {number} after those of {current}.")
             yield group
             group, current = [], int(number)
-        group.append(_text(rest))
+        group.append(_candidate(rest))
     if group:
         yield group
 
 
-def _text(rest: str) -> str:
+def _candidate(rest: str) -> Candidate:
     text, separator, score = rest.rpartition(" ||| ")
     try:
-        float(score)
+        return Candidate(text, float(score)) if separator else Candidate(rest)
     except ValueError:
-        return rest
-    return text if separator else rest
+        return Candidate(rest)

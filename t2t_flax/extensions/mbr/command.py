@@ -74,10 +74,10 @@ def run(argv: list[str]) -> int:
         config, groups, origin = _samples(args, overrides)
     else:
         config = resolve(override(to_config_dict(Config()), overrides))
-        groups, origin = read_candidates(args.candidates, args.num_candidates), {"file": args.candidates}
+        groups, origin = _texts(args.candidates, args.num_candidates), {"file": args.candidates}
     utility = _utility(args.utility, config)
     chosen, counts, changed = [], [], 0
-    references = read_candidates(args.references, args.num_references) if args.references else None
+    references = _texts(args.references, args.num_references) if args.references else None
     total = 0.0
     for number, candidates in enumerate(groups, 1):
         others = candidates if references is None else next(references, None)
@@ -117,6 +117,10 @@ def run(argv: list[str]) -> int:
         write(json.dumps(record, indent=2, ensure_ascii=False) + "\n")
     print(f"{args.output}: {len(chosen)} lines, expected {args.utility} {total / len(chosen):.2f}{text}")
     return OK
+
+
+def _texts(name: str, count: int | None) -> Iterator[list[str]]:
+    return ([candidate.text for candidate in group] for group in read_candidates(name, count))
 
 
 def _check(args: argparse.Namespace) -> None:

@@ -49,8 +49,8 @@ def test_flat_files_and_n_best_lists(write, tmp_path, capsys):
     mbr(f"--candidates={lists}", "--utility=bleu", f"--output={output}")
     assert (tmp_path / "out").read_text().splitlines() == BEST
     assert list(read_candidates(write("l", ["0 ||| a ||| b", "1 ||| c", "1 |||  ||| -1.0"]), None)) == [
-        ["a ||| b"],
-        ["c", ""],
+        [("a ||| b", None)],
+        [("c", None), ("", -1.0)],
     ]
 
 

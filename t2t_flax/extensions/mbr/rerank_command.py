@@ -1,0 +1,199 @@
+"""`rerank`: of the candidates of each line, the one with the highest weighted sum of scores."""
+
+import argparse
+import math
+import os
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from t2t_flax.cli import arguments
+from t2t_flax.cli.lines import iterate_lines, open_output
+from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.errors import OK, UserError
+from t2t_flax.extensions.mbr import Rerank
+from t2t_flax.extensions.mbr.candidates import Candidate, read_candidates
+from t2t_flax.extensions.mbr.rerank import choose, tune
+from t2t_flax.extensions.mbr.right_to_left import reverse_words
+
+_OWN = ("nbest", "words")
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the output is written."""
+    parser = arguments.parser(
+        "rerank",
+        "Writes for each source line the candidate with the highest weighted sum of scores: the score in the n-best list\n"
+        "(nbest), the number of words (words), the log-probability under each --workdir, and a number a candidate of each\n"
+        "--scores file, such as an output of `score`. With --reference the weights are chosen by sacreBLEU, and printed.",
+        epilog="Examples:\n"
+        "  python -m t2t_flax translate --workdir=runs/toy --input=valid.en --n-best=8 --scores --output=valid.nbest \\\n"
+        "      --config.decode.beam_size=8\n"
+        "  python -m t2t_flax rerank --candidates=valid.nbest --source=valid.en --workdir=runs/r2l --reference=valid.de \\\n"
+        "      --output=valid.reranked\n"
+        "  python -m t2t_flax rerank --candidates=test.nbest --source=test.en --workdir=runs/r2l --output=test.reranked \\\n"
+        "      --weights=nbest=1,words=0.02,r2l=0.3      as printed\n\n"
+        "A run with rerank.right_to_left = true scores candidates from right to left.",
+    )
+    parser.add_argument("--candidates", required=True, metavar="FILE", help="n-best lists, or a flat file")
+    parser.add_argument(
+        "--num-candidates", type=arguments.count(1), metavar="N", help="of a flat file: candidates of each source"
+    )
+    parser.add_argument(
+        "--workdir", action="append", default=[], metavar="DIR",
+        help=f"{arguments.workdir_help()}, which scores candidates; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--source", metavar="FILE", help="with --workdir: source lines")
+    parser.add_argument(
+        "--scores", action="append", default=[], metavar="FILE",
+        help="a number a candidate, in the first column; may be given several times",
+    )  # fmt: skip
+    parser.add_argument("--weights", metavar="NAME=W,...", help="of the scores; those without one are left out")
+    parser.add_argument("--reference", metavar="FILE", help="human translations of a validation set, for the weights")
+    parser.add_argument("--output", required=True, metavar="FILE", help="file that gets a translation a line")
+    args, overrides = arguments.parse(parser, argv)
+    if (args.weights is None) == (args.reference is None):
+        raise UserError("give either --weights, or --reference of a validation set, by which they are chosen.")
+    if args.workdir and not args.source:
+        raise UserError("--workdir needs the source lines: --source=FILE.")
+    arguments.check_output("--output", args.output)
+    groups = list(read_candidates(args.candidates, args.num_candidates))
+    if not groups:
+        raise UserError(f"{args.candidates} is empty.")
+    candidates = [candidate for group in groups for candidate in group]
+    starts = np.cumsum([0, *map(len, groups[:-1])]).tolist()
+    names = [*_OWN, *_unique([os.path.basename(os.path.abspath(name)) for name in [*args.workdir, *args.scores]])]
+    wanted = _parse(args.weights, names) if args.weights else dict.fromkeys(names, 1.0)
+    if any(candidate.score is None for candidate in candidates):  # a flat file has no scores of its own
+        if args.weights and "nbest" in wanted:
+            raise UserError(f"--weights has nbest, and not all lines of {args.candidates} have a score.")
+        wanted.pop("nbest", None)
+    columns = dict(_columns(args, overrides, names, groups, list(wanted)))
+    features = np.array([columns[name] for name in wanted]).T
+    weights, text = np.array(list(wanted.values())), ""
+    if args.reference:
+        weights, text = _tuned(args.reference, overrides, list(wanted), features, starts, candidates)
+    chosen = choose(features, starts, weights)
+    with open_output(args.output) as write:
+        write("".join(candidates[i].text + "\n" for i in chosen))
+    moved = int((chosen != np.array(starts)).sum())
+    unscored = int((~np.isfinite(features).all(1)).sum())
+    text += (
+        f"\n{unscored} candidates have no score under some model, and were not chosen beside others" if unscored else ""
+    )
+    print(f"{args.output}: {len(chosen)} lines, {moved} of them not the first candidate{text}")
+    return OK
+
+
+def _unique(names: list[str]) -> list[str]:
+    """The names, with "-2", "-3" ... added where one is taken."""
+    made: list[str] = []
+    for base in names:
+        name, number = base, 1
+        while name in made or name in _OWN:
+            number += 1
+            name = f"{base}-{number}"
+        made.append(name)
+    return made
+
+
+def _parse(text: str, names: Sequence[str]) -> dict[str, float]:
+    weights = {}
+    for item in text.split(","):
+        name, _, value = item.rpartition("=")
+        try:
+            weights[name] = float(value)
+        except ValueError:
+            weights[name] = math.nan
+        if name not in names or not math.isfinite(weights[name]):
+            raise UserError(
+                f"--weights={text}: expected NAME=NUMBER of some of {', '.join(names)}, separated by commas."
+            )
+    return weights
+
+
+def _columns(
+    args: argparse.Namespace,
+    overrides: dict[str, str],
+    names: Sequence[str],
+    groups: list[list[Candidate]],
+    wanted: Sequence[str],
+) -> Iterator[tuple[str, list[float]]]:
+    """The wanted scores of all candidates, by name."""
+    candidates = [candidate for group in groups for candidate in group]
+    yield "words", [float(len(candidate.text.split())) for candidate in candidates]
+    if "nbest" in wanted:
+        yield "nbest", [float(candidate.score or 0.0) for candidate in candidates]
+    others = names[len(_OWN) :]
+    sources = list(iterate_lines(args.source)) if args.source else []
+    if args.workdir and len(sources) != len(groups):
+        raise UserError(f"{args.source} has {len(sources)} lines, and there are candidates of {len(groups)} sources.")
+    pairs = [(line, candidate.text) for line, group in zip(sources, groups, strict=False) for candidate in group]
+    for number, (workdir, name) in enumerate(zip(args.workdir, others, strict=False)):
+        if name in wanted:
+            yield name, _log_probs(workdir, overrides, pairs, first=number == 0)
+    for file, name in zip(args.scores, others[len(args.workdir) :], strict=True):
+        if name in wanted:
+            yield name, _numbers(file, len(candidates))
+
+
+def _log_probs(workdir: str, overrides: dict[str, str], pairs: list[tuple[str, str]], *, first: bool) -> list[float]:
+    """nan for a pair that has no score."""
+    from t2t_flax.decoding.scoring import score_pairs
+    from t2t_flax.evaluation.restore import load
+
+    if first:
+        arguments.prepare_to_load(workdir, overrides)
+    model = load(workdir, overrides=overrides)
+    encoded, places = [], []
+    for place, (source, target) in enumerate(pairs):
+        model.in_language(source)  # a missing language is an error of all pairs
+        try:
+            encoded.append(
+                model.encode_pair(source, reverse_words(target) if Rerank.of(model.config).right_to_left else target)
+            )
+            places.append(place)
+        except UserError:
+            continue
+    values = [math.nan] * len(pairs)
+    for place, score in zip(places, score_pairs(model, encoded) if encoded else [], strict=True):
+        values[place] = score.log_prob
+    return values
+
+
+def _numbers(file: str, count: int) -> list[float]:
+    values = []
+    for at, line in enumerate(iterate_lines(file), 1):
+        try:
+            values.append(float(line.split("\t")[0]))
+        except ValueError:
+            raise UserError(f"{file} line {at}: expected a number in the first column.") from None
+    if len(values) != count:
+        raise UserError(f"{file} has {len(values)} lines, and there are {count} candidates.")
+    return values
+
+
+def _tuned(
+    reference: str,
+    overrides: dict[str, str],
+    names: Sequence[str],
+    features: np.ndarray,
+    starts: Sequence[int],
+    candidates: Sequence[Candidate],
+) -> tuple[np.ndarray, str]:
+    """(weights, a line of text on them)."""
+    from t2t_flax.tasks import Predictions
+    from t2t_flax.tasks.translation import recipe, sacrebleu_statistics
+
+    references = list(iterate_lines(reference))
+    if len(references) != len(starts):
+        raise UserError(f"{reference} has {len(references)} lines, and there are candidates of {len(starts)} sources.")
+    counts = np.diff([*starts, len(candidates)])
+    repeated = [line for line, count in zip(references, counts, strict=True) for _ in range(count)]
+    data = {name: value for name, value in overrides.items() if name.startswith(("data.", "eval."))}
+    config = resolve(override(to_config_dict(Config()), data))
+    metric = sacrebleu_statistics(recipe("sacrebleu", config), Predictions([c.text for c in candidates], [repeated]))
+    weights, best = tune(features, starts, metric.values, metric.score)
+    first = metric.score(metric.values[list(starts)].sum(0))
+    shown = ",".join(f"{name}={weight:.4g}" for name, weight in zip(names, weights, strict=True))
+    return weights, f"\nsacreBLEU {first:.2f} of the first candidates, {best:.2f} with --weights={shown}"

@@ -1,0 +1,136 @@
+"""Reranking: choices against brute force, weights, right-to-left models, and the command."""
+
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.__main__ import main
+from t2t_flax.data.sources import open_source, toy
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.mbr.rerank import choose, tune
+from t2t_flax.extensions.mbr.right_to_left import ReversedTargets, reverse_words
+from t2t_flax.training import loop
+
+
+@given(sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6), seed=st.integers(0, 99), missing=st.floats(0.0, 1.0))
+def test_the_highest_weighted_sum_is_chosen(sizes, seed, missing):
+    """Values of few kinds, so that sums are often equal: the first counts. A candidate without a score comes last."""
+    rng = np.random.default_rng(seed)
+    features = rng.integers(-2, 3, (sum(sizes), 3)).astype(float)
+    features[rng.random(len(features)) < missing, 1] = rng.choice([np.nan, -np.inf])
+    weights = rng.integers(-2, 3, 3).astype(float)
+    starts = np.cumsum([0, *sizes[:-1]]).tolist()
+    for index, first, size in zip(choose(features, starts, weights), starts, sizes, strict=True):
+        keys = [
+            (
+                not np.isfinite(row).all(),
+                -sum(w * x for w, x in zip(weights, row, strict=True)) if np.isfinite(row).all() else 0,
+                i,
+            )
+            for i, row in enumerate(features[first : first + size])
+        ]
+        assert index == first + min(keys)[2]
+
+
+def test_tuned_weights_find_a_known_sum():
+    """Quality is 2 a - b; c is noise. No feature alone chooses the best candidates, the weights that are found do so."""
+    rng = np.random.default_rng(0)
+    features = rng.normal(size=(600, 3)) * [1.0, 10.0, 0.1]
+    quality = 2 * features[:, :1] - features[:, 1:2] / 10
+    starts = list(range(0, 600, 6))
+    score = lambda sums: float(sums[0])  # noqa: E731
+    weights, value = tune(features, starts, quality, score)
+    best = sum(quality[s : s + 6].max() for s in starts)
+    alone = [score(quality[choose(features, starts, w)].sum(0)) for w in np.eye(3)]
+    assert value == pytest.approx(score(quality[choose(features, starts, weights)].sum(0)))
+    assert max(alone) < value and value > 0.99 * best
+    assert np.abs(weights).max() == 1 and tune(features, starts, quality, score)[1] == value
+
+
+def test_right_to_left_source():
+    plain = open_source("toy:test:5", "", "test")
+    source = ReversedTargets(plain)
+    assert [(s, reverse_words(t)) for s, t in source.pairs()] == list(plain.pairs())
+    assert [r for (r,) in source.references()] == [t for _, t in source.pairs()] != [t for _, t in plain.pairs()]
+    assert source.fingerprint() != plain.fingerprint()
+    assert reverse_words("") == ""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+        return str(tmp_path / name)
+
+    return write
+
+
+def error(capsys, *words) -> str:
+    assert main(["rerank", *words]) == 2
+    return capsys.readouterr().err
+
+
+@pytest.mark.smoke
+def test_score_files_and_weights(write, tmp_path, capsys):
+    lists = write("lists", ["0 ||| a b ||| -1", "0 ||| a ||| -2", "1 ||| c ||| -1", "1 ||| d ||| -1"])
+    scores = write("scores.tsv", ["-5\t2\t-1", "-1\t1\t-1", "nan\t0\tnan", "-9\t1\t-9"])
+    shared = [f"--candidates={lists}", f"--scores={scores}", f"--output={tmp_path / 'out'}"]
+
+    def output(*words):
+        assert main(["rerank", *shared, *words]) == 0
+        return (tmp_path / "out").read_text().split("\n")[:-1]
+
+    assert output("--weights=nbest=1") == ["a b", "c"]
+    assert output("--weights=nbest=1,scores.tsv=1") == ["a", "d"]
+    assert "1 candidates have no score" in capsys.readouterr().out
+    assert output("--weights=words=-1") == ["a", "c"]
+    reference = write("reference", ["a", "d"])
+    assert output(f"--reference={reference}") == ["a", "d"]
+    said = capsys.readouterr().out
+    assert "100.00 with --weights=nbest=" in said
+    weights = (
+        said.strip().splitlines()[-2].split("--weights=")[1]
+        if "no score" in said
+        else said.split("--weights=")[1].strip()
+    )
+    assert output(f"--weights={weights}") == ["a", "d"]
+    assert "give either --weights, or --reference" in error(capsys, *shared)
+    assert "expected NAME=NUMBER of some of nbest, words, scores.tsv" in error(capsys, *shared, "--weights=other=1")
+    assert "--workdir needs the source lines" in error(capsys, *shared, "--workdir=w", "--weights=words=1")
+    short = write("short", ["1"])
+    assert "short has 1 lines, and there are 4 candidates" in error(
+        capsys, *shared, f"--scores={short}", "--weights=short=1"
+    )
+    flat = [f"--candidates={write('flat', ['a', 'b'])}", "--num-candidates=2", f"--output={tmp_path / 'out'}"]
+    assert "not all lines of" in error(capsys, *flat, "--weights=nbest=1")
+
+
+@pytest.mark.slow
+def test_a_right_to_left_run_scores_reversed_candidates(tmp_path, cache, write, capsys):
+    config = tiny_run(
+        tmp_path / "r2l",
+        steps=3,
+        checkpoint=dict(every_steps=3),
+        rerank=dict(right_to_left=True),
+        data=dict(test="toy:test:4"),
+    )
+    loop.train(start(config, tmp_path / "r2l", cache), score=None)
+    pairs = list(toy.pairs("test", 4))
+    candidates = [[target, reverse_words(target), "Ja."] for _, target in pairs]
+    lists = write("lists", [f"{i} ||| {text}" for i, texts in enumerate(candidates) for text in texts])
+    source = write("source", [source for source, _ in pairs])
+    output, devices = tmp_path / "out", "--config.mesh.data=-1"
+    words = [
+        f"--candidates={lists}",
+        f"--source={source}",
+        f"--workdir={tmp_path / 'r2l'}",
+        f"--output={output}",
+        devices,
+    ]
+    assert main(["rerank", *words, "--weights=r2l=1"]) == 0
+    model = load(tmp_path / "r2l", overrides={"mesh.data": "-1"})
+    for (line, _), texts, chosen in zip(pairs, candidates, output.read_text().splitlines(), strict=True):
+        scores = [model.score([(line, reverse_words(text))])[0].log_prob for text in texts]
+        assert chosen == texts[int(np.argmax(scores))]
