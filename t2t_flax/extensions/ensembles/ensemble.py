@@ -46,7 +46,7 @@ class Ensemble(nn.Module):
         """See `Transformer.decode_step`."""
         logits, own = [], []
         for i, member in enumerate(self.members):
-            part = {name: entries[i] for name, entries in cache.items()}
+            part = {name: cache[name][i] for name in ("self", "cross")}
             logits_BxKxV, part = member.decode_step(tokens_BxK, position, part)
             logits.append(logits_BxKxV)
             own.append(part["self"])
