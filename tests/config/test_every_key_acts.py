@@ -133,6 +133,8 @@ ELSEWHERE = {
     "extensions/subwords/test_unigram_sampling.py": "subwords.unigram_alpha",
     "extensions/corpora/test_language_filter.py": "filters.language",
     "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
+    "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
+    "extensions/mbr/test_rerank.py": "rerank.right_to_left",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
     "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",

@@ -38,6 +38,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
         "ctranslate2.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
         "decode.length_penalty": "power",
     },
+    "ensembles.weights": {"ensembles.weights": "2"},
     "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
     "trackers.names": {"trackers.names": ""},

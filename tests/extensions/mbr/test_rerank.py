@@ -50,7 +50,7 @@ def test_tuned_weights_find_a_known_sum():
 
 
 def test_right_to_left_source():
-    plain = open_source("toy:test:5", "", "test")
+    plain = open_source("toy:test:5", source_language="en", target_language="de")
     source = ReversedTargets(plain)
     assert [(s, reverse_words(t)) for s, t in source.pairs()] == list(plain.pairs())
     assert [r for (r,) in source.references()] == [t for _, t in source.pairs()] != [t for _, t in plain.pairs()]
@@ -86,16 +86,18 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     assert output("--weights=nbest=1,scores.tsv=1") == ["a", "d"]
     assert "1 candidates have no score" in capsys.readouterr().out
     assert output("--weights=words=-1") == ["a", "c"]
-    reference = write("reference", ["a", "d"])
-    assert output(f"--reference={reference}") == ["a", "d"]
+    texts = ["the cat sat on the mat", "the cat sat on a mat", "it is very late now", "it is too late now"]
+    longer = write("longer", [f"{i // 2} ||| {text} ||| -1" for i, text in enumerate(texts)])
+    better, reference = write("better", ["-5", "-1", "-7", "-9"]), write("reference", [texts[1], texts[2]])
+    tuned = [f"--candidates={longer}", f"--scores={better}", f"--output={tmp_path / 'tuned'}"]
+    capsys.readouterr()
+    assert main(["rerank", *tuned, f"--reference={reference}"]) == 0
     said = capsys.readouterr().out
+    assert (tmp_path / "tuned").read_text().splitlines() == [texts[1], texts[2]]
     assert "100.00 with --weights=nbest=" in said
-    weights = (
-        said.strip().splitlines()[-2].split("--weights=")[1]
-        if "no score" in said
-        else said.split("--weights=")[1].strip()
-    )
-    assert output(f"--weights={weights}") == ["a", "d"]
+    (tmp_path / "tuned").unlink()
+    assert main(["rerank", *tuned, f"--weights={said.split('--weights=')[1].strip()}"]) == 0
+    assert (tmp_path / "tuned").read_text().splitlines() == [texts[1], texts[2]]
     assert "give either --weights, or --reference" in error(capsys, *shared)
     assert "expected NAME=NUMBER of some of nbest, words, scores.tsv" in error(capsys, *shared, "--weights=other=1")
     assert "--workdir needs the source lines" in error(capsys, *shared, "--workdir=w", "--weights=words=1")
