@@ -38,6 +38,7 @@ OVERRIDES = {
     "configs/text.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/many_languages.py": TINY | SHORT | {"data.vocab_size": 400},
     "configs/multi30k.py": TINY | SHORT,
+    "configs/multi30k_small.py": TINY | SHORT | {"data.vocab_size": 400},
     "runs/from-marian/config.json": {key: x for key, x in TINY.items() if not key.startswith("model.")} | SHORT,
     "configs/parsing.py": TINY | SHORT | {"data.vocab_size": 60, "decode.beam_size": 2},
 }
