@@ -95,6 +95,7 @@ def _attention(
     run: TrainedModel, pairs: Sequence[Pair], head: Head | None
 ) -> Iterator[tuple[int, Any, Any, np.ndarray]]:
     """(number of a pair, its tokens, its attention [..., T, S] of the head, or [L, N, T, S]), of pairs without an empty side."""
+    run.check_single("alignment")
     sides = [_sides(run, pair) for pair in pairs]
     # A source that is EOS alone has nothing to align.
     chosen = [i for i, both in enumerate(sides) if all(max(side.words, default=-1) >= 0 for side in both)]
