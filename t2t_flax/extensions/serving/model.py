@@ -2,9 +2,9 @@
 
 import bisect
 import concurrent.futures
-import contextlib
 import dataclasses
 import functools
+import logging
 import math
 import os
 import threading
@@ -30,6 +30,7 @@ from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text,
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
 
+log = logging.getLogger("t2t_flax")
 Hypotheses = list[dict[str, Any]]
 """The n-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
@@ -127,8 +128,12 @@ class ServedModel:
         """Starts a thread that has the programs compiled that usual requests may need, beyond those of most of them."""
 
         def run() -> None:
-            with contextlib.suppress(Stopping):
+            try:
                 self._warm_up(rest_of_usual)
+            except Stopping:
+                pass
+            except Exception:  # who needs what is missing gets the error
+                log.exception("%s: programs for later requests cannot be compiled", self.name)
 
         self._spawn(f"{self.name}-rest", run, on_failure)
 
