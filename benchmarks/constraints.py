@@ -67,7 +67,8 @@ def main() -> None:
         bleu = sacrebleu.corpus_bleu(found, [references]).score
 
         def used(texts, phrases=phrases):
-            return f"{100 * sum(map(contains, texts, phrases)) / len(texts):.1f} %" if phrases else "-"
+            asked = [(text, phrase) for text, phrase in zip(texts, phrases or [""] * len(texts), strict=True) if phrase]
+            return f"{100 * sum(contains(*pair) for pair in asked) / len(asked):.1f} %" if asked else "-"
 
         print(
             f"{name:24} BLEU {bleu:5.2f}   used {used(found)} (beam: {used(free)})   {rate:.1f} sentences/s", flush=True
