@@ -102,10 +102,15 @@ def served(
 
 
 def measure_server(
-    workdir: str, overrides: dict[str, str], lines: list[str], pair: tuple[str, str], args: argparse.Namespace
+    workdir: str,
+    overrides: dict[str, str],
+    lines: list[str],
+    pair: tuple[str, str],
+    args: argparse.Namespace,
+    flags: Sequence[str] = (),
 ) -> tuple[http_load.Load, float]:
     """(the load, seconds until the server was ready)."""
-    with served(workdir, overrides, f"--max-queue={2 * args.clients}") as server:
+    with served(workdir, overrides, f"--max-queue={2 * args.clients}", *flags) as server:
         load = http_load.run(
             server.url, lines, pair, clients=args.clients, seconds=args.seconds, before=args.seconds_before
         )
@@ -274,6 +279,9 @@ def main(argv: list[str]) -> None:
         "--abuse", action="store_true", help="measure beside clients that harm the server, without the batch"
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config, for both")
+    parser.add_argument(
+        "--flags", default="", metavar="'--FLAG ...'", help="of `serve`, measured in turn with a server without them"
+    )
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args = parser.parse_args(argv)
     overrides = dict(item.split("=", 1) for item in args.set)
@@ -291,7 +299,7 @@ def main(argv: list[str]) -> None:
         }
         publish(record, args.out)
         return
-    environments, batches, loads, starts = Environments("", install=False), [], [], []
+    environments, batches, loads, starts, flagged = Environments("", install=False), [], [], [], []
     with tempfile.TemporaryDirectory() as folder:
         workdir = args.workdir
         if workdir:
@@ -308,9 +316,12 @@ def main(argv: list[str]) -> None:
             load, started = measure_server(workdir, overrides, lines, tuple(batches[-1]["pair"]), args)
             loads.append(load)
             starts.append(started)
-    if not all(load.latencies for load in loads):
-        sys.exit(f"no request was answered: {[load.errors for load in loads]}")
+            if flags := args.flags.split():
+                flagged.append(measure_server(workdir, overrides, lines, tuple(batches[-1]["pair"]), args, flags)[0])
+    if not all(load.latencies for load in [*loads, *flagged]):
+        sys.exit(f"no request was answered: {[load.errors for load in [*loads, *flagged]]}")
     entries = [entry_of(load, batch, lines) for load, batch in zip(loads, batches, strict=True)]
+    with_flags = [entry_of(load, batch, lines) for load, batch in zip(flagged, batches, strict=False)]
     rates = [len(lines) / statistics.median(batch["seconds"]) for batch in batches]
     record = {
         "what": f"serve under the load of {args.clients} clients, {what.split('=')[1]}, beside the same engine in batch",
@@ -319,6 +330,7 @@ def main(argv: list[str]) -> None:
         "decode": batches[0]["decode"] | overrides,
         "batch_lines_per_second": spread(rates),
         "server": entries,
+        **({"server_with_flags": with_flags} if with_flags else {}),
         "server_to_batch": ratios([entry["lines_per_second"] for entry in entries], rates),
         "seconds_until_ready": spread(starts, 3),
         "threads": threads(),

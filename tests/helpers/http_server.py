@@ -27,17 +27,23 @@ def serving(
     ready=True,
     health_limit=60.0,
     max_connections=512,
+    drain=0.0,
+    proxies=(),
+    watch=None,
     **keys,
 ):
-    """A running server of `{name: run}`; with `ready`, once its models are warmed up. keys: of `create_app`."""
+    """A running server of `{name: run}`; with `ready`, once its models are warmed up. watch: of `ServedModel`, asked often; then the
+    values of `runs` are functions that return a run. keys: of `create_app`.
+    """
     metrics, failed, all_ready = Metrics(), threading.Event(), threading.Semaphore(0)
     make_batcher = functools.partial(Batcher, max_batch, wait, max_queue)
     models = [
-        ServedModel(name, loaded.config, lambda loaded=loaded: loaded, make_batcher, 1, metrics, health_limit)
-        for name, loaded in runs.items()
+        ServedModel(name, load().config, load, make_batcher, 1, metrics, health_limit, watch, every=0.01)
+        for name, load in (runs if watch else {name: lambda run=run: run for name, run in runs.items()}).items()
     ]
     limits = limits or Limits(timeout=50)
-    server = make_server(create_app(models, limits, metrics, **keys), limits.timeout, max_connections)
+    app = create_app(models, limits, metrics, **keys)
+    server = make_server(app, limits.timeout, max_connections, drain=drain, proxies=proxies)
     listening = listen("127.0.0.1", 0)
     thread = threading.Thread(target=server.run, args=([listening],))
     running = Running(url(listening), server, thread, models, failed)

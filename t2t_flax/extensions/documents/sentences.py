@@ -1,4 +1,6 @@
-"""Sentences of a paragraph, found by sentencex, and the paragraph of their translations."""
+"""Sentences of a paragraph, found by sentencex, and the paragraph of their translations. Importing it without sentencex raises
+UserError.
+"""
 
 import dataclasses
 import re
@@ -7,6 +9,11 @@ from typing import Any
 
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.tasks.translation import language_of
+
+try:
+    from sentencex import segment
+except ImportError:
+    raise UserError(f"splitting text into sentences needs sentencex: {install_hint('documents')}.") from None
 
 _UNSPACED = ("zh", "ja")
 """Languages that put no space between sentences."""
@@ -37,12 +44,8 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
     """The sentences of a text without newlines. Languages: codes; sentencex knows 300, and takes its general rules for others.
 
     Between sentences of Chinese or Japanese that become those of another language a space is added, and the other way round one
-    is left out. Raises UserError without sentencex.
+    is left out.
     """
-    try:
-        from sentencex import segment
-    except ImportError:
-        raise UserError(f"splitting text into sentences needs sentencex: {install_hint('documents')}.") from None
     sentences, gaps = [], [""]
     for part in segment(language_of(source_language), text):
         if not part.strip():
@@ -64,7 +67,7 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
 
 def sentences_of(model: Any, line: str, target_language: str | None = None, source_language: str = "") -> Sentences:
     """The sentences of a line of a model's source text. One that begins with the symbol of a language to write passes it on to
-    its other sentences. Languages: where the model has several. Raises UserError as `split`.
+    its other sentences. Languages: where the model has several.
     """
     tokenizer, data = model.tokenizers.source, model.config.data
     several = bool(tokenizer.target_languages)

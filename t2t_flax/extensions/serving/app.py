@@ -1,5 +1,6 @@
 """The application: routes, the page, health, metrics and errors."""
 
+import datetime
 import html
 import logging
 import time
@@ -15,6 +16,8 @@ from fastapi.responses import FileResponse, HTMLResponse, JSONResponse, Response
 from fastapi.staticfiles import StaticFiles
 
 from t2t_flax.extensions.serving import libretranslate, model_api
+from t2t_flax.extensions.serving.access import Access
+from t2t_flax.extensions.serving.access_log import AccessLog, request_id
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.model import ServedModel
 from t2t_flax.extensions.serving.service import Limits, Service
@@ -43,12 +46,17 @@ def create_app(
     *,
     hosts: Sequence[str] = ("*",),
     origins: Sequence[str] = (),
+    access: Access | None = None,
+    access_log: AccessLog | None = None,
+    split: bool = False,
 ) -> FastAPI:
     """The application for these models, which somebody else starts and stops. hosts: names that requests may call this server by.
-    origins: those of other servers' pages that may read its answers.
+    origins: those of other servers' pages that may read its answers. split: paragraphs of LibreTranslate's clients are
+    translated sentence by sentence. `app.state.service` is its `Service`.
     """
-    service = Service(models, limits)
+    service = Service(models, limits, access or Access(), split=split)
     app = FastAPI(title="t2t_flax", version=__version__, docs_url=None, redoc_url=None, exception_handlers=_HANDLERS)
+    app.state.service = service
     app.include_router(libretranslate.router(service))
     app.include_router(model_api.router(service))
 
@@ -60,8 +68,9 @@ def create_app(
 
     @app.get("/ready", tags=["operation"])
     async def ready() -> dict[str, str]:
-        """200 once all models are restored and warmed up, as long as /health is; else 503."""
+        """200 once all models are restored and warmed up, as long as /health is and the server does not stop; else 503."""
         service.require_ready()
+        service.require_open()
         service.require_health()
         return {"status": "ready"}
 
@@ -81,11 +90,15 @@ def create_app(
     app.mount("/page", _PageFiles(directory=PAGE, check_dir=False))
     if origins:
         app.add_middleware(
-            CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["Content-Type"]
+            CORSMiddleware,
+            allow_origins=origins,
+            allow_methods=["GET", "POST"],
+            allow_headers=["Authorization", "Content-Type", "X-Request-Id"],
+            expose_headers=["Retry-After", "X-Request-Id"],
         )
     # A page elsewhere whose host name is made to mean this machine must not reach a server that only this machine may.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=hosts, www_redirect=False)
-    app.add_middleware(_Measured, metrics=metrics, paths=_paths(app))
+    app.add_middleware(_Measured, metrics=metrics, paths=_paths(app), log=access_log)
     return app
 
 
@@ -101,31 +114,54 @@ def _paths(app: FastAPI) -> frozenset[str]:
 
 
 class _Measured:
-    """Counts and times requests. Paths that do not exist count as one, so that no client can add to the metrics. HEAD is GET, of
-    which uvicorn leaves out the body.
+    """Counts, times and logs requests, and gives each an id. Paths that do not exist count as one, so that no client can add to
+    the metrics. HEAD is GET, of which uvicorn leaves out the body.
     """
 
-    def __init__(self, app: Callable[..., Awaitable[None]], metrics: Metrics, paths: frozenset[str]):
-        self._app, self._metrics, self._paths = app, metrics, paths
+    def __init__(
+        self,
+        app: Callable[..., Awaitable[None]],
+        metrics: Metrics,
+        paths: frozenset[str],
+        log: AccessLog | None = None,
+    ):
+        self._app, self._metrics, self._paths, self._log = app, metrics, paths, log
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        status, began = 500, time.monotonic()
+        status, began = 0, time.monotonic()
+        headers = dict(scope["headers"])
+        name = request_id(headers.get(b"x-request-id", b"").decode("latin-1"))
+        facts = scope["state"] = {}  # `request.state`
+        inner = scope | {"method": "GET"} if scope["method"] == "HEAD" else scope
 
         async def observed(message: dict[str, Any]) -> None:
             nonlocal status
-            status = message.get("status", status)
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message = message | {"headers": [*message.get("headers", ()), (b"x-request-id", name.encode())]}
             await send(message)
 
         try:
-            await self._app(scope | {"method": "GET"} if scope["method"] == "HEAD" else scope, receive, observed)
+            await self._app(inner, receive, observed)
+        except Exception:
+            log.exception("request %s failed", name)
+            if status:  # the answer has begun: its connection ends
+                raise
+            await _FAILURE(inner, receive, observed)
         finally:
-            path = scope["path"]
+            path, seconds = scope["path"], time.monotonic() - began
             label = path if path in self._paths else "/page" if path.startswith("/page/") else _OTHER
-            self._metrics.requests.labels(label, status).inc()
-            self._metrics.seconds.labels(label).observe(time.monotonic() - began)
+            self._metrics.requests.labels(label, status or 500).inc()
+            self._metrics.seconds.labels(label).observe(seconds)
+            if self._log:
+                now = datetime.datetime.now(datetime.UTC).isoformat(timespec="milliseconds")
+                client = facts.get("client") or (scope.get("client") or ("", 0))[0]
+                entry = {"time": now, "id": name, "client": client, "method": scope["method"], "path": path[:200]}
+                measured = {"status": status or 500, "seconds": round(seconds, 4)}
+                self._log(entry | measured | {k: facts[k] for k in ("characters", "sentences") if k in facts})
 
 
 async def _request_error(request: Request, error: Exception) -> JSONResponse:
@@ -139,12 +175,8 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
     return JSONResponse({"error": f"{error.detail}: see /docs."}, error.status_code, error.headers)
 
 
-async def _failure(request: Request, error: Exception) -> JSONResponse:
-    """An error of the server: the log has its traceback, and the client no details."""
-    return JSONResponse({"error": "internal error: the server's log has the details."}, 500)
-
-
-_HANDLERS: dict[Any, Any] = {RequestError: _request_error, StarletteHTTPException: _http_error, Exception: _failure}
+_FAILURE = JSONResponse({"error": "internal error: the server's log has the details."}, 500)
+_HANDLERS: dict[Any, Any] = {RequestError: _request_error, StarletteHTTPException: _http_error}
 
 
 def _docs_page(openapi: dict[str, Any]) -> str:

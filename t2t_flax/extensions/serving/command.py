@@ -1,5 +1,6 @@
 """`serve`: translation over HTTP."""
 
+import argparse
 import functools
 import importlib.util
 import os
@@ -8,6 +9,7 @@ from collections.abc import Sequence
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
+from t2t_flax.registry import ANALYSES
 
 _PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn")
 
@@ -22,7 +24,7 @@ def run(argv: list[str]) -> int:
         "  python -m t2t_flax serve --workdir=runs/toy\n"
         "  curl http://127.0.0.1:8000/translate --data-urlencode 'q=It is late.' -d source=en -d target=de\n"
         "  ... --workdir=runs/ende --workdir=runs/enfr --best --port=8001\n"
-        "  ... --host=0.0.0.0                 other machines may ask, too: there is no login\n"
+        "  ... --host=0.0.0.0 --api-keys=keys.txt --characters-per-minute=20000   for others, too\n"
         "  ... --config.decode.beam_size=1    faster translations",
     )
     parser.add_argument(
@@ -61,22 +63,17 @@ def run(argv: list[str]) -> int:
         help="seconds without a right result of the model after which /health fails: more than its longest batch of short lines "
         "takes (default: 60)",
     )  # fmt: skip
-    parser.add_argument(
-        "--allowed-host", action="append", metavar="NAME",
-        help="name by which requests may call the server, *.NAME for those below it; may be given several times (default: "
-        "localhost if the server listens on this machine alone, else any)",
-    )  # fmt: skip
-    parser.add_argument(
-        "--cors-origin", action="append", default=[], metavar="URL",
-        help="origin whose pages may use the server, such as https://example.org; may be given several times",
-    )  # fmt: skip
+    _add_operation(parser)
     args, overrides = arguments.parse(parser, argv)
     _require_packages()
+    check_operation(args)
     if args.max_batch:
         overrides.setdefault("decode.batch_size", str(args.max_batch))
 
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.evaluation.restore import load, stored_config
+    from t2t_flax.extensions.serving.access import Access, Allowance, Keys
+    from t2t_flax.extensions.serving.access_log import open_access_log
     from t2t_flax.extensions.serving.app import create_app
     from t2t_flax.extensions.serving.batching import BATCH_WAIT, Batcher
     from t2t_flax.extensions.serving.metrics import Metrics
@@ -87,6 +84,8 @@ def run(argv: list[str]) -> int:
     configs = [stored_config(workdir, overrides) for workdir in args.workdir]
     for config in configs:
         check_decoder(config)
+    access = Access(Keys(args.api_key, args.api_keys), Allowance(args.requests_per_minute, args.characters_per_minute))
+    access_log = open_access_log(args.access_log) if args.access_log else None
     listening, metrics, models = listen(args.host, args.port), Metrics(), []
     import jax
 
@@ -100,12 +99,88 @@ def run(argv: list[str]) -> int:
 
         max_batch = args.max_batch or config.decode.batch_size
         make_batcher = functools.partial(Batcher, max_batch, BATCH_WAIT, args.max_queue)
-        models.append(ServedModel(name, config, restore, make_batcher, max_batch, metrics, args.health_limit))
-    limits = Limits(max_text_length=args.max_text_length, timeout=args.timeout)
+        watch = functools.partial(checkpoints_of, workdir, args.best) if args.reload else None
+        options = dict(health_limit=args.health_limit, watch=watch, every=args.reload)
+        models.append(ServedModel(name, config, restore, make_batcher, max_batch, metrics, **options))
+    longest = min(args.max_text_length, args.characters_per_minute or args.max_text_length)
+    limits = Limits(max_text_length=longest, timeout=args.timeout)
     print(f"listening on {url(listening)}", flush=True)
     print(f"loading {', '.join(model.name for model in models)} ...", file=sys.stderr, flush=True)
-    app = create_app(models, limits, metrics, hosts=args.allowed_host or hosts_of(listening), origins=args.cors_origin)
-    serve(app, models, listening, limits.timeout)
+    hosts = args.allowed_host or hosts_of(listening)
+    options = dict(access=access, access_log=access_log, split=bool(args.split_sentences))
+    app = create_app(models, limits, metrics, hosts=hosts, origins=args.cors_origin, **options)
+    serve(app, models, listening, limits.timeout, drain=args.drain, proxies=args.trusted_proxy)
+
+
+def _add_operation(parser: argparse.ArgumentParser) -> None:
+    """Who may use the server, what it writes down, and how it follows the run and ends."""
+    parser.add_argument(
+        "--allowed-host", action="append", metavar="NAME",
+        help="name by which requests may call the server, *.NAME for those below it; may be given several times (default: "
+        "localhost if the server listens on this machine alone, else any)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--cors-origin", action="append", default=[], metavar="URL",
+        help="origin whose pages may use the server, such as https://example.org, or * for any; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-key", action="append", default=[], metavar="KEY",
+        help="key that requests must have; may be given several times (other users of this machine can see it)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--api-keys",
+        metavar="FILE",
+        help="keys that requests must have, one in a line, perhaps with a name after a space",
+    )
+    parser.add_argument(
+        "--requests-per-minute", type=arguments.count(1), default=0, metavar="N",
+        help="of each key or, without keys, each address; more are refused with 429 (default: any number)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--characters-per-minute", type=arguments.count(1), default=0, metavar="N",
+        help="of the texts of each key or address (default: any number)",
+    )  # fmt: skip
+    parser.add_argument(
+        "--trusted-proxy", action="append", default=[], metavar="ADDRESS",
+        help="address or network of a reverse proxy, whose X-Forwarded-For is the client's address; may be given several times",
+    )  # fmt: skip
+    parser.add_argument(
+        "--access-log", metavar="FILE", help='a line of JSON for each request, without its text; "-": standard error'
+    )
+    parser.add_argument(
+        "--reload", type=arguments.count(1, 86_400), default=0, nargs="?", const=60, metavar="S",
+        help="look for other checkpoints every S seconds (60), and change to them without a pause",
+    )  # fmt: skip
+    parser.add_argument(
+        "--drain", type=arguments.count(0, 3600), default=0, metavar="S",
+        help="seconds after SIGTERM for which /ready fails while requests are still taken (default: 0)",
+    )  # fmt: skip
+    if "sentences" in ANALYSES:
+        text = "translate each sentence of the lines of POST /translate on its own"
+        parser.add_argument("--split-sentences", action="store_true", help=text)
+    else:
+        parser.set_defaults(split_sentences=False)
+
+
+def check_operation(args: argparse.Namespace) -> None:
+    """Raises UserError for flags that do not go together, and where sentences cannot be split."""
+    if args.reload and args.step is not None:
+        raise UserError("--reload looks for other checkpoints than the one of --step: give one of them.")
+    if args.split_sentences:
+        ANALYSES.load("sentences")  # its package may be missing
+
+
+def checkpoints_of(workdir: str, best: bool) -> object:
+    """What changes when another checkpoint of a run would be chosen: the steps, or with `best` also their metrics."""
+    from etils import epath
+
+    from t2t_flax.model_forms import run_folder
+    from t2t_flax.training.checkpoint_files import finished_steps, scheduled_and_metric
+
+    folder = epath.Path(run_folder(workdir)) / "checkpoints"
+    if not folder.exists():
+        return None
+    return scheduled_and_metric(folder) if best else finished_steps(folder)
 
 
 def model_names(workdirs: Sequence[str]) -> list[str]:

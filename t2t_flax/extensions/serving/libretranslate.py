@@ -1,4 +1,4 @@
-"""LibreTranslate's API: GET /languages and POST /translate."""
+"""LibreTranslate's API: GET /languages and /frontend/settings, POST /translate and /detect."""
 
 import asyncio
 import functools
@@ -11,27 +11,14 @@ from fastapi.responses import JSONResponse, Response
 from t2t_flax.data.hooks import Direction
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving import schemas
+from t2t_flax.extensions.serving.languages import can_detect, detected, matching, name_of
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import RequestError, join_lines, split_lines
 from t2t_flax.registry import ANALYSES
 
-_NAMES = {
-    "af": "Afrikaans", "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "cy": "Welsh",
-    "da": "Danish", "de": "German", "el": "Greek", "en": "English", "eo": "Esperanto", "es": "Spanish", "et": "Estonian",
-    "eu": "Basque", "fa": "Persian", "fi": "Finnish", "fr": "French", "ga": "Irish", "gl": "Galician", "gu": "Gujarati",
-    "ha": "Hausa", "he": "Hebrew", "hi": "Hindi", "hr": "Croatian", "hu": "Hungarian", "hy": "Armenian",
-    "id": "Indonesian", "is": "Icelandic", "it": "Italian", "ja": "Japanese", "ka": "Georgian", "kk": "Kazakh",
-    "km": "Khmer", "kn": "Kannada", "ko": "Korean", "la": "Latin", "lt": "Lithuanian", "lv": "Latvian",
-    "mk": "Macedonian", "ml": "Malayalam", "mr": "Marathi", "ms": "Malay", "mt": "Maltese", "my": "Burmese",
-    "nb": "Norwegian Bokmål", "ne": "Nepali", "nl": "Dutch", "nn": "Norwegian Nynorsk", "no": "Norwegian",
-    "pa": "Punjabi", "pl": "Polish", "ps": "Pashto", "pt": "Portuguese", "ro": "Romanian", "ru": "Russian",
-    "si": "Sinhala", "sk": "Slovak", "sl": "Slovenian", "so": "Somali", "sq": "Albanian", "sr": "Serbian",
-    "sv": "Swedish", "sw": "Swahili", "ta": "Tamil", "te": "Telugu", "th": "Thai", "tl": "Tagalog", "tr": "Turkish",
-    "uk": "Ukrainian", "ur": "Urdu", "uz": "Uzbek", "vi": "Vietnamese", "xh": "Xhosa", "yo": "Yoruba", "zh": "Chinese",
-    "zu": "Zulu",
-}  # fmt: skip
-"""English names of language codes (ISO 639), as translation clients show them."""
+_PAUSE = 500
+"""Milliseconds for which LibreTranslate's page waits for more typing."""
 
 
 def router(service: Service) -> APIRouter:
@@ -46,16 +33,48 @@ def router(service: Service) -> APIRouter:
         return [
             {
                 "code": code,
-                "name": _language_name(code),
+                "name": name_of(code),
                 "targets": [target for source, target in pairs if source == code],
             }
             for code in codes
         ]
 
+    @routes.get("/frontend/settings")
+    async def settings() -> Any:
+        """What LibreTranslate's page asks first."""
+        pairs = _directions(_translation_models(service))
+        chosen = [("auto", "Detect language"), *((pair.target, name_of(pair.target)) for pair in pairs[:1])]
+        return {
+            "apiKeys": service.access.keys.required,
+            "charLimit": service.limits.max_text_length,
+            "filesTranslation": False,
+            "frontendTimeout": _PAUSE,
+            "keyRequired": service.access.keys.required,
+            "language": {
+                side: {"code": code, "name": name}
+                for side, (code, name) in zip(("source", "target"), chosen, strict=False)
+            },
+            "suggestions": False,
+            "supportedFilesFormat": [],
+        }
+
+    @routes.post("/detect", openapi_extra=schemas.request_schema(schemas.DetectRequest, form=True))
+    async def detect(request: Request) -> Response:
+        """The languages of the models, with the probability in percent that the text is in each; the most probable first."""
+        body = await service.read(request, schemas.DetectRequest, form=True)
+        service.check_text("q", [body.q])
+        if not body.q.strip():
+            raise RequestError(400, "q has no text.")
+        pairs = _directions(_translation_models(service))
+        codes = list(dict.fromkeys(code for pair in pairs for code in pair))
+        found = await asyncio.to_thread(detected, body.q, codes)
+        return JSONResponse([{"confidence": confidence, "language": code} for code, confidence in found])
+
     @routes.post("/translate", openapi_extra=schemas.request_schema(schemas.LibreTranslateRequest, form=True))
     async def translate(request: Request) -> Response:
         """Translates each line of a text, or of several texts; of HTML each block, tags are carried over to the aligned words.
-        `source: "auto"` chooses by the target language.
+        `source: "auto"` is the language that the text is detected to be in, of those from which the models translate into the
+        target.
         """
         body = await service.read(request, schemas.LibreTranslateRequest, form=True)
         texts = [body.q] if isinstance(body.q, str) else body.q
@@ -65,16 +84,32 @@ def router(service: Service) -> APIRouter:
         if body.format not in _formats():
             expected = " or ".join(f'"{name}"' for name in _formats())
             raise RequestError(400, f"format = {body.format[:50]!r} is not supported: send {expected}.")
-        model = _find(service, body.source, body.target)
-        n_best = min(1 + body.alternatives, model.max_n_best)
         documents = [await asyncio.to_thread(ANALYSES.load("html"), text) for text in texts if body.format == "html"]
         parts = [document.lines for document in documents] or [split_lines(text) for text in texts]
         lines = [line for part in parts for line in part]
         if len(lines) > service.limits.max_lines:
             raise RequestError(400, f"q has {len(lines)} blocks: at most {service.limits.max_lines} are allowed.")
-        target = body.target if model.target_languages else None
-        found = iter(await service.translate(request, model, lines, [""] * len(lines), n_best, target))
-        results = [[next(found) for _ in part] for part in parts]
+        models = _translation_models(service)
+        into = matching(body.target, [pair.target for pair in _directions(models)]) or body.target
+        source, sources, guess = body.source, _sources(models, into), ("auto", 0)
+        if source.lower() == "auto":
+            if sources and can_detect():
+                guess = (await asyncio.to_thread(detected, "\n".join(lines), sources))[0]
+            elif len(sources) == 1:
+                guess = sources[0], 0
+            source = guess[0]
+        else:
+            source = matching(source, sources) or source
+        model = _find(service, source, into)
+        n_best = min(1 + body.alternatives, model.max_n_best)
+        target = into if model.target_languages else None
+        if documents:
+            found = await service.translate(request, model, lines, [""] * len(lines), n_best, target)
+        else:
+            known = "" if source == "auto" else source
+            found = await service.translate_paragraphs(request, model, lines, n_best, target, known)
+        remaining = iter(found)
+        results = [[next(remaining) for _ in part] for part in parts]
         if documents:
             work = functools.partial(_html_answers, documents, results, n_best, target)
             (answers,) = await service.wait(request, await service.submit(model.finish, work))
@@ -85,10 +120,9 @@ def router(service: Service) -> APIRouter:
         content: dict[str, Any] = {"translatedText": answers[0][0] if one else [answer[0] for answer in answers]}
         if body.alternatives:
             content["alternatives"] = answers[0][1:] if one else [answer[1:] for answer in answers]
-        if body.source == "auto":  # not detected: it is what the model translates from, if that is one language
-            sources = _sources([model], body.target)
-            detected = {"language": sources[0] if len(sources) == 1 else "auto", "confidence": 0}
-            content["detectedLanguage"] = detected if one else [detected] * len(texts)
+        if body.source.lower() == "auto":
+            detection = {"language": guess[0], "confidence": guess[1]}
+            content["detectedLanguage"] = detection if one else [detection] * len(texts)
         return JSONResponse(content)
 
     return routes
@@ -153,12 +187,3 @@ def _html_answers(
         sources = [run.in_language(line, target) for line in document.lines]
         answers.append(_answers(functools.partial(document.translated, run, sources), of_document, n_best))
     return answers
-
-
-def _language_name(code: str) -> str:
-    """ "German" for "de" and "German (AT)" for "de-AT"; a code that is not in the table is its own name."""
-    language, _, region = code.replace("_", "-").partition("-")
-    name = _NAMES.get(language.lower())
-    if name is None:
-        return code
-    return f"{name} ({region})" if region else name

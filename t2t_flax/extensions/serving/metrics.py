@@ -36,6 +36,8 @@ class Metrics:
             "t2t_flax_tokens", "Tokens of the best translations, without EOS.", ["model"], registry=registry
         )
 
+        self.step = Gauge("t2t_flax_step", "Newest update of the checkpoints in use.", ["model"], registry=registry)
+
     def exposition(self) -> bytes:
         """All counters in Prometheus' text format."""
         return generate_latest(self._registry)

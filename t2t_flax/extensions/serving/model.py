@@ -18,13 +18,14 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import Direction, codes_of, model_directions
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
-from t2t_flax.decoding.translator import Translation
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job
 from t2t_flax.extensions.serving.compiling import Stopping
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
+from t2t_flax.extensions.serving.probe import NotFinite, check_finite
+from t2t_flax.extensions.serving.reload import other_checkpoints
 from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text, rest_of_usual, usual
 from t2t_flax.registry import ANALYSES
@@ -39,13 +40,6 @@ MAX_ATTENTION_TOKENS = 128
 """Tokens of a side whose attention is sent: the answer grows with their product."""
 _PATIENCE = 10
 """Only the lane of short lines has a good result within the health limit for certain; the others have so many times as long."""
-
-
-class NotFinite(Exception):
-    """The model gave a number that is not finite."""
-
-    def __init__(self) -> None:
-        super().__init__("the model produces numbers that are not finite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,7 +84,8 @@ class ServedModel:
     """One run. `load` restores it, in a thread that then owns it together with those of its other lanes.
 
     Requests may be submitted once `ready` is true, from any thread. If loading fails, or a thread ends by an exception, `error`
-    is set and on_failure() called. health_limit: seconds without a good result after which `fault` says so.
+    is set and on_failure() called. health_limit: seconds without a good result after which `fault` says so. watch: what differs
+    once `load` would restore another checkpoint, looked at every `every` seconds; None = the first one stays.
     """
 
     _restored: TrainedModel
@@ -104,10 +99,13 @@ class ServedModel:
         max_batch: int,
         metrics: Metrics,
         health_limit: float = 60.0,
+        watch: Callable[[], object] | None = None,
+        every: float = 60.0,
     ):
         self.name, self.config, self.ready = name, config, False
         self.error: BaseException | None = None
         self._load, self._max_batch, self._metrics = load, max_batch, metrics
+        self._watch, self._every = watch, every
         self._stopping = threading.Event()
         self._threads: list[threading.Thread] = []
         self._runs = threading.local()
@@ -190,11 +188,21 @@ class ServedModel:
             "parameters": _count(loaded.params),
         }
 
+    def sentences(self, lines: Sequence[str], target_language: str | None, source_language: str) -> list[Any]:
+        """The analysis `sentences` of each line."""
+        sentences_of = ANALYSES.load("sentences")
+        return [sentences_of(self._restored, line, target_language, source_language) for line in lines]
+
     def translate(
-        self, lines: Sequence[str], prefixes: Sequence[str], n_best: int, target_language: str | None = None
+        self,
+        lines: Sequence[str],
+        prefixes: Sequence[str],
+        n_best: int,
+        target_language: str | None = None,
+        places: Sequence[str] | None = None,
     ) -> Job[Line]:
         """Queues the lines that need a search; each result is `Hypotheses`, best first, of the item's line. Lines in several
-        languages share batches.
+        languages share batches. places: what errors call each line.
 
         Raises RequestError for a line or prefix that is too long, and for prefixes and an n_best that the run cannot have.
         Raises UserError for a target language that the model does not know, or that it needs.
@@ -204,7 +212,8 @@ class ServedModel:
             raise RequestError(
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
             )
-        longest = max((self._check_length("source", f"line {i}", line) for i, line in enumerate(lines, 1)), default=0)
+        places = places or [f"line {i}" for i in range(1, len(lines) + 1)]
+        longest = max((self._check_length("source", *each) for each in zip(places, lines, strict=True)), default=0)
         if any(prefixes) and not task_of(self.config).supports_prefixes:
             raise RequestError(
                 400, f"outputs of {self.name} (data.task = {self.config.data.task}) cannot have a prefix."
@@ -287,6 +296,7 @@ class ServedModel:
     def _begin(
         self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None], wait: Callable[[], None]
     ) -> None:
+        seen = self._watch and self._watch()
         loaded = self._load().for_decoding()
         self.config, self._restored = loaded.config, loaded
         try:
@@ -305,7 +315,11 @@ class ServedModel:
         first = self._lanes[0]
         first.good()
         self.ready = True
+        self._metrics.step.labels(self.name).set(self._restored.steps[0])
         on_ready(self)
+        if self._watch:
+            work = functools.partial(self._follow, self._watch, seen)
+            threading.Thread(target=work, name=f"{self.name}-reload", daemon=True).start()
         first.run(self._process, self._probe)
 
     def _warm_up(self, what: WarmUp) -> None:
@@ -315,19 +329,29 @@ class ServedModel:
                 return
             warm_up()
 
+    def _follow(self, watch: Callable[[], object], seen: object) -> None:
+        """Translates with other checkpoints from the next batch on, as they come; programs stay as they are."""
+        changed = functools.partial(self._stopping.wait, self._every)
+        for loaded in other_checkpoints(self.name, self._restored, self._load, watch, seen, changed):
+            self._restored = loaded
+            self._metrics.step.labels(self.name).set(self._restored.steps[0])
+
     def _loaded(self, n_best: int) -> TrainedModel:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
-        made = vars(self._runs)
+        made, restored = vars(self._runs), self._restored
+        if made.get("of") is not restored:
+            made.clear()
+            made["of"] = restored
         if n_best not in made:
-            config = self._restored.config
+            config = restored.config
             config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, n_best=n_best))
-            made[n_best] = dataclasses.replace(self._restored, config=config)
+            made[n_best] = dataclasses.replace(restored, config=config)
         return made[n_best]
 
     def _probe(self) -> None:
         """Translates a line of the server's own. Raises NotFinite."""
         (translation,) = self._loaded(1).translate([own_text(self._restored)])
-        _check_finite(translation)
+        check_finite(translation)
 
     def _process(self, key: Hashable, items: list[Any]) -> list[Any]:
         if isinstance(key, TranslateKey):
@@ -351,7 +375,7 @@ class ServedModel:
         )
         pieces, results = loaded.tokenizers.target.pieces, []
         for item, translation in zip(items, translations, strict=True):
-            _check_finite(translation)
+            check_finite(translation)
             results.append(
                 [
                     {"text": task.postprocess(item.text, h.text), "score": h.score, "pieces": pieces(h.tokens)}
@@ -372,13 +396,6 @@ class ServedModel:
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):
             raise NotFinite
         return maps
-
-
-def _check_finite(translation: Translation) -> None:
-    """Raises NotFinite. A slot without a hypothesis has the score -inf; the first always has one."""
-    scores = [hypothesis.score for hypothesis in translation.hypotheses]
-    if not math.isfinite(scores[0]) or not all(math.isfinite(score) or score == -math.inf for score in scores):
-        raise NotFinite
 
 
 def _too_long_for_attention(side: str, tokens: int) -> str:

@@ -1,5 +1,6 @@
 """Bodies of requests: read with limits, checked, and described for /openapi.json."""
 
+import email
 import urllib.parse
 from typing import Annotated, Any, ClassVar, TypeVar
 
@@ -17,19 +18,38 @@ class _FailFast(FailFast):
 Texts = str | Annotated[list[str], _FailFast()]
 TargetLanguage = Annotated[str | None, Field(description="one of the model's target_languages, if it has any")]
 _FORM = "application/x-www-form-urlencoded"
+_PARTS = "multipart/form-data"
 _MAX_FIELDS = 2_000
 
 
 class _Strict(BaseModel):
+    """texts: the fields whose characters count."""
+
     model_config = ConfigDict(strict=True)
     other_fields: ClassVar[bool] = False
+    texts: ClassVar[tuple[str, ...]]
+
+    @property
+    def characters(self) -> int:
+        """Those of all texts."""
+        values = (getattr(self, name) or "" for name in self.texts)
+        return sum(len(value) if isinstance(value, str) else sum(map(len, value)) for value in values)
 
 
-class LibreTranslateRequest(_Strict):
-    """As LibreTranslate's; fields that are not listed, such as api_key, are ignored."""
+class _LibreTranslate(_Strict):
+    """As LibreTranslate's; fields that are not listed are ignored."""
 
     other_fields: ClassVar[bool] = True
+    texts = ("q",)
 
+    api_key: Annotated[str | None, Field(description="the client's key, where the server wants one")] = None
+
+
+class DetectRequest(_LibreTranslate):
+    q: Annotated[str, Field(description="a string")]
+
+
+class LibreTranslateRequest(_LibreTranslate):
     q: Annotated[Texts, Field(description="a string or a list of strings")]
     source: Annotated[str, Field(description='a language code or "auto"')]
     target: Annotated[str, Field(description="a language code")]
@@ -38,6 +58,8 @@ class LibreTranslateRequest(_Strict):
 
 
 class TranslateRequest(_Strict):
+    texts = ("text", "prefix")
+
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     text: Annotated[Texts, Field(description="a string or a list of strings")]
     prefix: Annotated[Texts | None, Field(description="a string or a list of strings, one for each line")] = None
@@ -46,6 +68,8 @@ class TranslateRequest(_Strict):
 
 
 class AttentionRequest(_Strict):
+    texts = ("source", "target")
+
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     source: Annotated[str, Field(description="a string")]
     target: Annotated[str | None, Field(description="a string; without it, the model's own translation")] = None
@@ -53,6 +77,8 @@ class AttentionRequest(_Strict):
 
 
 class ScoreRequest(_Strict):
+    texts = ("source", "target")
+
     model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     source: Annotated[str, Field(description="a string")]
     target: Annotated[str, Field(description="a string")]
@@ -64,7 +90,7 @@ Shape = TypeVar("Shape", bound=_Strict)
 
 def request_schema(shape: type[BaseModel], *, form: bool = False) -> dict[str, Any]:
     """The part of OpenAPI that describes the body of a request."""
-    types = ["application/json", *([_FORM] if form else [])]
+    types = ["application/json", *([_FORM, _PARTS] if form else [])]
     schema = shape.model_json_schema()
     return {"requestBody": {"required": True, "content": {name: {"schema": schema} for name in types}}}
 
@@ -86,13 +112,15 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool = False) -> Shape:
-    """The request in a body: JSON or, with `form` and the content type of a form, its fields. Raises RequestError at the first
+    """The request in a body: JSON or, with `form` and a content type of forms, its fields. Raises RequestError at the first
     thing that is wrong, so that no body takes longer than one that is right.
     """
     kind = content_type.partition(";")[0].strip().lower()
     fields: Any
     if form and kind == _FORM:
         fields = _form_fields(body)
+    elif form and kind == _PARTS:
+        fields = _form_parts(body, content_type)
     elif kind == "application/json":
         try:
             fields = from_json(body)
@@ -100,7 +128,7 @@ def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool
             raise RequestError(400, f"the body is not valid JSON: {error}.") from None
     else:
         # Browsers send other types, and forms, to any server for any page.
-        expected = f"application/json{f', {_FORM}' if form else ''}"
+        expected = f"application/json{f', {_FORM}, {_PARTS}' if form else ''}"
         raise RequestError(415, f"the content type is {kind[:50] or 'missing'}: expected {expected}.")
     if not isinstance(fields, dict):
         raise RequestError(422, "the body must be a JSON object.")
@@ -108,7 +136,7 @@ def parse_body(body: bytes, content_type: str, shape: type[Shape], *, form: bool
     if unknown is not None and not shape.other_fields:
         raise RequestError(422, f"unknown field {unknown[:100]!r}: expected {', '.join(shape.model_fields)}.")
     try:
-        return shape.model_validate(fields, strict=kind != _FORM)
+        return shape.model_validate(fields, strict=kind not in (_FORM, _PARTS))
     except ValidationError as error:
         raise _request_error(error, shape) from None
 
@@ -121,6 +149,26 @@ def _form_fields(body: bytes) -> dict[str, Texts]:
         )
     except ValueError:
         raise RequestError(400, f"the body is not a form in UTF-8 with at most {_MAX_FIELDS} fields.") from None
+    return _single(fields)
+
+
+def _form_parts(body: bytes, content_type: str) -> dict[str, Texts]:
+    """The fields of a form as pages of LibreTranslate send it."""
+    head = f"Content-Type: {content_type}\r\n\r\n".encode("latin-1", "replace")
+    message = email.message_from_bytes(head + body)
+    fields: dict[str, list[str]] = {}
+    try:
+        if not message.is_multipart() or message.defects:
+            raise ValueError
+        for part in message.get_payload():
+            name = part.get_param("name", header="content-disposition")
+            fields.setdefault(str(name), []).append(part.get_payload(decode=True).decode())
+    except (AttributeError, LookupError, TypeError, ValueError):
+        raise RequestError(400, "the body is not a form in UTF-8 with the boundary of its content type.") from None
+    return _single(fields)
+
+
+def _single(fields: dict[str, list[str]]) -> dict[str, Texts]:
     return {name: values[0] if len(values) == 1 else values for name, values in fields.items()}
 
 

@@ -4,12 +4,14 @@ import asyncio
 import errno
 import faulthandler
 import ipaddress
+import math
 import os
+import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any, NoReturn
 
@@ -102,15 +104,21 @@ class Connection(H11Protocol):
 class Server(uvicorn.Server):
     """uvicorn, which closes connections that are overdue, and all of them when its time is up.
 
-    timeout: seconds from the first signal to the end. on_end: called at the first one.
+    drain: seconds after SIGTERM for which everything is answered, but `on_drain` has been called. timeout: seconds from then, or
+    from Ctrl-C, to the end. on_end: called at the first signal with the seconds until the promised end.
     """
 
-    def __init__(self, config: uvicorn.Config, timeout: float):
+    def __init__(self, config: uvicorn.Config, timeout: float, drain: float = 0.0):
         super().__init__(config)
-        self.timeout, self.on_end = timeout, lambda: None
+        self.timeout, self.drain = timeout, drain
+        self.on_drain: Callable[[], object] = lambda: None
+        self.on_end: Callable[[float], object] = lambda seconds: None
         self._ended: float | None = None
+        self._drained = math.inf
 
     async def on_tick(self, counter: int) -> bool:
+        if time.monotonic() >= self._drained:
+            self.should_exit = True
         if counter % 10 == 0:  # a second
             for connection in [each for each in self.server_state.connections if each.is_overdue(self.timeout)]:
                 connection.abort()
@@ -119,11 +127,19 @@ class Server(uvicorn.Server):
     def end(self) -> None:
         """Takes no more requests and answers those it has."""
         self.should_exit = True
+        self._end_after(0.0)
+
+    def _end_after(self, drain: float) -> None:
         if self._ended is None:
-            self._ended = time.monotonic()
-            self.on_end()
+            self._ended = time.monotonic() + drain
+            self.on_drain()
+            self.on_end(drain + self.timeout)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        if sig == signal.SIGTERM and self.drain and self._ended is None:
+            self._drained = time.monotonic() + self.drain
+            self._end_after(self.drain)
+            return
         super().handle_exit(sig, frame)  # a second SIGINT ends without waiting
         self.end()
 
@@ -131,7 +147,7 @@ class Server(uvicorn.Server):
     def seconds_left(self) -> float:
         """Until the promised end, less what the process itself needs for it."""
         now = time.monotonic()
-        left = (self._ended or now) + self.timeout - min(1.0, self.timeout / 4) - now
+        left = min(now, self._ended or now) + self.timeout - min(1.0, self.timeout / 4) - now
         return min(1.0, left) if self.force_exit else left
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
@@ -147,23 +163,43 @@ class Server(uvicorn.Server):
             connection.transport.abort()
 
 
-def make_server(app: FastAPI, timeout: float, max_connections: int = _MAX_CONNECTIONS) -> Server:
-    """uvicorn without its logs; models are started and stopped by the caller. timeout: see `Server`, and of a client that does
-    not read its answer.
+def make_server(
+    app: FastAPI,
+    timeout: float,
+    max_connections: int = _MAX_CONNECTIONS,
+    *,
+    drain: float = 0.0,
+    proxies: Sequence[str] = (),
+) -> Server:
+    """uvicorn without its logs; models are started and stopped by the caller. timeout, drain: see `Server`; timeout also of a
+    client that does not read its answer. proxies: addresses and networks whose X-Forwarded-For tells the client's address.
     """
     options: dict[str, Any] = dict(ws="none", lifespan="off", log_config=None, access_log=False, server_header=False)
-    return Server(uvicorn.Config(app, http=Connection, limit_concurrency=max_connections, **options), timeout)
+    forwarded: dict[str, Any] = dict(proxy_headers=bool(proxies), forwarded_allow_ips=list(proxies))
+    config = uvicorn.Config(app, http=Connection, limit_concurrency=max_connections, **options, **forwarded)
+    server = Server(config, timeout, drain)
+    server.on_drain = app.state.service.stop
+    return server
 
 
-def serve(app: FastAPI, models: Sequence[ServedModel], listening: socket.socket, timeout: float) -> NoReturn:
-    """Serves until SIGTERM or SIGINT: then takes no more requests, answers those it has, and ends the process within `timeout`
-    seconds; a second Ctrl-C does not wait for clients. Raises what a model raised. Exit code 0, or 1 where a model did not end.
+def serve(
+    app: FastAPI,
+    models: Sequence[ServedModel],
+    listening: socket.socket,
+    timeout: float,
+    *,
+    drain: float = 0.0,
+    proxies: Sequence[str] = (),
+) -> NoReturn:
+    """Serves until SIGTERM or SIGINT: then takes no more requests, after SIGTERM not before `drain` seconds, answers those it
+    has, and ends the process within `timeout` seconds; a second Ctrl-C does not wait for clients. Raises what a model raised.
+    Exit code 0, or 1 where a model did not end.
     """
-    server, compiler = make_server(app, timeout), Compiler(program_folder())
+    server, compiler = make_server(app, timeout, drain=drain, proxies=proxies), Compiler(program_folder())
     first = threading.Lock()
     # Whatever this process is then doing: the thread that ends it needs nothing of Python.
-    last = timeout - min(0.25, timeout / 8)
-    server.on_end = lambda: faulthandler.dump_traceback_later(last, exit=True, file=sys.__stderr__)
+    spare = min(0.25, timeout / 8)
+    server.on_end = lambda s: faulthandler.dump_traceback_later(s - spare, exit=True, file=sys.__stderr__)
 
     def ready(model: ServedModel) -> None:
         described = model.describe()

@@ -12,8 +12,10 @@ from fastapi import Request
 from starlette.requests import ClientDisconnect
 
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.serving.access import Access
 from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
-from t2t_flax.extensions.serving.model import Hypotheses, NotFinite, ServedModel
+from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
+from t2t_flax.extensions.serving.probe import NotFinite
 from t2t_flax.extensions.serving.schemas import Shape, parse_body, read_body
 from t2t_flax.extensions.serving.text import RequestError, check_text
 
@@ -41,10 +43,13 @@ class Limits:
 
 
 class Service:
-    """The models of a server, by name and by languages."""
+    """The models of a server, by name and by languages. split: see `create_app`. stopping: no more work is to be sent here."""
 
-    def __init__(self, models: Sequence[ServedModel], limits: Limits):
-        self.models, self.limits = models, limits
+    def __init__(
+        self, models: Sequence[ServedModel], limits: Limits, access: Access | None = None, *, split: bool = False
+    ):
+        self.models, self.limits, self.access, self.split = models, limits, access or Access(), split
+        self.stopping = False
         self._large = asyncio.Lock()
 
     @property
@@ -55,6 +60,15 @@ class Service:
         """Raises RequestError while models are loaded."""
         if not self.ready:
             raise RequestError(503, "the models are being loaded: try again in some seconds.", _RETRY_LATER)
+
+    def stop(self) -> None:
+        """From now on /ready fails."""
+        self.stopping = True
+
+    def require_open(self) -> None:
+        """Raises RequestError once the server is about to stop, although it still answers."""
+        if self.stopping:
+            raise RequestError(503, "the server is stopping.", _RETRY_LATER)
 
     def require_health(self) -> None:
         """Raises RequestError for a model that does not answer as it should."""
@@ -71,7 +85,7 @@ class Service:
         raise RequestError(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
 
     async def read(self, request: Request, shape: type[Shape], *, form: bool = False) -> Shape:
-        """The request's body. Raises RequestError."""
+        """The request's body, once its client is admitted. Raises RequestError."""
         self.require_ready()
         request.state.deadline = asyncio.get_running_loop().time() + self.limits.timeout
         try:
@@ -91,17 +105,61 @@ class Service:
         # In a thread, as everything that takes longer for a larger body: others are answered meanwhile. Large ones take turns.
         parse = functools.partial(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
         if len(body) <= _LARGE:
-            return await asyncio.to_thread(parse)
+            return self._admitted(request, await asyncio.to_thread(parse))
         async with self._large:
             began = time.monotonic()
             try:
-                return await asyncio.to_thread(parse)
+                return self._admitted(request, await asyncio.to_thread(parse))
             finally:
                 await asyncio.sleep((time.monotonic() - began) * (1 / _SHARE - 1))
+
+    def _admitted(self, request: Request, body: Shape) -> Shape:
+        """The body, whose characters are taken from the account of its client. Raises RequestError."""
+        scheme, _, key = request.headers.get("authorization", "").partition(" ")
+        given = key.strip() if scheme.lower() == "bearer" else getattr(body, "api_key", None)
+        address = request.client.host if request.client else ""
+        request.state.client = client = self.access.client(address, given)
+        request.state.characters = body.characters
+        self.access.take(client, body.characters)
+        return body
 
     def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
         """`text.check_text` with the server's limits."""
         check_text(field, texts, self.limits.max_text_length, self.limits.max_lines, several_lines=several_lines)
+
+    async def translate_paragraphs(
+        self,
+        request: Request,
+        model: ServedModel,
+        lines: Sequence[str],
+        n_best: int,
+        target_language: str | None,
+        source_language: str,
+    ) -> list[Hypotheses]:
+        """As `translate`; with `split` without scores and pieces, each line made of the translations of its sentences."""
+        if not self.split:
+            return await self.translate(request, model, lines, [""] * len(lines), n_best, target_language)
+        with _refusals():
+            paragraphs = await asyncio.to_thread(model.sentences, lines, target_language, source_language)
+        places, sentences = [], []
+        for number, paragraph in enumerate(paragraphs, 1):
+            one = len(paragraph.sentences) == 1
+            places += [
+                f"line {number}{'' if one else f', sentence {i}'}" for i in range(1, len(paragraph.sentences) + 1)
+            ]
+            sentences += paragraph.sentences
+        if len(sentences) > self.limits.max_lines:
+            raise RequestError(400, f"q has {len(sentences)} sentences: at most {self.limits.max_lines} are allowed.")
+        request.state.sentences = len(sentences)
+        prefixes = [""] * len(sentences)
+        results = iter(await self.translate(request, model, sentences, prefixes, n_best, target_language, places))
+        answers = []
+        for paragraph in paragraphs:
+            parts = [next(results) for _ in paragraph.sentences]
+            ranks = range(max(map(len, parts)))
+            texts = [paragraph.join([part[min(rank, len(part) - 1)]["text"] for part in parts]) for rank in ranks]
+            answers.append([{"text": text} for text in texts])
+        return answers
 
     async def translate(
         self,
@@ -111,9 +169,12 @@ class Service:
         prefixes: Sequence[str],
         n_best: int,
         target_language: str | None = None,
+        places: Sequence[str] | None = None,
     ) -> list[Hypotheses]:
-        """The hypotheses of each line. Lines that need no search do not wait for the device. Raises RequestError."""
-        job = await self.submit(model.translate, lines, prefixes, n_best, target_language)
+        """The hypotheses of each line. Lines that need no search do not wait for the device. places: what errors call each line.
+        Raises RequestError.
+        """
+        job = await self.submit(model.translate, lines, prefixes, n_best, target_language, places)
         queued = zip((item.number for item in job.items), await self.wait(request, job), strict=True)
         results: dict[int, Hypotheses] = dict(queued)
         return [results[i] if i in results else model.untranslated(line, n_best) for i, line in enumerate(lines)]

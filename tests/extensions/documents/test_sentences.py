@@ -1,15 +1,16 @@
 """Sentences of paragraphs: nothing is lost between them."""
 
-import builtins
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.documents.sentences import split
+from t2t_flax.registry import ANALYSES
 
 pytest.importorskip("sentencex", reason="needs the extra documents")
+from t2t_flax.extensions.documents.sentences import split  # noqa: E402
 
 TEXTS = st.text(alphabet="ab .!?\t\u00a0\u3000。\"'()1Dr\u2028é😀", max_size=60)
 
@@ -56,13 +57,7 @@ def test_a_sentence_without_a_translation_leaves_no_gap_behind():
 
 
 def test_missing_package_is_named(monkeypatch):
-    real = builtins.__import__
-
-    def missing(name, *rest, **keys):
-        if name == "sentencex":
-            raise ImportError(name)
-        return real(name, *rest, **keys)
-
-    monkeypatch.setattr(builtins, "__import__", missing)
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    monkeypatch.delitem(sys.modules, "t2t_flax.extensions.documents.sentences")
     with pytest.raises(UserError, match=r"needs sentencex: pip install -e '.\[documents\]'"):
-        split("a")
+        ANALYSES.load("sentences")

@@ -8,9 +8,9 @@ from helpers import capitals_run
 
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.documents.model import SentenceModel
 
 pytest.importorskip("sentencex", reason="needs the extra documents")
+from t2t_flax.extensions.documents.model import SentenceModel  # noqa: E402
 
 PARAGRAPHS = ["  It is late.\tHe left. ", "", "One.", "A dog. Two dogs! Three?", " \t"]
 IN_CAPITALS = ["  IT IS LATE.\tHE LEFT. ", "", "ONE.", "A DOG. TWO DOGS! THREE?", " \t"]

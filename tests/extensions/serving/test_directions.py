@@ -64,7 +64,7 @@ def test_libretranslate_chooses_by_its_target(server, run):
         answer = server.post("/translate", {"q": LINES[0], "source": source, "target": target}).json()
         (expected,) = run.translate([f"<2{target}> {LINES[0]}"])
         assert answer["translatedText"] == expected.text
-        assert answer.get("detectedLanguage") == ({"language": "de", "confidence": 0} if source == "auto" else None)
+        assert answer.get("detectedLanguage", {}).get("language") == ("de" if source == "auto" else None)
     answer = server.post("/translate", {"q": "a", "source": "en", "target": "fr"})
     assert answer.status_code == 400
     assert answer.json()["error"] == "en to fr is not supported; this server has en to de, de to en."

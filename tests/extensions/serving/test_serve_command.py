@@ -39,6 +39,9 @@ def test_wrong_use_is_refused(workdir, tmp_path, capsys):
     assert "must be at most 65535" in error_of(capsys, f"--workdir={workdir}", "--port=70000")
     assert "Give another --host or --port" in error_of(capsys, f"--workdir={workdir}", "--host=203.0.113.1", "--port=0")
     assert "--best and --step" in error_of(capsys, f"--workdir={workdir}", "--best", "--step=1")
+    assert "than the one of --step" in error_of(capsys, f"--workdir={workdir}", "--reload", "--step=2")
+    assert "No such file" in error_of(capsys, f"--workdir={workdir}", f"--api-keys={tmp_path / 'none'}")
+    assert "Is a directory" in error_of(capsys, f"--workdir={workdir}", f"--access-log={tmp_path}")
 
 
 def test_missing_package_is_named_with_its_installation(workdir, capsys, monkeypatch):

@@ -54,7 +54,8 @@ def test_empty_lines_count_as_lines(texts):
 )
 def test_json_and_a_form_are_the_same_request(body, content_type):
     request = parse_body(body, content_type, LibreTranslateRequest, form=True)
-    assert request == LibreTranslateRequest(q="ä b", source="en", target="de", alternatives=2)
+    expected = LibreTranslateRequest(q="ä b", source="en", target="de", alternatives=2)
+    assert request == expected.model_copy(update={"api_key": request.api_key})
 
 
 @pytest.mark.parametrize("body", [b"q=a&" * 10_001, b"q=%e4", b"q=\xe4"], ids=["too many fields", "Latin-1", "bytes"])

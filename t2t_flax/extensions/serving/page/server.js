@@ -9,10 +9,22 @@ export class ServerError extends Error {
   }
 }
 
+let key = "";
+let asksForKey = true;
+
+/** Whether the user gave a key, where the server wants one; who declines is not asked again. */
+function gotKey() {
+  const given = asksForKey ? window.prompt("API key of this server") : null;
+  asksForKey = given !== null;
+  key = given?.trim() ?? key;
+  return asksForKey;
+}
+
 async function answer(path, options) {
   let response;
+  const login = key ? { Authorization: `Bearer ${key}` } : {};
   try {
-    response = await fetch(path, { ...options, headers: { Accept: "application/json", ...options.headers } });
+    response = await fetch(path, { ...options, headers: { Accept: "application/json", ...login, ...options.headers } });
   } catch (error) {
     if (error.name === "AbortError") throw error;
     throw new ServerError("The server does not answer. Is it still running?");
@@ -25,6 +37,7 @@ async function answer(path, options) {
     throw new ServerError(`The server answered ${response.status} ${response.statusText}.`, response.status);
   }
   if (response.ok) return body;
+  if (response.status === 403 && gotKey()) return answer(path, options);
   const text = typeof body?.error === "string" ? body.error : `The server answered ${response.status}.`;
   throw new ServerError(text, response.status);
 }
