@@ -317,9 +317,8 @@ class ServedModel:
         self.ready = True
         self._metrics.step.labels(self.name).set(self._restored.steps[0])
         on_ready(self)
-        if self._watch:
-            work = functools.partial(self._follow, self._watch, seen)
-            threading.Thread(target=work, name=f"{self.name}-reload", daemon=True).start()
+        if watch := self._watch:
+            threading.Thread(target=self._follow, args=(watch, seen), name=f"{self.name}-reload", daemon=True).start()
         first.run(self._process, self._probe)
 
     def _warm_up(self, what: WarmUp) -> None:
