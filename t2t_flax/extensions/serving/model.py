@@ -10,7 +10,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -22,6 +22,7 @@ from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job
 from t2t_flax.extensions.serving.compiling import Stopping
+from t2t_flax.extensions.serving.items import SCORES, Line, Pair, TranslateKey, Work
 from t2t_flax.extensions.serving.lane import Lane
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.probe import NotFinite, check_finite
@@ -40,44 +41,6 @@ MAX_ATTENTION_TOKENS = 128
 """Tokens of a side whose attention is sent: the answer grows with their product."""
 _PATIENCE = 10
 """Only the lane of short lines has a good result within the health limit for certain; the others have so many times as long."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Line:
-    """A line to translate, its number within its request, the forced beginning of its translation, and how many of them."""
-
-    number: int
-    text: str
-    prefix: str
-    n_best: int
-
-
-class Pair(NamedTuple):
-    """A pair to score, or whose attention to compute; target None = the model's own translation."""
-
-    source: str
-    target: str | None
-
-
-@dataclasses.dataclass(frozen=True)
-class TranslateKey:
-    """What lines of a batch share. n_best: hypotheses searched for, of which a request may return fewer. alone: differs from
-    request to request where outputs depend on the line's number.
-    """
-
-    n_best: int
-    prefix_length: int
-    alone: object = None
-
-
-class Work(NamedTuple):
-    """Something else to be done with the run, in a thread of its own."""
-
-    do: Callable[[TrainedModel], Any]
-
-
-SCORES = "scores"
-"""The key of all pairs to score: they share batches."""
 
 
 class ServedModel:
