@@ -110,7 +110,8 @@ def run(argv: list[str]) -> int:
     }
     text = ""
     if args.score_against:
-        record["scores"], text = _scores(config, utility, chosen, args)
+        family = utility.FAMILY if max(counts) > 1 else ()  # of a single candidate nothing was chosen
+        record["scores"], text = _scores(config, family, chosen, args)
     with open_output(args.output) as write:
         write("".join(line + "\n" for line in chosen))
     with open_output(f"{args.output}.json") as write:
@@ -179,10 +180,10 @@ def _digest(origin: dict[str, Any]) -> dict[str, Any]:
 
 
 def _scores(
-    config: Config, utility: Utility, outputs: list[str], args: argparse.Namespace
+    config: Config, family: tuple[str, ...], outputs: list[str], args: argparse.Namespace
 ) -> tuple[dict[str, Any], str]:
-    """(entries of a record, lines of text). A score of the utility's kind is marked: outputs that were chosen by a metric get too
-    high a score of it.
+    """(entries of a record, lines of text). family: metrics that are marked, since outputs that were chosen by a metric get too
+    high a score of its kind.
     """
     from t2t_flax.evaluation.evaluate import compute_scores
     from t2t_flax.tasks import Predictions, task_of
@@ -198,7 +199,7 @@ def _scores(
     text = []
     for metric in metrics:
         line = metric.describe(scores[metric.name])
-        if metric.name in utility.FAMILY:
+        if metric.name in family:
             scores[metric.name]["biased"] = f"the outputs were chosen by {args.utility}"
             line += f"  biased: chosen by {args.utility}"
         text.append("\n" + line)

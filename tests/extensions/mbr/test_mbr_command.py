@@ -71,6 +71,17 @@ def test_scores_of_the_kind_of_the_utility_are_marked(write, tmp_path, capsys):
         assert f"biased: chosen by {utility}" in capsys.readouterr().out
 
 
+def test_scores_of_single_candidates_are_not_marked(write, tmp_path):
+    """Nothing was chosen: so any output can be scored."""
+    flat, target = write("flat", ["a dog runs", "yes"]), write("target", ["a dog ran", "yes"])
+    mbr(
+        f"--candidates={flat}", "--num-candidates=1", "--utility=bleu", f"--output={tmp_path / 'out'}",
+        f"--score-against={target}", "--config.eval.bootstrap_samples=20",
+    )  # fmt: skip
+    scores = json.loads((tmp_path / "out.json").read_text())["scores"]
+    assert scores and not any("biased" in entry for entry in scores.values())
+
+
 def test_other_references_decide(write, tmp_path):
     flat, references = write("flat", FLAT), write("refs", ["the cat", "no"])
     words = [f"--candidates={flat}", "--num-candidates=3", "--utility=bleu", f"--output={tmp_path / 'out'}"]
