@@ -163,7 +163,7 @@ def test_scores_and_attention_are_those_of_the_run(server, run):
         ("/translate", {"q": "a\x00b", "source": "en", "target": "de"}, 400, "q has the control character U+0000"),
         ("/translate", {"q": "a\x1b", "source": "en", "target": "de"}, 400, "U+001B"),
         ("/translate", {"q": "a", "source": "en", "target": "fr"}, 400, "en to fr is not supported; this server has en to de."),
-        ("/translate", {"q": "a", "source": "en", "target": "de", "format": "html"}, 400, "'html' is not supported"),
+        ("/translate", {"q": "a", "source": "en", "target": "de", "format": "xml"}, 400, "'xml' is not supported"),
         ("/translate", {"q": {}, "source": "en", "target": "de"}, 422, "q must be a string or a list of strings."),
         ("/translate", {"q": "x" * 20_001, "source": "en", "target": "de"}, 400, "q has 20001 characters: at most 20000"),
         ("/translate", {"q": "ok\n" + "x y " * 40, "source": "en", "target": "de"}, 400, "more than the 40 allowed"),

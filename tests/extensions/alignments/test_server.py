@@ -1,0 +1,62 @@
+"""LibreTranslate's `format: "html"`: the server's answers are the documents translated by hand."""
+
+import dataclasses
+
+import jax
+import pytest
+
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.alignments.html_document import HtmlDocument
+
+for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+    pytest.importorskip(package, reason="needs the extra serve and the tests' HTTP client")
+from helpers.http_server import serving  # noqa: E402
+
+DOCUMENT = "<p>On Monday, my <b>uncle</b> meets the farmer.</p>\n<hr><p>I have milk.<br></p>"
+
+
+@pytest.fixture(scope="module")
+def run():
+    """On one of the simulated devices, as a user's machine has one."""
+    loaded = load("pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"})
+    mesh = mesh_lib.make_mesh(dataclasses.replace(loaded.config.mesh, data=1), jax.devices()[:1])
+    params = jax.device_put(jax.device_get(loaded.params), mesh_lib.named(mesh, mesh_lib.REPLICATED))
+    return dataclasses.replace(loaded, mesh=mesh).with_params(params)
+
+
+@pytest.fixture(scope="module")
+def server(run):
+    with serving({"toy": run}) as server:
+        yield server
+
+
+def ask(server, q, *, code=200, **fields):
+    answer = server.post("/translate", {"q": q, "source": "en", "target": "de", "format": "html"} | fields)
+    assert answer.status_code == code, answer.text
+    return answer.json()
+
+
+@pytest.mark.slow
+def test_documents_are_translated(server, run):
+    document = HtmlDocument(DOCUMENT)
+    texts = [translation.text for translation in run.translate(document.lines)]
+    expected = document.translated(run, document.lines, texts)
+    assert "<b>Onkel</b>" in expected and "\n<hr><p>" in expected
+    assert ask(server, DOCUMENT) == {"translatedText": expected}
+    assert ask(server, [DOCUMENT, "I have <i>milk</i>."])["translatedText"] == [expected, "Ich habe <i>Milch</i>."]
+
+
+@pytest.mark.slow
+def test_alternatives_have_the_markup_too(server):
+    answer = ask(server, "I have <i>milk</i>.", alternatives=2)
+    texts = [answer["translatedText"], *answer["alternatives"]]
+    assert len(set(texts)) == len(texts) > 1 and all(text.count("<i>") >= 1 for text in texts)
+
+
+@pytest.mark.slow
+def test_wrong_requests_have_their_messages(server):
+    assert 'send "text" or "html"' in ask(server, "a", format="xml", code=400)["error"]
+    assert "blocks: at most" in ask(server, "a<br>" * 1500, code=400)["error"]
+    assert ask(server, "<p></p>") == {"translatedText": "<p></p>"}
+    assert "tokens, more than" in ask(server, "<p>" + "word " * 60 + "</p>", code=400)["error"]
