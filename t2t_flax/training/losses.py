@@ -5,13 +5,14 @@ Sums are added up over microbatches, devices and batches, then divided once by t
 
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Loss
+from t2t_flax.config import Config, Loss
+from t2t_flax.registry import LOSSES
 
 
 def accuracy(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:
@@ -29,9 +30,26 @@ Sums = dict[str, jax.Array]
 """float32 scalars: "loss" (smoothed) and "nll" in nats, the token metrics, and "tokens", the real target tokens."""
 
 
-def zero_sums() -> Sums:
-    """The sums of no tokens."""
-    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, "tokens")}
+class FurtherLoss(Protocol):
+    """A term of the training loss that reads the model's intermediates, such as weights of attention. array: of the batch,
+    without which there is no such term. name: of its sum, which is logged as that of a token metric.
+    """
+
+    array: str
+    name: str
+
+    def __call__(self, intermediates: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """(what is added to the loss, the sum of that name), over the tokens of rows [B, L]; float32."""
+
+
+def further_losses(config: Config) -> list[FurtherLoss]:
+    """Those of a run."""
+    return [module.loss(config) for module in LOSSES.of(config)]
+
+
+def zero_sums(more: Iterable[str] = ()) -> Sums:
+    """The sums of no tokens. more: names of further losses."""
+    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, *more, "tokens")}
 
 
 def means(sums: Sums) -> Sums:

@@ -20,7 +20,7 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
-from t2t_flax.data.batching.batches import Batch, Batches, Shape, validation_batches
+from t2t_flax.data.batching.batches import Batch, Batches, MoreArrays, Shape, validation_batches
 from t2t_flax.data.dataset import Corpus, split_source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import num_cores
@@ -79,7 +79,7 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
-        struct = batch_struct(size, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS))
+        struct = batch_struct(size, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS), setup.batches.more)
         with mesh_lib.use(setup.mesh):
             programs[size] = step.lower(setup.abstract, struct).compile(compiler_options(setup.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
@@ -126,11 +126,14 @@ def check_fits_in_memory(name: str, compiled: jax.stages.Compiled, advice: str, 
         )
 
 
-def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_struct(
+    size: tuple[int, ...], sharding: jax.sharding.NamedSharding, more: MoreArrays | None = None
+) -> dict[str, jax.ShapeDtypeStruct]:
     """Abstract arrays of a batch: int32 of shape `size`."""
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
-    return {side + name: struct for side in ("source", "target") for name in names}
+    sides = [side + name for side in ("source", "target") for name in names]
+    return dict.fromkeys([*sides, *(more.names if more else ())], struct)
 
 
 def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:

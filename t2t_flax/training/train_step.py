@@ -14,7 +14,7 @@ from t2t_flax.distributed.mesh import over_shards, sum_over_shards, zeros_of_sha
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook, measure_all
-from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
+from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
 
@@ -30,11 +30,17 @@ def loss_sums(
         logits: Any = model.apply({"params": params}, hidden, method="logits")
         return token_sums(logits, targets, weights, config=config.loss, vocab_size=model.target_vocab)
 
-    hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
+    further = [loss for loss in further_losses(config) if loss.array in batch]
+    collected: dict[str, Any] = {"mutable": ["intermediates"]} if further else {}
+    hidden: Any = model.apply({"params": params}, batch, noise, method="hidden", **collected)
+    hidden, state = hidden if further else (hidden, {})
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
     tokens = {name: params[name] for name in model.output_params}, hidden, batch["target"], weights
     chunk = config.loss.logits_chunk_size
     loss, others = chunked_sums(sums, *tokens, chunk=chunk) if chunk else sums(*tokens)
+    for term in further:
+        added, others[term.name] = term(state["intermediates"], batch)
+        loss = loss + added
     return loss, others | {"tokens": weights.sum()}
 
 
@@ -85,7 +91,8 @@ def train_step(
             grads, sums = of_shards(trained, jax.tree.map(lambda x: x[0], parts))
         else:
             add = lambda total, part: (jax.tree.map(jnp.add, total, of_shards(trained, part)), None)  # noqa: E731
-            (grads, sums), _ = jax.lax.scan(add, zeros_of_shards((trained, zero_sums()), shards), parts)
+            more = [loss.name for loss in further_losses(config) if loss.array in batch]
+            (grads, sums), _ = jax.lax.scan(add, zeros_of_shards((trained, zero_sums(more)), shards), parts)
         if shards > 1:
             exchanged = lambda g, to=None: sum_over_shards(g, model.dtype if g.ndim > 2 else g.dtype, to)  # noqa: E731
             grads = jax.tree.map(exchanged, grads, *(() if moments is None else (moments,)))

@@ -8,6 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 import numpy as np
 
@@ -19,6 +20,15 @@ from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.progress import Report
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
+
+
+class MoreArrays(Protocol):
+    """Further arrays of the batches, int32 like the others, for a loss of `registry.LOSSES`. names: of the arrays."""
+
+    names: Sequence[str]
+
+    def __call__(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """They follow from the rows of a batch, see `Batch.rows`; called in several threads."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -54,10 +64,11 @@ class Batch:
     sides: tuple[Sentences, Sentences]
     index: np.ndarray
     epoch: int = 0
+    more: MoreArrays | None = None
 
     def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
         """Rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
-        target, int32 [A, last - first, L].
+        target, int32 [A, last - first, L]; and `more`.
         """
         micro, within = np.divmod(self.row, self.shape.rows)
         mine = (first <= within) & (within < last)
@@ -69,7 +80,7 @@ class Batch:
             shape = size[0] * size[1], self.shape.length
             parts = fill_rows(sentences, self.index[mine], row, start, shape)
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
-        return arrays
+        return arrays | (self.more(arrays) if self.more else {})
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -116,8 +127,9 @@ class Batches:
         seed: int,
         shards: int = 1,
         make_stream: MakeStream = plain_stream,
+        more: MoreArrays | None = None,
     ):
-        self.ahead = Ahead[WindowLayout]()
+        self.ahead, self.more = Ahead[WindowLayout](), more
         self.stream = make_stream(store, config, seed, None)
         self.stream.use(self.ahead)
         self.updates_per_epoch = self.stream.updates_per_epoch
@@ -137,7 +149,8 @@ class Batches:
         epoch, layout = self.stream.update(k)
         fitting = smallest_fitting(self._sizes, layout.needed)
         assert fitting is not None, "sizes hold every update"
-        return Batch(self._shapes[fitting], layout.pairs, layout.row, layout.starts, layout.sides, layout.index, epoch)
+        rows = layout.pairs, layout.row, layout.starts, layout.sides, layout.index
+        return Batch(self._shapes[fitting], *rows, epoch, self.more)
 
 
 def validation_batches(

@@ -39,11 +39,13 @@ def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eo
     """
     ids, rest = tokenizer.split(text)
     words, own = [-1] * len(ids), rest.split()
-    first = max(0, len(line.split()) - len(own)) if line else 0  # symbols that the user typed
+    first = (
+        len(line.split()) - len(own) if line else 0
+    )  # symbols that the user typed; below 0: words put before the line
     for number, word in enumerate(own, first):
         pieces = _ids_of_word(tokenizer, word)
         ids += pieces
-        words += [number] * len(pieces)
+        words += [max(-1, number)] * len(pieces)
     most = limit - eos
     cut = len(ids) > most
     ids, words = ids[:most], words[:most]

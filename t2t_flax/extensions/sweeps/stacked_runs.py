@@ -314,7 +314,7 @@ class VectorizedProgram:
         for shape in sorted(runs[0].batches.shapes, key=lambda s: -s.length * s.rows):
             size = (shape.micro, shape.rows, shape.length)
             with mesh_lib.use(self.mesh):
-                lowered = step.lower(abstract, self._scalars, batch_struct(size, replicated))
+                lowered = step.lower(abstract, self._scalars, batch_struct(size, replicated, runs[0].batches.more))
                 self._programs[size] = lowered.compile(compiler_options(config))
             check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", self._programs[size], advice)
 
