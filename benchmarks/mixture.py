@@ -63,7 +63,7 @@ def start(folder: Path, workdir: str) -> dict[str, float]:
                 used = of_processes(lambda process, part=part: getattr(process.memory_info(), part))[1:]
                 most[n] = max(most[n], *used, 0.0)
 
-    thread = threading.Thread(target=watch)
+    thread = threading.Thread(target=watch, daemon=True)
     thread.start()
     command = [
         "train",
