@@ -90,5 +90,5 @@ def test_output_where_nothing_can_be_created_is_a_user_error(command, path, monk
 
 
 def test_a_flag_that_is_given_twice_is_refused(capsys):
-    assert main(["attend", "--workdir=runs/a", "--workdir=runs/b", "--source=x", "--output=x.npz"]) == 2
+    assert main(["train", "--workdir=runs/a", "--workdir=runs/b"]) == 2
     assert "--workdir is given twice" in capsys.readouterr().err
