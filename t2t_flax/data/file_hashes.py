@@ -1,6 +1,7 @@
 """Hashes of source files: blocks are read side by side, and an index beside the cache spares the reading of unchanged files."""
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -67,7 +68,13 @@ def note_lines(path: epath.Path, lines: int, read: int) -> None:
 def expected_lines(path: epath.Path) -> int | None:
     """The lines of a compressed file, estimated by what was read of it, or else of the last such file; None if none was read."""
     rate = _lines_per_byte.get(_name(path)) or next(reversed(_lines_per_byte.values()), None)
-    return round(rate * path.stat().length) if rate else None
+    return round(rate * _length(path)) if rate else None
+
+
+@functools.cache
+def _length(path: epath.Path) -> int:
+    """Bytes of a file; an object store, which takes long to answer, is asked once."""
+    return path.stat().length
 
 
 def hash_files(

@@ -5,12 +5,14 @@ import io
 import itertools
 import os
 import threading
+import weakref
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import file_state
 
 _READ_AHEAD = 1 << 25
 """Bytes; the end of the process waits for no more."""
@@ -18,15 +20,17 @@ _READ_AHEAD = 1 << 25
 
 class StoredIds:
     """The ids of a side of a store, [tokens], memory-mapped; those of a larger store are read from the file, so that none stay in
-    memory. Pickled as the path.
+    memory. Pickled as the path, which the process that has the store open does not open again.
     """
 
     def __init__(self, path: Path, mapped: np.ndarray, is_small: bool):
         self._path, self._mapped, self.dtype = path, mapped, mapped.dtype
         self._opened = None if is_small else open(path, "rb", buffering=0)  # noqa: SIM115
+        self._key = path, *(file_state(path) or ())
+        _in_use[self._key] = self
 
     def __reduce__(self):
-        return _reopened, (self._path, self.dtype, self._opened is None)
+        return _of_file, (self._key, self.dtype, self._opened is None)
 
     @functools.cached_property
     def _file(self) -> io.FileIO:
@@ -51,9 +55,12 @@ class StoredIds:
         return np.frombuffer(read, self.dtype)
 
 
-@functools.lru_cache(8)
-def _reopened(path: Path, dtype: np.dtype, is_small: bool) -> StoredIds:
-    return StoredIds(path, np.asarray(np.memmap(path, dtype, "r")), is_small)
+_in_use: weakref.WeakValueDictionary[tuple, StoredIds] = weakref.WeakValueDictionary()
+"""By path and state of the file, which another process may have replaced or deleted since."""
+
+
+def _of_file(key: tuple, dtype: np.dtype, is_small: bool) -> StoredIds:
+    return _in_use.get(key) or StoredIds(key[0], np.asarray(np.memmap(key[0], dtype, "r")), is_small)
 
 
 def _read_ahead(file: io.FileIO) -> None:

@@ -1,9 +1,11 @@
 import json
 import os
 import pickle
+import shutil
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 from t2t_flax.data import token_store
@@ -200,6 +202,33 @@ def test_sentences_of_a_store_are_pickled_by_reference(tmp_path, monkeypatch, si
     assert len(pickled) < 2_000
     for ids, offsets, lengths in pickle.loads(pickled):
         assert ids.take(positions(offsets, lengths)).tolist() == [10 * i + n for i in pairs for n in range(10)]
+
+
+@pytest.mark.parametrize("size", [1 << 28, 0])
+@pytest.mark.parametrize("later", ["deleted", "replaced"])
+def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_open(
+    tmp_path, monkeypatch, size, later
+):
+    monkeypatch.setattr(token_store, "_SMALL", size)
+
+    def read(sentences):
+        ids, offsets, lengths = sentences
+        return ids.take(positions(offsets, lengths)).tolist()
+
+    write(tmp_path / "s", digest="old")
+    old = TokenStore.open(tmp_path / "s")
+    pickled, expected = pickle.dumps(old.sentences(np.arange(3))), [*map(read, old.sentences(np.arange(3)))]
+    if later == "deleted":
+        shutil.rmtree(tmp_path / "s")
+    else:
+        write(tmp_path / "s", [pair[::-1] for pair in [([8, 8, 8, 1], [8, 8]), *PAIRS[:1], ([7, 1], [7, 7, 1])]])
+        new = TokenStore.open(tmp_path / "s")
+        assert [*map(read, pickle.loads(pickle.dumps(new.sentences(np.arange(3)))))] == [
+            *map(read, new.sentences(np.arange(3)))
+        ]
+    files, again = psutil.Process().num_fds(), pickle.loads(pickled)
+    assert [*map(read, again)] == expected
+    assert psutil.Process().num_fds() == files, "no file is opened twice"
 
 
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
