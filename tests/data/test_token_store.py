@@ -206,9 +206,7 @@ def test_sentences_of_a_store_are_pickled_by_reference(tmp_path, monkeypatch, si
 
 @pytest.mark.parametrize("size", [1 << 28, 0])
 @pytest.mark.parametrize("later", ["deleted", "replaced"])
-def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_open(
-    tmp_path, monkeypatch, size, later
-):
+def test_sentences_from_a_process_that_lays_out_are_those_of_the_store_that_is_open(tmp_path, monkeypatch, size, later):
     monkeypatch.setattr(token_store, "_SMALL", size)
 
     def read(sentences):

@@ -212,7 +212,7 @@ class StackedRuns:
         self._to_evaluate = [run for run in self.runs if run.evaluation_due]
 
     def least_seconds(self, batch: Batch) -> float:
-        return sum(run.least_seconds(batch) for run in self.runs)
+        return sum(run.least_seconds(batch) for run in self.runs) / self.mesh.size
 
     def update(self, step: int, batches: Prefetcher) -> None:
         running = self._to_evaluate = self.running
