@@ -17,6 +17,7 @@ except ImportError:
 
 _UNSPACED = ("zh", "ja")
 """Languages that put no space between sentences."""
+_SPACE = re.compile(r"\s")
 _WIDE_END = re.compile("[。！？｡][」』”’）]*$")
 
 
@@ -46,8 +47,10 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
     Between sentences of Chinese or Japanese that become those of another language a space is added, and the other way round one
     is left out.
     """
-    sentences, gaps = [], [""]
-    for part in segment(language_of(source_language), text):
+    sentences, gaps, end = [], [""], 0
+    # sentencex panics at some spaces of several bytes, such as the one of "plan B\u00a0."
+    for plain in segment(language_of(source_language), _SPACE.sub(" ", text)):
+        part = text[end : (end := end + len(plain))]
         if not part.strip():
             gaps[-1] += part
             continue
