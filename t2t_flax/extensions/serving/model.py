@@ -260,8 +260,8 @@ class ServedModel:
         self, on_ready: Callable[["ServedModel"], None], on_failure: Callable[[], None], wait: Callable[[], None]
     ) -> None:
         seen = self._watch and self._watch()
-        loaded = self._load().for_decoding()
-        self.config, self._restored = loaded.config, loaded
+        self._restored = self._load().for_decoding()  # nothing else may hold it: another checkpoint may take its place
+        self.config = self._restored.config
         try:
             self._warm_up(usual)
             if jax.default_backend() != "cpu":  # without a child that would compile it beside requests
@@ -272,7 +272,7 @@ class ServedModel:
         try:
             self._probe()
         except NotFinite as error:
-            raise UserError(f"{loaded.workdir}: {error}. Choose another checkpoint with --step.") from None
+            raise UserError(f"{self._restored.workdir}: {error}. Choose another checkpoint with --step.") from None
         for lane in self._lanes[1:]:
             self._spawn(lane.name, functools.partial(lane.run, self._process, self._probe), on_failure)
         first = self._lanes[0]
@@ -296,14 +296,13 @@ class ServedModel:
         changed = functools.partial(self._stopping.wait, self._every)
         for loaded in other_checkpoints(self.name, self._restored, self._load, watch, seen, changed):
             self._restored = loaded
+            self._runs = threading.local()  # after it, see `_loaded`
             self._metrics.step.labels(self.name).set(self._restored.steps[0])
 
     def _loaded(self, n_best: int) -> TrainedModel:
         """The run with this decode.n_best, for the calling thread alone; all share their parameters and compiled programs."""
-        made, restored = vars(self._runs), self._restored
-        if made.get("of") is not restored:
-            made.clear()
-            made["of"] = restored
+        made = vars(self._runs)
+        restored = self._restored  # read last, so that an old one comes into no new `_runs`
         if n_best not in made:
             config = restored.config
             config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, n_best=n_best))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.extensions.serving.compiling import Stopping
 from t2t_flax.extensions.serving.probe import check_finite
 from t2t_flax.extensions.serving.warm_up import own_text
 
@@ -29,21 +30,26 @@ def other_checkpoints(
         try:
             if (now := watch()) == seen:
                 continue
-            loaded = load()
-            if loaded.steps != current.steps:
-                loaded = _with_parameters_of(current, loaded)
-                steps = " and ".join(map(str, loaded.steps))
+            if other := _other(current, load):
+                steps = " and ".join(map(str, other.steps))
                 log.warning("%s: step %s in place of %d", name, steps, current.steps[0])
-                current = loaded
-                yield loaded
+                current = other
+                yield other
             seen, said = now, ""
+        except Stopping:
+            return
         except Exception as error:  # noqa: BLE001 - the server goes on with the parameters that it has
             if said != (said := first_line(error)):
                 log.warning("%s stays at step %d: %s", name, current.steps[0], said)
 
 
-def _with_parameters_of(current: TrainedModel, loaded: TrainedModel) -> TrainedModel:
-    """Raises UserError for another model, and NotFinite."""
+def _other(current: TrainedModel, load: Callable[[], TrainedModel]) -> TrainedModel | None:
+    """The run with the parameters of the checkpoint that is chosen now; None if it has them. Raises UserError for another model,
+    and NotFinite.
+    """
+    loaded = load()
+    if loaded.steps == current.steps:
+        return None
     if (loaded.model, loaded.tokenizers.digest) != (current.model, current.tokenizers.digest):
         raise UserError(f"{loaded.workdir} now holds another model: start serve again")
     made = dataclasses.replace(current, checkpoint=loaded.for_decoding().checkpoint)

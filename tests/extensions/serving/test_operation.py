@@ -4,13 +4,16 @@ the end behind a load balancer.
 
 import concurrent.futures
 import dataclasses
+import gc
 import json
 import os
 import signal
 import threading
 import urllib.error
+import weakref
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from t2t_flax.data.sources import toy
@@ -24,6 +27,7 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from t2t_flax.extensions.serving.access import Access, Allowance, Keys  # noqa: E402
 from t2t_flax.extensions.serving.command import checkpoints_of  # noqa: E402
 from t2t_flax.extensions.serving.languages import can_detect  # noqa: E402
+from t2t_flax.extensions.serving.reload import other_checkpoints  # noqa: E402
 from t2t_flax.extensions.serving.service import Limits  # noqa: E402
 
 LINES = [source for source, _ in toy.pairs("test", 6)]
@@ -282,6 +286,37 @@ def test_another_checkpoint_is_taken_while_requests_are_answered(run, caplog):
     assert all(answer.status_code == 200 for answer in answers)
     for answer in answers:  # lines of one request may be in batches before and after the change
         assert all(text in pair for text, *pair in zip(answer.json()["translatedText"], *before, strict=True))
+
+
+def test_the_parameters_of_an_earlier_checkpoint_are_let_go(run):
+    """Also by lanes that have no requests."""
+    current = [other_checkpoint(run, 4)]
+    first = weakref.ref(jax.tree.leaves(current[0].params)[0])
+    with serving({"tiny": lambda: current[0]}, watch=lambda: current[0].steps) as server:
+        assert server.post("/translate", BODY | {"alternatives": 1}).status_code == 200
+        current[0] = run
+        wait_for(lambda: server.get("/api/models").json()[0]["steps"] == [2], "new checkpoint")
+        wait_for(lambda: gc.collect() >= 0 and first() is None, "end of the first parameters", 15)
+
+
+@pytest.mark.parametrize("what", ["the same steps", "numbers that are not finite"])
+def test_what_is_not_taken_is_let_go(run, what):
+    """Between two looks there is one set of parameters in memory."""
+    kept = []
+
+    def load():
+        made = other_checkpoint(run, 2 if what == "the same steps" else 4)
+        made = made if made.steps == run.steps else made.with_params(jax.tree.map(lambda x: x * jnp.nan, made.params))
+        kept.append(weakref.ref(jax.tree.leaves(made.params)[0]))
+        return made
+
+    def stopped():
+        gc.collect()
+        return bool(kept) and not [ref for ref in kept if ref()] or len(kept) > 2
+
+    changes = iter(range(9))
+    assert not list(other_checkpoints("tiny", run, load, lambda: next(changes), None, stopped))
+    assert len(kept) == 1
 
 
 def test_checkpoints_are_seen_when_they_are_finished(workdir, tmp_path):
