@@ -21,10 +21,13 @@ _MINUTE = 60.0
 class Keys:
     """The keys that clients may have, each with a name for the log. Raises UserError for a file that is wrong.
 
-    given: keys. file: with a key, and perhaps a name after a space, in each line; read again when it has changed.
+    given: keys. file: with a key, and perhaps a name after a space, in each line that does not begin with "#"; read again when it
+    has changed.
     """
 
     def __init__(self, given: Sequence[str] = (), file: str | None = None):
+        if not all(map(_is_key, given)):
+            raise UserError(f"--api-key: {_EXPECTED}.")
         self._given = {_digest(key): f"key {number}" for number, key in enumerate(given, 1)}
         self._path, self._seen = file and Path(file), None
         self._of_file: dict[bytes, str] = {}
@@ -60,18 +63,27 @@ class Keys:
 def _read_keys(path: Path) -> dict[bytes, str]:
     names: dict[bytes, str] = {}
     try:
-        lines = path.read_text("utf-8").splitlines()
+        lines = path.read_text("utf-8-sig").splitlines()
     except UnicodeDecodeError:
         raise UserError("it is not UTF-8") from None
     for number, line in enumerate(lines, 1):
-        key, _, name = line.partition("#")[0].strip().partition(" ")
-        if not key:
+        if not line.strip() or line.lstrip().startswith("#"):
             continue
-        if names.setdefault(_digest(key), named := name.strip() or f"key of line {number}") != named:
+        key, *name = line.split(None, 1)
+        if not _is_key(key):
+            raise UserError(f"line {number}: {_EXPECTED}")
+        if names.setdefault(_digest(key), named := "".join(name).strip() or f"key of line {number}") != named:
             raise UserError(f"line {number} repeats the key of an earlier one")
     if not names:
         raise UserError("it has no key: write one in a line, perhaps with a name after a space")
     return names
+
+
+_EXPECTED = "a key has letters without accents, digits and signs, no spaces, because headers carry it"
+
+
+def _is_key(key: str) -> bool:
+    return key.isascii() and key.isprintable() and bool(key) and " " not in key
 
 
 def _digest(key: str) -> bytes:

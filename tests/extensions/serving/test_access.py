@@ -115,6 +115,7 @@ def test_keys_of_a_file_are_read_again_when_it_has_changed(tmp_path, caplog):
         (b"", "it has no key"),
         (b"a\na x\n", "line 2 repeats the key"),
         (b"\xff", "is not UTF-8"),
+        ("kéy".encode(), "line 1: a key has letters without accents"),
         (None, "No such file"),
     ],
 )
@@ -123,6 +124,20 @@ def test_a_wrong_file_of_keys_is_named(tmp_path, content, message):
         (tmp_path / "keys").write_bytes(content)
     with pytest.raises(UserError, match=f"--api-keys=.*keys: .*{message}"):
         Keys(file=str(tmp_path / "keys"))
+
+
+def test_a_key_may_have_any_sign_and_stand_before_a_tab(tmp_path):
+    file = tmp_path / "keys"
+    file.write_bytes(b"\xef\xbb\xbffirst#1\tAnn #2\r\n  # comment\nsecond\n")
+    keys = Keys(file=str(file))
+    names = [keys.name(key) for key in ("first#1", "first", "second", "#")]
+    assert names == ["Ann #2", None, "key of line 3", None]
+
+
+@pytest.mark.parametrize("key", ["", "a b", "é", "a\n"])
+def test_a_key_that_no_client_can_send_is_refused(key):
+    with pytest.raises(UserError, match="--api-key: a key has letters"):
+        Keys(["good", key])
 
 
 @pytest.mark.parametrize(
@@ -171,6 +186,19 @@ def test_the_access_log_follows_a_renamed_file(tmp_path):
     assert json.loads((tmp_path / "log").read_text()) == {"id": "é"}
     with pytest.raises(UserError, match="--access-log=.* cannot be written: Is a directory"):
         open_access_log(str(tmp_path))
+
+
+def test_an_access_log_that_cannot_be_written_is_said_once(tmp_path, caplog):
+    """Requests are answered nevertheless, and entries are written again once they can be."""
+    (tmp_path / "logs").mkdir()
+    log = open_access_log(str(tmp_path / "logs" / "log"))
+    (tmp_path / "logs").rename(tmp_path / "elsewhere")
+    log({"id": "a"})
+    log({"id": "b"})
+    assert caplog.text.count("cannot be written: No such file or directory") == 1
+    (tmp_path / "logs").mkdir()
+    log({"id": "c"})
+    assert json.loads((tmp_path / "logs" / "log").read_text()) == {"id": "c"}
 
 
 def test_ids_of_clients_are_kept_if_they_are_plain():
