@@ -28,7 +28,9 @@ from t2t_flax.extensions.serving.access import Access, Allowance, Keys  # noqa: 
 from t2t_flax.extensions.serving.command import checkpoints_of  # noqa: E402
 from t2t_flax.extensions.serving.languages import can_detect  # noqa: E402
 from t2t_flax.extensions.serving.reload import other_checkpoints  # noqa: E402
+from t2t_flax.extensions.serving.schemas import LibreTranslateRequest, parse_body  # noqa: E402
 from t2t_flax.extensions.serving.service import Limits  # noqa: E402
+from t2t_flax.extensions.serving.text import RequestError  # noqa: E402
 
 LINES = [source for source, _ in toy.pairs("test", 6)]
 BODY = {"q": LINES[0], "source": "en", "target": "de"}
@@ -118,6 +120,25 @@ def test_the_calls_of_libretranslates_page(server, run):
 def test_a_form_in_parts_that_is_wrong_is_400(server, body, kind):
     answer = server.post("/translate", content=body, headers={"Content-Type": kind})
     assert answer.status_code == 400, answer.text
+
+
+def test_a_form_in_parts_within_parts_is_text():
+    """It is not parsed: thousands within each other would take seconds."""
+
+    def parsed(parts):
+        return parse_body(parts, "multipart/form-data; boundary=0", LibreTranslateRequest, form=True)
+
+    kind = b"Content-Type: multipart/mixed; boundary=1\r\n"
+    fields = {b"q": b"--1\r\n\r\nA\r\n--1--", b"source": b"en", b"target": b"de"}
+    body = b"".join(
+        b'--0\r\nContent-Disposition: form-data; name="%s"\r\n%s\r\n%s\r\n' % (name, kind, value)
+        for name, value in fields.items()
+    )
+    assert parsed(body + b"--0--\r\n").q == "--1\r\n\r\nA\r\n--1--"
+    nested = b"".join(b"--%d\r\nContent-Type: multipart/mixed; boundary=%d\r\n\r\n" % (i, i + 1) for i in range(2000))
+    for wrong in (nested, body.replace(kind, b";" * 2000) + b"--0--", b"--0\r\n\r\n\r\n" * 2001 + b"--0--"):
+        with pytest.raises(RequestError, match="not a form"):
+            parsed(wrong)
 
 
 def test_each_answer_has_an_id_which_is_in_the_log_without_the_text(server, entries):
