@@ -178,7 +178,7 @@ def _updates(
     setup = set_up_training(config, workdir, corpus)
     say("\n".join(filter(None, [*_describe(setup, group), *notes, slow_precision(config)])))
     try:
-        end = train_loop(setup, validation_score(setup), say, supervisor)
+        end = train_loop(setup, validation_score(setup, supervisor), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers
         if group.is_lead:
             mark(workdir, error)

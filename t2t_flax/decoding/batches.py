@@ -70,15 +70,16 @@ def source_ids(tokenizer: Tokenizer, line: str) -> list[int]:
 def output_cap(config: Decode, model: Model, source: int, prefix: int) -> int:
     """Most output tokens, prefix and EOS included, for a source and a prefix of so many tokens (6.1)."""
     cap = math.floor(config.max_length_ratio * source) + config.max_length_offset + prefix
-    return max(1, min(cap, _positions(model)))
+    return max(1, min(cap, positions(model)))
 
 
 def source_limit(config: Decode, model: Model) -> int:
     """Tokens of the longest source that is not truncated, EOS included."""
-    return min(config.max_source_length, _positions(model))
+    return min(config.max_source_length, positions(model))
 
 
-def _positions(model: Model) -> int:
+def positions(model: Model) -> int:
+    """Most tokens of a source or an output that the model has positions for; without learned ones, any number."""
     return model.max_positions if model.position == "learned" else 2**31 - 1
 
 

@@ -26,8 +26,11 @@ from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
@@ -37,6 +40,7 @@ from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
 
 RECORD_VERSION = 1
+_SCORING_SECONDS = 24 * 3600.0  # a large model may score on a CPU
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "sacremoses", "numpy")
 
 
@@ -70,10 +74,10 @@ def evaluate(
     sources = [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
     nll = loss(loaded.params)["nll"]
-    predictions = task.predictions(sources, outputs, targets)
+    predictions = task.predictions(_without_symbols(loaded.tokenizers, sources), outputs, targets)
     hypotheses, references = predictions.hypotheses, predictions.references
     samples = loaded.config.eval.bootstrap_samples
-    scores = compute_scores(loaded.config, task.metrics, predictions, samples=samples)
+    scores = compute_scores(loaded.config, task.metrics, predictions, samples=samples, group=group)
     digest = source.fingerprint()
     name, identity = record_name(loaded, split, digest)
     texts = {f"{name}.hyp.txt": _lines(hypotheses)}
@@ -132,9 +136,31 @@ def evaluate(
 
 
 def compute_scores(
-    config: Config, metrics: Iterable[Metric], predictions: Predictions, *, samples: int = 0
+    config: Config,
+    metrics: Iterable[Metric],
+    predictions: Predictions,
+    *,
+    samples: int = 0,
+    group: ProcessGroup | None = None,
 ) -> dict[str, Any]:
-    """The record entry of each metric, by name. samples: bootstrap samples of 95 % intervals, 0 = no intervals."""
+    """The record entry of each metric, by name. samples: bootstrap samples of 95 % intervals, 0 = no intervals. group: its
+    process 0 computes them for all, which must call this; all raise its UserError.
+    """
+    if group is None or group.count == 1:
+        return _entries(config, metrics, predictions, samples)
+    answer: dict[str, Any] = {}
+    if group.is_lead:
+        try:
+            answer = {"scores": _entries(config, metrics, predictions, samples)}
+        except UserError as error:
+            answer = {"error": str(error)}
+    answer = json.loads(group.broadcast("the scores", json.dumps(answer), _SCORING_SECONDS))
+    if "error" in answer:
+        raise UserError(answer["error"])
+    return answer["scores"]
+
+
+def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions, samples: int) -> dict[str, Any]:
     scores = {}
     for metric in metrics:
         if metric.statistics is None:
@@ -240,28 +266,37 @@ def _one_or_all(values: list[str]) -> str | list[str]:
     return values[0] if len(values) == 1 else values
 
 
+def _without_symbols(tokenizers: TokenizerPair, sources: Sequence[str]) -> list[str]:
+    """The sources without the control symbols with which they begin, which are for the model and no text to be scored."""
+    return [tokenizers.source.split(line)[1] for line in sources]
+
+
 def _lines(texts: Sequence[str]) -> str:
     return "".join(text + "\n" for text in texts)
 
 
-def validation_score(run: TrainingSetup) -> Callable[..., dict[str, float]]:
+def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None) -> Callable[..., dict[str, float]]:
     """A function of (parameters, after_batch, compiling) that decodes the first eval.decode_sentences of
-    each validation set (0 = all); see `Translator.translate`.
+    each validation set (0 = all); see `Translator.translate`. All processes of the supervisor's group must call it.
 
     It returns the task's primary metric and that of eval.metric, as `valid_NAME`: the mean over the sets, and with several
     that of each, see `with_means`.
     """
     config, task = run.config, task_of(run.config)
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)
+    group = supervisor.group if supervisor else None
 
     def score_set(name: str, params: Any, after_batch: Callable[[], None], compiling) -> dict[str, float]:
         valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
         translations = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
+        sources = _without_symbols(run.corpus.tokenizers, sources)
         predictions = of_set.predictions(sources, [t.text for t in translations], targets)
         metrics = of_set.validation_metrics()
-        scores = compute_scores(of_set.config, metrics, predictions)
+        # The model of a metric may take long, without a sign of progress.
+        with supervisor.expect_progress(False) if supervisor else contextlib.nullcontext():
+            scores = compute_scores(of_set.config, metrics, predictions, group=group)
         return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}
 
     def score(

@@ -224,9 +224,10 @@ def open_run(
     group: ProcessGroup | None = None,
     *,
     local: bool = False,
+    mesh: jax.sharding.Mesh | None = None,
 ) -> StoredRun:
-    """Reads a run without its parameters. local: see `load`. Raises UserError for a folder without a run and overrides that
-    change the model.
+    """Reads a run without its parameters. local: see `load`. mesh: None = that of its config. Raises UserError for a folder
+    without a run, overrides that change the model, and a model that the mesh cannot divide.
     """
     workdir = run_folder(workdir)
     stored = stored_config(workdir)
@@ -234,7 +235,7 @@ def open_run(
     check_same_model(stored, config, f"the run in {workdir}")
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     requested = any(key.startswith("mesh.") for key in overrides or {})
-    mesh = _mesh(config, workdir, requested=requested, group=group, local=local)
+    mesh = mesh or _mesh(config, workdir, requested=requested, group=group, local=local)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, *tokenizers.vocab_sizes, precision=decoding_precision(config))
     return StoredRun(workdir, stored, config, tokenizers, mesh, model)

@@ -23,8 +23,9 @@ from t2t_flax.registry import METRICS, TASKS, absent_extension, load_extensions
 class Predictions:
     """The outputs to score, one line per example.
 
-    hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in the same form. sources and
-    outputs (the raw outputs of the model) are empty if records are compared. Raises ValueError for sides of different lengths.
+    hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in the same form. sources,
+    without control symbols, and outputs (the raw outputs of the model) are empty if records are compared. Raises ValueError for
+    sides of different lengths.
     """
 
     hypotheses: Sequence[str]
@@ -71,8 +72,8 @@ class Metric:
     by `compute`, which returns its entry in the record, `{"score": ..., ...}`. Both take (Predictions, Config).
     log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), if different. confidence_interval: whether records give
     one. applies: whether a config's records have it. unit, note: shown after the score; without a note its signature. of_entry:
-    its statistics from its entry in a record, if they are too costly to compute again. check: raises UserError if it cannot be
-    computed on this machine.
+    its statistics from its entry in a record, if they are too costly to compute again. reads_sources: whether it needs
+    `Predictions.sources`. check: raises UserError if it cannot be computed on this machine.
     """
 
     name: str
@@ -86,6 +87,7 @@ class Metric:
     unit: str = ""
     note: str = ""
     of_entry: Callable[[dict[str, Any]], SentenceStatistics] | None = None
+    reads_sources: bool = False
     check: Callable[[Config], object] | None = None
 
     @property

@@ -6,7 +6,9 @@ from helpers.scores import score_translations
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import Hypothesis, Translation, Translator
-from t2t_flax.evaluation.evaluate import validation_score
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.evaluation.evaluate import compute_scores, validation_score
 
 
 @pytest.mark.parametrize("sentences", [0, 7])
@@ -21,7 +23,16 @@ def test_validation_bleu_uses_the_first_decode_sentences(tmp_path, cache, monkey
 
     monkeypatch.setattr(Translator, "translate", translate)
     run = start(tiny_run(tmp_path, eval=dict(decode_sentences=sentences)), tmp_path, cache)
-    score = validation_score(run)(None)
+    expected_progress = []
+
+    def scores(*arguments, **options):
+        expected_progress.append(supervisor.progress_expected)
+        return compute_scores(*arguments, **options)
+
+    monkeypatch.setattr("t2t_flax.evaluation.evaluate.compute_scores", scores)
+    with RunSupervisor(ProcessGroup(), run.config) as supervisor, supervisor.expect_progress():
+        score = validation_score(run, supervisor)(None)
+    assert expected_progress == [False], "the model of a metric may take long"
     assert decoded == [source for source, _ in pairs]
     expected = score_translations([r.replace("a", "e") for _, r in pairs], [[r for _, r in pairs]])
     assert score == {"valid_bleu": expected["sacrebleu"]["score"]} and 0 < score["valid_bleu"] < 100

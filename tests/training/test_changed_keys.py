@@ -84,11 +84,17 @@ def changed_together(config, keys):
 NOAM = "optimizer.lr_scale"
 """The only key that needs the schedule noam."""
 
+PARSING = "parsing.grammar"
+"""The only mutable key of another task."""
+
 
 @pytest.mark.slow
-@pytest.mark.parametrize("group", dict.fromkeys(key if key == NOAM else key.split(".")[0] for key in MUTABLE))
+@pytest.mark.parametrize(
+    "group", dict.fromkeys(key if key == NOAM else key.split(".")[0] for key in MUTABLE if key != PARSING)
+)
 def test_every_mutable_key_can_change_when_a_run_is_resumed(group, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "terms").write_text("late\tspät\n")
     if group == "ctranslate2":
         pytest.importorskip("ctranslate2")
     schedule = "noam" if group == NOAM else "wsd"

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from t2t_flax.decoding.batches import source_limit
+from t2t_flax.decoding.batches import positions
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import StoredRun, TrainedModel, open_run
@@ -27,10 +27,11 @@ def extend(
     own = {name: value for name, value in overrides.items() if not name.startswith("ensembles.")}
     for number, name in enumerate(settings.each(), 1):
         workdir, step = _place(name)
-        run = open_run(workdir, own | {"ensembles.members": "", "ensembles.weights": ""}, group)
+        alone = own | {"ensembles.members": "", "ensembles.weights": ""}
+        run = open_run(workdir, alone, group, mesh=loaded.mesh)
         _check(loaded, run, workdir)
         model = make_model(run.config, *run.tokenizers.vocab_sizes, precision=decoding_precision(loaded.config))
-        run = dataclasses.replace(run, mesh=loaded.mesh, model=model)
+        run = dataclasses.replace(run, model=model)
         part = mean(run.restore(choice if step is None else CheckpointChoice(step), group))
         member = TrainedModel(**vars(run), checkpoint=part)
         record = _record(str(workdir), member, weights[number])
@@ -69,9 +70,7 @@ def _check(first: TrainedModel, run: StoredRun, workdir: str) -> None:
             raise UserError(
                 f"config.{key} = {here} of {first.workdir} and {there} of {workdir}: they cannot decode together."
             )
-    decode = first.config.decode
-    if (limit := source_limit(decode, run.config.model)) < source_limit(decode, first.config.model):
+    if (limit := positions(run.config.model)) < positions(first.config.model):
         raise UserError(
-            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir} reads: give it as the first "
-            f"--workdir, or set config.decode.max_source_length = {limit}."
+            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir}: give it as the first --workdir."
         )

@@ -58,6 +58,7 @@ def _metric(name: str, display_name: str, *, higher_is_better: bool = True) -> M
         confidence_interval=True,
         applies=lambda config: name in config.group("learned_metrics").chosen,
         of_entry=of_entry,
+        reads_sources=True,
         check=lambda config: score_sentences(name, [], config.group("learned_metrics")),  # loads the model
     )
 

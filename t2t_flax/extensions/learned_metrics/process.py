@@ -4,6 +4,7 @@ unbabel-comet pins NumPy below 2.
 
 import dataclasses
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -55,16 +56,25 @@ def prepare_environment(packages: Packages, group: Any) -> str:
             f"config.learned_metrics.environments: {parent} cannot be written ({error.strerror}): name another folder."
         ) from None
     try:
-        venv.create(partial, with_pip=True, symlinks=True)
+        try:
+            venv.create(partial, with_pip=True, symlinks=True)
+        except (OSError, subprocess.CalledProcessError) as error:
+            raise UserError(f"the environment {home} of a learned metric could not be made: {error}") from None
         command = [str(partial / "bin" / "python"), "-m", "pip", "install", "--quiet", *packages.requirements]
-        installed = subprocess.run(command, capture_output=True, text=True, check=False)
+        installed = subprocess.run(command, env=_own_packages(), capture_output=True, text=True, check=False)
         if installed.returncode:
             raise UserError(
                 f"the packages of a learned metric could not be installed in {home}: {_last_line(installed.stderr)} "
                 f"With network access, run: {sys.executable} -m venv {home} && {python} -m pip install "
                 f"{' '.join(map(repr, packages.requirements))}"
             )
-        os.rename(partial, home)  # its interpreter finds its packages in the folder that it lies in
+        try:
+            os.rename(partial, home)  # its interpreter finds its packages in the folder that it lies in
+        except OSError as error:
+            if not python.exists():  # another process may have made it meanwhile
+                raise UserError(
+                    f"the environment {home} of a learned metric could not be made ({error.strerror}): remove that folder."
+                ) from None
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     return str(python)
@@ -89,8 +99,7 @@ def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dic
         asked, answered = Path(folder, "request.json"), Path(folder, "answer.json")
         asked.write_text(json.dumps(request))
         command = [python, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
-        environment = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
-        done = subprocess.run(command, env=environment, stderr=subprocess.PIPE, text=True, check=False)
+        done = subprocess.run(command, env=_own_packages(), stderr=subprocess.PIPE, text=True, check=False)
         if not answered.exists():
             raise UserError(
                 f"the process of the metric {name} failed (exit code {done.returncode}): {_last_line(done.stderr)} It ran "
@@ -107,7 +116,18 @@ def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dic
             f"snapshot_download; snapshot_download('{model}')\" for each (KIWI and XCOMET ask for a login and a licence), and "
             f"copy ~/.cache/huggingface here, or name a folder: --config.learned_metrics.{name}=FOLDER."
         )
+    if unknown := sum(not math.isfinite(score) for score in answer["scores"]):
+        raise UserError(
+            f"{model} gives {unknown} of {len(samples)} sentences a score that is no finite number, with "
+            f"config.learned_metrics.precision = {group.precision}: try another."
+        )
     return answer
+
+
+def _own_packages() -> dict[str, str]:
+    """The variables of a process that sees only its environment's packages: neither ours nor the modules beside its script."""
+    kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
+    return kept | {"PYTHONSAFEPATH": "1"}
 
 
 def _last_line(text: str) -> str:

@@ -34,7 +34,7 @@ def score_comet(request: dict[str, Any]) -> dict[str, Any]:
         raise MissingWeightsError(str(error).splitlines()[0]) from error
     gpus = int(torch.cuda.is_available())
     model.to(getattr(torch, request["precision"]))
-    settings = dict(batch_size=request["batch_size"], gpus=gpus, num_workers=0, progress_bar=sys.stderr.isatty())
+    settings = dict(batch_size=request["batch_size"], gpus=gpus, num_workers=0, progress_bar=False)
     predicted = model.predict(request["samples"], **settings) if request["samples"] else {"scores": []}
     return {
         "scores": [float(score) for score in predicted["scores"]],

@@ -6,9 +6,9 @@ import itertools
 import json
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import iterate_lines, open_output, to_stderr
@@ -17,6 +17,9 @@ from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.mbr.candidates import read_candidates
 from t2t_flax.extensions.mbr.decision import METHODS, decide
 from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Utility
+
+if TYPE_CHECKING:
+    from t2t_flax.tasks import Metric
 
 SAMPLING = {"decode.strategy": "sample", "decode.epsilon": "0.02"}
 """How a workdir's candidates are drawn where the command line says nothing else."""
@@ -44,7 +47,11 @@ def run(argv: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--workdir", metavar="DIR", help=f"{arguments.workdir_help()}, of which candidates are sampled")
     arguments.add_checkpoint(parser)
-    parser.add_argument("--input", metavar="FILE", help="with --workdir: lines to translate")
+    parser.add_argument(
+        "--input",
+        metavar="FILE",
+        help="with --workdir: lines to translate; else the sources, for metrics that read them",
+    )
     parser.add_argument("--write-candidates", metavar="FILE", help="with --workdir: file that gets the candidates")
     parser.add_argument("--output", required=True, metavar="FILE", help="file that gets a translation a line")
     parser.add_argument("--utility", choices=UTILITIES, default="chrf", help="default: chrf")
@@ -70,11 +77,14 @@ def run(argv: list[str]) -> int:
     for name in filter(None, (args.output, args.write_candidates)):
         arguments.check_output("--output" if name == args.output else "--write-candidates", name)
     began, record = time.perf_counter(), {"command": "mbr"}
+    sources: list[str] = []
     if args.workdir:
-        config, groups, origin = _samples(args, overrides)
+        config, groups, origin = _samples(args, overrides, sources)
     else:
         config = resolve(override(to_config_dict(Config()), overrides))
         groups, origin = _texts(args.candidates, args.num_candidates), {"file": args.candidates}
+        sources = list(iterate_lines(args.input)) if args.input else []
+    metrics = _metrics(config, args) if args.score_against else []
     utility = _utility(args.utility, config)
     chosen, counts, changed = [], [], 0
     references = _texts(args.references, args.num_references) if args.references else None
@@ -111,7 +121,7 @@ def run(argv: list[str]) -> int:
     text = ""
     if args.score_against:
         family = utility.FAMILY if max(counts) > 1 else ()  # of a single candidate nothing was chosen
-        record["scores"], text = _scores(config, family, chosen, args)
+        record["scores"], text = _scores(config, metrics, family, sources, chosen, args)
     with open_output(args.output) as write:
         write("".join(line + "\n" for line in chosen))
     with open_output(f"{args.output}.json") as write:
@@ -129,8 +139,10 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("say where the candidates come from: --candidates=FILE, or --workdir=DIR with --input=FILE.")
     if args.workdir and not args.input:
         raise UserError("--workdir needs the lines to translate: --input=FILE.")
-    if args.candidates and (args.input or args.write_candidates):
+    if args.candidates and (args.write_candidates or args.input and not args.score_against):
         raise UserError("--input and --write-candidates are for candidates of --workdir.")
+    if args.write_candidates and os.path.realpath(args.write_candidates) == os.path.realpath(args.output):
+        raise UserError("--output and --write-candidates name the same file.")
     if args.output == "-":
         raise UserError("--output: name a file; its record is written beside it.")
 
@@ -143,8 +155,12 @@ def _utility(name: str, config: Config) -> Utility:
     return UTILITIES[name]()
 
 
-def _samples(args: argparse.Namespace, overrides: dict[str, str]) -> tuple[Config, Iterator[list[str]], dict[str, Any]]:
-    """(config of the run, candidates of each line, what the record says of them)."""
+def _samples(
+    args: argparse.Namespace, overrides: dict[str, str], sources: list[str]
+) -> tuple[Config, Iterator[list[str]], dict[str, Any]]:
+    """(config of the run, candidates of each line, what the record says of them). sources: gets the lines as they are read,
+    without control symbols.
+    """
     from t2t_flax.config.keys import TRANSLATIONS
     from t2t_flax.config.schema import keys_that_change
     from t2t_flax.tasks import task_of
@@ -162,6 +178,7 @@ def _samples(args: argparse.Namespace, overrides: dict[str, str]) -> tuple[Confi
                 done += len(window)
                 to_stderr(f"candidates of {done:,} lines")
                 for line, translation in zip(window, translations, strict=True):
+                    sources.append(loaded.tokenizers.source.split(line)[1])
                     texts = [task.postprocess(line, hypothesis.text) for hypothesis in translation.hypotheses]
                     write("".join(text + "\n" for text in texts))
                     yield texts
@@ -179,23 +196,41 @@ def _digest(origin: dict[str, Any]) -> dict[str, Any]:
         return origin | {"digest": hashlib.file_digest(file, "sha256").hexdigest()}
 
 
+def _metrics(config: Config, args: argparse.Namespace) -> "list[Metric]":
+    """Those of --score-against. Raises UserError for one that cannot be computed, before anything is decoded."""
+    from t2t_flax.tasks import task_of
+
+    task = task_of(config)
+    task.check_requirements()
+    metrics = [metric for metric in task.metrics if metric.statistics]
+    if not args.input and (names := [metric.name for metric in metrics if metric.reads_sources]):
+        raise UserError(f"{', '.join(names)} of --score-against needs the source lines: --input=FILE.")
+    return metrics
+
+
 def _scores(
-    config: Config, family: tuple[str, ...], outputs: list[str], args: argparse.Namespace
+    config: Config,
+    metrics: "Sequence[Metric]",
+    family: tuple[str, ...],
+    sources: list[str],
+    outputs: list[str],
+    args: argparse.Namespace,
 ) -> tuple[dict[str, Any], str]:
     """(entries of a record, lines of text). family: metrics that are marked, since outputs that were chosen by a metric get too
     high a score of its kind.
     """
     from t2t_flax.evaluation.evaluate import compute_scores
-    from t2t_flax.tasks import Predictions, task_of
+    from t2t_flax.tasks import Predictions
 
     targets = list(iterate_lines(args.score_against))
     if len(targets) != len(outputs):
         raise UserError(
             f"{args.score_against} has {len(targets)} lines, and there are candidates of {len(outputs)} sources."
         )
-    task = task_of(config)
-    metrics = [metric for metric in task.metrics if metric.statistics]
-    scores = compute_scores(config, metrics, Predictions(outputs, [targets]), samples=config.eval.bootstrap_samples)
+    if sources and len(sources) != len(outputs):
+        raise UserError(f"{args.input} has {len(sources)} lines, and there are candidates of {len(outputs)} sources.")
+    predictions = Predictions(outputs, [targets], sources)
+    scores = compute_scores(config, metrics, predictions, samples=config.eval.bootstrap_samples)
     text = []
     for metric in metrics:
         line = metric.describe(scores[metric.name])

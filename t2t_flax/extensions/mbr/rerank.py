@@ -31,7 +31,7 @@ def tune(
 
     statistics: [candidates, S], whose sum over the chosen ones `score` takes. It tries each feature alone, equal weights and
     random ones of features of standard deviation 1, then changes one weight at a time by ever smaller steps. The largest
-    weight is 1 in size.
+    weight is 1 in size, unless all are 0, which chooses the first candidates.
     """
     count = features.shape[1]
     finite = np.isfinite(features).all(1)
@@ -54,4 +54,4 @@ def tune(
                 if (found := value(changed)) > highest:
                     weights, highest = changed, found
     weights = weights * scale
-    return weights / np.abs(weights).max(), highest
+    return weights / (np.abs(weights).max() or 1.0), highest

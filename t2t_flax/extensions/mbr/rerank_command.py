@@ -64,10 +64,15 @@ def run(argv: list[str]) -> int:
     starts = np.cumsum([0, *map(len, groups[:-1])]).tolist()
     names = [*_OWN, *_unique([os.path.basename(os.path.abspath(name)) for name in [*args.workdir, *args.scores]])]
     wanted = _parse(args.weights, names) if args.weights else dict.fromkeys(names, 1.0)
-    if any(candidate.score is None for candidate in candidates):  # a flat file has no scores of its own
+    left_out = ""
+    if missing := sum(candidate.score is None for candidate in candidates):  # a flat file has no scores of its own
         if args.weights and "nbest" in wanted:
             raise UserError(f"--weights has nbest, and not all lines of {args.candidates} have a score.")
         wanted.pop("nbest", None)
+        if missing < len(candidates):
+            left_out = (
+                f"\nnbest is left out: {missing} of the {len(candidates)} lines of {args.candidates} have no score"
+            )
     columns = dict(_columns(args, overrides, names, groups, list(wanted)))
     features = np.array([columns[name] for name in wanted]).T
     weights, text = np.array(list(wanted.values())), ""
@@ -81,7 +86,7 @@ def run(argv: list[str]) -> int:
     text += (
         f"\n{unscored} candidates have no score under some model, and were not chosen beside others" if unscored else ""
     )
-    print(f"{args.output}: {len(chosen)} lines, {moved} of them not the first candidate{text}")
+    print(f"{args.output}: {len(chosen)} lines, {moved} of them not the first candidate{text}{left_out}")
     return OK
 
 

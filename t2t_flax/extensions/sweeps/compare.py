@@ -14,13 +14,14 @@ from t2t_flax.config import Config, Data, Eval
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import GROUPS, load_extensions
+from t2t_flax.registry import GROUPS, METRICS, load_extensions
 from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, make_task, resampled_scores
 from t2t_flax.tasks.translation import tokenizer_of
 
 RESAMPLES = 1000
 """The default of sacreBLEU's command line."""
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
+_LACKS = "{path} has no {score}: evaluate again with --metric={score}."
 COLUMNS = ("system", "checkpoint", "score", "difference", "p", "sentences")
 
 
@@ -68,7 +69,8 @@ def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> l
 
 def comparable_names(task: Task) -> list[str]:
     """The names of the metrics by which two systems can be compared, the primary one first."""
-    return [metric.name for metric in task.metrics if metric.statistics]
+    metrics = [metric for metric in task.metrics if metric.statistics]
+    return [metric.name for metric in metrics if metric.of_entry or not metric.reads_sources]
 
 
 def task_of_record(record: dict[str, Any]) -> Task:
@@ -119,6 +121,8 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
     names = comparable_names(task)
     score = score or names[0]
     if score not in names:
+        if score in METRICS and METRICS.load(score).of_entry:
+            raise UserError(_LACKS.format(path=path_a, score=score))
         name = task.config.data.task
         raise UserError(f"systems of data.task = {name} are compared by {', '.join(names)}, not by {score!r}.")
     tokenizer_a, tokenizer_b = (tokenizer_of_record(record) for record in (a, b))
@@ -147,7 +151,7 @@ def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, 
                 f"{paths[0]} and {path} name the same test set, but their references differ: evaluate again."
             )
         if of_entry := task.metric(score).of_entry:
-            statistics.append(_stored_statistics(score, of_entry, record, path))
+            statistics.append(_stored_statistics(score, of_entry, record, path, len(hypotheses)))
         else:
             statistics.append(_statistics(task.config, score, shared, tuple(hypotheses)))
     signatures = {each.signature() for each in statistics}
@@ -158,11 +162,16 @@ def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, 
     return task, score, statistics
 
 
-def _stored_statistics(score: str, of_entry: Callable, record: dict[str, Any], path: Any) -> SentenceStatistics:
-    """Those of a metric that is too costly to compute again. Raises UserError for a record without it."""
+def _stored_statistics(
+    score: str, of_entry: Callable, record: dict[str, Any], path: Any, sentences: int
+) -> SentenceStatistics:
+    """Those of a metric that is too costly to compute again. Raises UserError for a record without it, of all sentences."""
     if score not in record.get("scores", {}):
-        raise UserError(f"{path} has no {score}: evaluate again with --metric={score}.")
-    return of_entry(record["scores"][score])
+        raise UserError(_LACKS.format(path=path, score=score))
+    statistics = of_entry(record["scores"][score])
+    if len(statistics.values) != sentences:
+        raise UserError(f"{path} has {score} of {len(statistics.values)} of {sentences} sentences: evaluate again.")
+    return statistics
 
 
 @functools.lru_cache(maxsize=64)  # a table compares one system with many; some metrics take seconds

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.compare import compare, read_record, systems, texts
+from t2t_flax.extensions.sweeps.compare import comparable_names, compare, read_record, systems, texts
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
 """Groups of sentences by the words of their first reference: lowest, and highest or None."""
@@ -67,7 +67,7 @@ def comparison_page(
 
 def _short(names: Sequence[str]) -> list[str]:
     """The names without the folders that all share, and without the end of a record's name."""
-    parts = [Path(name).parts for name in names]
+    parts = [Path(os.path.abspath(name)).parts for name in names]
     shared = len(os.path.commonprefix([of_name[:-1] for of_name in parts]))
     return [os.path.join(*of_name[shared:]).removesuffix(".json") for of_name in parts]
 
@@ -82,8 +82,7 @@ def _note(name: str, found: dict[str, Any]) -> str:
 
 def _sentence_score(task: Any, score: str) -> str:
     """The metric that makes sense for one sentence: BLEU without smoothing is 0 for most."""
-    names = [metric.name for metric in task.metrics if metric.statistics]
-    return "chrf" if "chrf" in names and "bleu" in score else score
+    return "chrf" if "chrf" in comparable_names(task) and "bleu" in score else score
 
 
 def _tags(path: str, count: int) -> list[str]:

@@ -96,7 +96,7 @@ def _train(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> 
             jobs.finish(run.config, run.workdir, end, supervisor)
 
     codes = []
-    ends = train_stacked(setups, [validation_score(run) for run in setups], supervisor, say, on_finish)
+    ends = train_stacked(setups, [validation_score(run, supervisor) for run in setups], supervisor, say, on_finish)
     for run, end in zip(setups, ends, strict=True):
         if isinstance(end, NonFiniteUpdate):
             mark(run.workdir, end)

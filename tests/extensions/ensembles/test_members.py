@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import numpy as np
 import pytest
 from helpers.runs import start, tiny_run
@@ -96,6 +97,25 @@ def test_records_name_models_steps_and_weights(runs, tmp_path):
     assert np.isfinite(list(nll.values())).all() and len(set(nll.values())) == 3
 
 
+def test_all_models_are_on_the_mesh_of_the_first(runs):
+    """One device, although there are others: as for a process that translates with its own devices alone."""
+    members = {"ensembles.members": str(runs[1]), "mesh.data": "1"}
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("jax.local_devices", lambda: devices)
+        model = load(runs[0], overrides=members, local=True)
+    assert {device for x in jax.tree.leaves(model.params) for device in x.devices()} == set(devices)
+
+
+@pytest.mark.slow
+def test_a_model_that_the_mesh_cannot_divide_is_refused(runs, tmp_path, cache):
+    config = tiny_run(tmp_path / "odd", steps=1, model=dict(d_model=30, num_heads=3), checkpoint=dict(every_steps=1))
+    loop.train(start(config, tmp_path / "odd", cache), score=None)
+    keys = {"ensembles.members": str(tmp_path / "odd"), "mesh.data": "-1", "mesh.tensor": "2"}
+    with pytest.raises(UserError, match="num_heads = 3 is not a multiple of 2"):
+        load(runs[0], overrides=keys)
+
+
 def test_checkpoints_of_one_run(runs):
     """DIR@STEP; the same one twice is refused."""
     model = load(runs[0], overrides={"ensembles.members": f"{runs[0]}@1", "mesh.data": "-1"})
@@ -119,6 +139,11 @@ def test_models_that_cannot_decode_together_are_refused_by_name(runs, tmp_path, 
         add("eos", data=dict(source_eos=False))
     with pytest.raises(UserError, match="learned positions for 64 tokens, fewer than"):
         add("learned", model=dict(position="learned", max_positions=64))
+    short = {"decode.max_source_length": "32", "ensembles.members": str(tmp_path / "learned"), "mesh.data": "-1"}
+    with pytest.raises(UserError, match="give it as the first --workdir"):  # outputs may be longer than sources
+        load(runs[0], overrides=short)
+    first = load(tmp_path / "learned", overrides={"ensembles.members": str(runs[0]), "mesh.data": "-1"})
+    assert first.max_source_length == 64
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.evaluate import evaluate, validation_score
+from t2t_flax.evaluation.evaluate import compute_scores, evaluate, validation_score
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.languages.table import summary
 from t2t_flax.training import loop
@@ -181,12 +181,19 @@ def test_records_have_the_languages_of_their_direction(workdir, tmp_path, run, c
     assert len(list((copy / "eval").glob("de-en-*.json"))) == 1
 
 
-def test_validation_sets_are_evaluated_by_name(workdir, tmp_path, run):
-    copy = shutil.copytree(workdir, tmp_path / "copy")
+def test_validation_sets_are_evaluated_by_name(workdir, tmp_path, run, monkeypatch):
+    copy, scored = shutil.copytree(workdir, tmp_path / "copy"), []
+
+    def scores(config, metrics, predictions, **options):
+        scored.append(predictions)
+        return compute_scores(config, metrics, predictions, **options)
+
+    monkeypatch.setattr("t2t_flax.evaluation.evaluate.compute_scores", scores)
     record, triples = evaluate(dataclasses.replace(run, workdir=copy), "valid.de-en")
     assert record["split"] == "valid.de-en" and record["data"]["direction"] == "de-en"
     english, german = next(toy.pairs("valid", 1))
     assert triples[0][:2] == (f"<2en> {german}", english)
+    assert scored[0].sources[0] == german, "symbols are no text that a metric reads"
 
 
 def test_a_direction_without_training_text_is_zero_shot(run, tmp_path):

@@ -2,6 +2,7 @@
 themselves with tiny models.
 """
 
+import dataclasses
 import json
 import os
 import stat
@@ -11,10 +12,12 @@ from pathlib import Path
 
 import pytest
 from helpers.records import without_search
+from helpers.thread_groups import run_processes
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.extensions.learned_metrics import LearnedMetrics
 from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
 from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment
@@ -34,7 +37,7 @@ class Model:
     def to(self, dtype): pass
     def predict(self, samples, batch_size, gpus, num_workers, progress_bar):
         share = lambda s: len(set(s["mt"].split()) & set(s.get("ref", s["src"]).split())) / len(s.get("ref", s["src"]).split())
-        return {"scores": [share(s) for s in samples]}
+        return {"scores": [float("nan") if s["mt"] == "nan" else share(s) for s in samples]}
 
 def download_model(name):
     if name == "missing": raise KeyError("Model 'missing' not supported by COMET.")
@@ -108,6 +111,84 @@ def test_an_environment_that_cannot_be_made_is_named_and_leaves_nothing(tmp_path
     assert not list(tmp_path.iterdir())
 
 
+def test_an_environment_that_another_process_made_meanwhile_is_used(tmp_path, monkeypatch):
+    home = tmp_path / PACKAGES["comet"].folder
+
+    def install(*_, **__):
+        (home / "bin").mkdir(parents=True)
+        (home / "bin" / "python").touch()
+        return subprocess.CompletedProcess([], 0)
+
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None)
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", install)
+    group = LearnedMetrics(environments=str(tmp_path))
+    assert prepare_environment(PACKAGES["comet"], group) == str(home / "bin" / "python")
+    assert list(tmp_path.iterdir()) == [home]
+    (home / "bin" / "python").unlink()
+    monkeypatch.setattr(
+        "t2t_flax.extensions.learned_metrics.process.subprocess.run",
+        lambda *_, **__: subprocess.CompletedProcess([], 0),
+    )
+    with pytest.raises(UserError, match="could not be made .*: remove that folder"):
+        prepare_environment(PACKAGES["comet"], group)
+
+
+def test_the_process_sees_no_modules_of_ours(environments):
+    """Neither PYTHONPATH nor the folder of its script, which has a `metrics` and a `process`."""
+    (environments / "site" / "comet.py").write_text(
+        STAND_IN + "\nimport importlib.util\nassert not importlib.util.find_spec('process')\n"
+    )
+    predictions = Predictions(["x"], [["x"]], ["a"])
+    assert COMET.statistics(predictions, config_with(environments)).corpus_score == 100.0
+
+
+def test_scores_that_are_no_numbers_are_refused(environments):
+    predictions = Predictions(["nan", "x"], [["x", "x"]], ["a", "a"])
+    with pytest.raises(UserError, match="gives 1 of 2 sentences a score that is no finite number.*precision = float32"):
+        COMET.statistics(predictions, config_with(environments))
+
+
+def test_one_process_computes_them_for_all(environments):
+    asked = []
+
+    def statistics(predictions, config):
+        asked.append(predictions)
+        return COMET.statistics(predictions, config)
+
+    metric = dataclasses.replace(COMET, statistics=statistics)
+
+    def scores(group, model="some"):
+        predictions = Predictions(["x y"], [["x y"]], ["a"])
+        return compute_scores(config_with(environments, comet=model), [metric], predictions, group=group)
+
+    first, second = run_processes(2, scores)
+    assert first == second and first["comet"]["score"] == 100.0 and len(asked) == 1
+
+    def error(group):
+        with pytest.raises(UserError, match="snapshot_download"):
+            scores(group, "missing")
+        return "raised"
+
+    assert run_processes(2, error) == ["raised", "raised"]
+
+
+def test_mbr_is_scored_with_the_sources(environments, tmp_path, capsys):
+    for name, lines in (("flat", ["x y", "x", "z", "z"]), ("target", ["x y", "z"]), ("sources", ["a", "b"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    words = [
+        "mbr", f"--candidates={tmp_path / 'flat'}", "--num-candidates=2", "--utility=bleu", f"--output={tmp_path / 'out'}",
+        f"--score-against={tmp_path / 'target'}", "--config.learned_metrics.names=comet",
+        f"--config.learned_metrics.environments={environments}",
+    ]  # fmt: skip
+    assert main(words) == 2
+    assert "comet of --score-against needs the source lines: --input=FILE" in capsys.readouterr().err
+    assert main([*words, f"--input={tmp_path / 'sources'}"]) == 0
+    entry = json.loads((tmp_path / "out.json").read_text())["scores"]["comet"]
+    assert len(entry["sentences"]) == 2 and "biased" not in entry
+    assert main([*words, f"--input={tmp_path / 'flat'}"]) == 2
+    assert "flat has 4 lines, and there are candidates of 2 sources" in capsys.readouterr().err
+
+
 def test_names_and_task_are_checked():
     with pytest.raises(UserError, match="'bleurt' is none of comet, kiwi, metricx"):
         LearnedMetrics(names="comet,bleurt").check(Config())
@@ -134,6 +215,12 @@ def test_evaluate_writes_them_and_compare_tests_their_difference(environments, t
     assert len(entry["sentences"]) == 500 and "confidence" in entry
     result = compare(a, b, score="comet")
     assert result["difference"] == 0 and "model:Unbabel/wmt22-comet-da" in result["signature"]
+    record = json.loads(a.read_text())
+    record["config"]["learned_metrics"]["names"] = ""
+    without = a.with_name("without.json")
+    without.write_text(json.dumps(record))
+    with pytest.raises(UserError, match="without.json has no comet: evaluate again with --metric=comet"):
+        compare(without, a, score="comet")
     record = json.loads(b.read_text())
     record["scores"]["comet"]["precision"] = "float16"
     b.write_text(json.dumps(record))

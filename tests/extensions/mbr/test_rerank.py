@@ -49,6 +49,12 @@ def test_tuned_weights_find_a_known_sum():
     assert np.abs(weights).max() == 1 and tune(features, starts, quality, score)[1] == value
 
 
+def test_where_the_first_candidates_are_best_all_weights_may_be_zero():
+    features, quality = np.array([[2.0], [1.0], [3.0]] * 5), np.array([[1.0], [0.0], [0.0]] * 5)
+    weights, value = tune(features, range(0, 15, 3), quality, lambda sums: float(sums[0]))
+    assert value == 5.0 and list(weights) == [0.0]
+
+
 def test_right_to_left_source():
     plain = open_source("toy:test:5", source_language="en", target_language="de")
     source = ReversedTargets(plain)
@@ -107,6 +113,9 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     )
     flat = [f"--candidates={write('flat', ['a', 'b'])}", "--num-candidates=2", f"--output={tmp_path / 'out'}"]
     assert "not all lines of" in error(capsys, *flat, "--weights=nbest=1")
+    some = [f"--candidates={write('some', ['0 ||| a b ||| -1', '0 ||| a'])}", f"--output={tmp_path / 'out'}"]
+    assert main(["rerank", *some, f"--reference={write('one', ['a b'])}"]) == 0
+    assert "nbest is left out: 1 of the 2 lines of" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -45,6 +45,16 @@ def test_clearly_better_system_is_significant(tmp_path):
     assert reverse["difference"] == -result["difference"] and reverse["p_value"] == result["p_value"]
 
 
+def test_metrics_of_sources_which_records_do_not_have_are_not_compared(tmp_path):
+    a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
+    for path in (a, b):
+        content = json.loads(path.read_text())
+        content["config"]["constraints"] = {"counted_terms": "terms.tsv"}
+        path.write_text(json.dumps(content))
+    with pytest.raises(UserError, match="compared by sacrebleu.*not by 'term_use'"):
+        compare(a, b, score="term_use")
+
+
 def test_difference_of_two_sentences_is_not_significant(tmp_path):
     near = [r.replace("Hunde", "Tiere") if i in (7, 50) else r for i, r in enumerate(BAD)]
     mixed = [r.replace("ihn", "es") if i == 20 else r for i, r in enumerate(BAD)]

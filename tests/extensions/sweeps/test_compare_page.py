@@ -8,6 +8,7 @@ from helpers.browser import chromium
 from helpers.records import record
 
 from t2t_flax.__main__ import main
+from t2t_flax.extensions.sweeps.compare_page import _short
 
 REFERENCES = [
     "the cat sat on the mat",
@@ -32,6 +33,12 @@ def page(tmp_path_factory):
 
 def content(page):
     return json.loads(re.search(r'<script id="data" type="application/json">(.*?)</script>', page.read_text(), re.S)[1])
+
+
+def test_systems_are_named_without_the_folders_they_share(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert _short(["runs/a/eval/test-5.json", "runs/b/eval/test-7.json"]) == ["a/eval/test-5", "b/eval/test-7"]
+    assert _short([".", "../b"]) == [tmp_path.name, "b"]
 
 
 def test_counts_by_length_and_tag(page):
