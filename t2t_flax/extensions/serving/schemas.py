@@ -155,8 +155,8 @@ def _form_fields(body: bytes) -> dict[str, Texts]:
 
 
 def _form_parts(body: bytes, content_type: str) -> dict[str, Texts]:
-    """The fields of a form as pages of LibreTranslate send it. A part is text, whatever its type: `email` would parse those within
-    it, which takes time.
+    """The fields of a form as pages of LibreTranslate send it. A part is text, whatever its type: `email` would parse those
+    within it, which takes time.
     """
     message = email.message.Message()
     message["Content-Type"] = content_type
