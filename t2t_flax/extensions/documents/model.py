@@ -7,12 +7,12 @@ from typing import Any
 
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.documents.sentences import Sentences, sentences_of
+from t2t_flax.extensions.documents.sentences import Sentences, check_lines, sentences_of
 
 
 class SentenceModel:
     """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs. Raises UserError for a task other
-    than translation, and for samples, which depend on the number of their line.
+    than translation, for samples, which depend on the number of their line, and for lines that hold more than their text.
     """
 
     def __init__(self, model: Any):
@@ -23,6 +23,7 @@ class SentenceModel:
             raise UserError(
                 "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
             )
+        check_lines(config)
         self._model = model
 
     def __getattr__(self, name: str) -> Any:

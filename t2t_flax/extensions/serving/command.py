@@ -3,7 +3,9 @@
 import argparse
 import functools
 import importlib.util
+import ipaddress
 import os
+import re
 import sys
 from collections.abc import Sequence
 
@@ -11,6 +13,8 @@ from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.registry import ANALYSES
 
+_HOST = re.compile(r"\*|(\*\.)?[\w.-]+|\[[0-9A-Fa-f:.]+\]")
+_ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d+)?")
 _PACKAGES = ("fastapi", "prometheus_client", "pydantic", "uvicorn")
 
 
@@ -163,7 +167,24 @@ def _add_operation(parser: argparse.ArgumentParser) -> None:
 
 
 def check_operation(args: argparse.Namespace) -> None:
-    """Raises UserError for flags that do not go together, and where sentences cannot be split."""
+    """Raises UserError for values that nothing would match, flags that do not go together, and a missing package."""
+    for name in args.allowed_host or ():
+        if not _HOST.fullmatch(name):
+            raise UserError(
+                f"--allowed-host={name}: expected a name without a port, *.NAME for those below it, or * for any."
+            )
+    for origin in args.cors_origin:
+        if not _ORIGIN.fullmatch(origin):
+            raise UserError(
+                f"--cors-origin={origin}: expected https://NAME or https://NAME:PORT without a path, as browsers send it, or *."
+            )
+    for address in args.trusted_proxy:
+        try:
+            ipaddress.ip_network(address)
+        except ValueError as error:
+            raise UserError(
+                f"--trusted-proxy={address}: expected an address, or a network such as 10.0.0.0/8: {error}."
+            ) from None
     if args.reload and args.step is not None:
         raise UserError("--reload looks for other checkpoints than the one of --step: give one of them.")
     if args.split_sentences:

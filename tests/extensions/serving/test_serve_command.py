@@ -44,6 +44,27 @@ def test_wrong_use_is_refused(workdir, tmp_path, capsys):
     assert "Is a directory" in error_of(capsys, f"--workdir={workdir}", f"--access-log={tmp_path}")
 
 
+@pytest.mark.parametrize(
+    "flag, right, wrong",
+    [
+        ("--allowed-host", ["*", "*.example.org", "Example.org", "[::1]"], ["*example.org", "a.*", "a.org:80"]),
+        (
+            "--cors-origin",
+            ["*", "null", "https://example.org", "http://[::1]:8000"],
+            ["example.org", "https://example.org/", "https://Example.org", "https://*.example.org"],
+        ),
+        ("--trusted-proxy", ["10.0.0.1", "10.0.0.0/8", "::1", "fd00::/8"], ["proxy", "10.0.0.1/8", "10.0.0.1:80", "*"]),
+    ],
+)
+def test_a_value_that_nothing_would_match_is_refused(flag, right, wrong, workdir, capsys):
+    """The last two words end the command before it starts."""
+    for value in right:
+        text = error_of(capsys, f"--workdir={workdir}", f"{flag}={value}", "--reload", "--step=2")
+        assert "than the one of --step" in text
+    for value in wrong:
+        assert f"{flag}={value}: expected" in error_of(capsys, f"--workdir={workdir}", f"{flag}={value}")
+
+
 def test_missing_package_is_named_with_its_installation(workdir, capsys, monkeypatch):
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "uvicorn" else object())
     text = error_of(capsys, f"--workdir={workdir}")
