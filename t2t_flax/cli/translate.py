@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
 
 _CUT = "truncated to config.decode.max_source_length"
+_NONE = "left empty, as no output keeps all rules on tokens"
 _ENDED = "ended by the length limit (config.decode.max_length_offset)"
 
 
@@ -101,6 +102,7 @@ def translating(
     source that is too long is truncated and reported. flags: see `arguments.line_flags`. Says which decoder, if it is not
     JAX's, and where another precision is faster.
     """
+    from t2t_flax.decoding.token_rules import read_lines
     from t2t_flax.tasks import task_of
     from t2t_flax.training.precision import faster_precision
 
@@ -121,11 +123,16 @@ def translating(
         texts = [
             [task.postprocess(line, h.text) for h in t.hypotheses] for line, t in zip(lines, translations, strict=True)
         ]
-        texts = change.answers(lines, sources, texts) if change else texts
+        if change:
+            read = [
+                read_lines(loaded.config, loaded.tokenizers, each, window[0].number)[0] for each in (lines, sources)
+            ]
+            texts = change.answers(*read, texts)
         out, notes = [], []
         for line, translation, answers in zip(window, translations, texts, strict=True):
             out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
+            notes += [Note(_NONE, line.number)] if translation.is_none else []
             notes += [Note(_ENDED, line.number)] if translation.hit_cap else []
         return "".join(line + "\n" for line in out), notes
 

@@ -73,9 +73,11 @@ class Sampling:
         forced_B = forced_tokens(sentences, position)
         if forced_B is not None:
             tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
+        none_BxK = tokens_BxK == PAD  # is drawn where no token is possible
         log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
+        log_probs_BxK += jnp.where(none_BxK, -jnp.inf, 0.0)
 
-        ended_BxK = state.ended_BxK | (tokens_BxK == EOS)
+        ended_BxK = state.ended_BxK | (tokens_BxK == EOS) | none_BxK
         tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
         new = _State(
             done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
@@ -118,7 +120,10 @@ class Sampling:
 
     def result(self, sentences: Sentences, state: _State) -> SearchResult:
         log_probs_BxK = state.log_probs_BxK
-        return SearchResult(state.tokens_BxKxT, log_probs_BxK, log_probs_BxK, state.lengths_BxK, state.ended_BxK)
+        found_BxK = log_probs_BxK > -jnp.inf
+        tokens_BxKxT = jnp.where(found_BxK[..., None], state.tokens_BxKxT, PAD)
+        lengths_BxK, finished_BxK = jnp.where(found_BxK, state.lengths_BxK, 0), state.ended_BxK & found_BxK
+        return SearchResult(tokens_BxKxT, log_probs_BxK, log_probs_BxK, lengths_BxK, finished_BxK)
 
 
 def greedy(config: Config, tokenizers: TokenizerPair) -> Sampling:

@@ -60,7 +60,7 @@ class SearchResult:
     tokens: int32 [B, N, T], with EOS if the hypothesis finished, then 0; T is at least max(lengths) and depends on the
     batch. scores: float32, log-probability divided by the length penalty. log_probs: float32, in nats, including forced
     tokens and EOS. lengths: int32, EOS included. finished: bool, False if cut off at the cap. A slot without a
-    hypothesis (fewer than N sequences are possible) has length 0 and score -inf.
+    hypothesis (fewer than N sequences are possible, or a sample that cannot go on) has length 0 and score -inf.
     """
 
     tokens: jax.Array

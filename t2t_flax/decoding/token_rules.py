@@ -4,14 +4,19 @@ Dimensions as in `search_loop`.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from t2t_flax.config import Config
 from t2t_flax.config.data_keys import PAD
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, StepFn, by_rows, forced_tokens, log_sum_exp
+from t2t_flax.registry import TOKEN_RULES
 
 
 class TokenRule(Protocol):
@@ -70,3 +75,16 @@ def with_rules(cache: Cache, rules: tuple[TokenRule, ...], sentences: Sentences,
 @program(0, 2, 3)
 def _start(rules: tuple[TokenRule, ...], sentences: Sentences, width: int, length: int) -> list[Any]:
     return by_rows([rule.start(sentences, width, length) for rule in rules])
+
+
+def read_lines(
+    config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
+) -> tuple[Sequence[str], dict[str, np.ndarray]]:
+    """The text of source lines, and `Sentences.more` that the rules of a config make of them. first_line: number of the first
+    one, from 0. Raises UserError for a line that a rule cannot read.
+    """
+    more: dict[str, np.ndarray] = {}
+    for module in TOKEN_RULES.of(config):
+        lines, arrays = module.prepare(config, tokenizers, lines, first_line)
+        more |= arrays
+    return lines, more

@@ -4,8 +4,9 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import math
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -27,7 +28,7 @@ from t2t_flax.decoding.batches import (
 from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import random_keys
 from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, Sentences, StepFn, next_length, run_search
-from t2t_flax.decoding.token_rules import RuledStep, with_rules
+from t2t_flax.decoding.token_rules import RuledStep, read_lines, with_rules
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS, SEARCHES, TOKEN_RULES
@@ -36,7 +37,7 @@ from t2t_flax.registry import DECODERS, SEARCHES, TOKEN_RULES
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
     """score: log-probability divided by the length penalty. log_prob: in nats, EOS included.
-    hit_cap: no EOS.
+    hit_cap: no EOS. A place without a hypothesis has no tokens and the score -inf.
     """
 
     text: str
@@ -64,6 +65,11 @@ class Translation:
     def hit_cap(self) -> bool:
         return self.hypotheses[0].hit_cap
 
+    @property
+    def is_none(self) -> bool:
+        """Whether there is no hypothesis: no output keeps the rules on tokens."""
+        return all(hypothesis.score == -math.inf for hypothesis in self.hypotheses)
+
 
 class Translator:
     """Translates lines with a model on a mesh, its tokenizers and a search."""
@@ -82,13 +88,12 @@ class Translator:
         self._source_eos, self._at_once = config.data.source_eos, at_once
         self._rows = mesh_lib.named(mesh, mesh_lib.ROWS)
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
-        modules = list(TOKEN_RULES.of(config))
-        self._rules = tuple(module.token_rule(config, tokenizers) for module in modules)
-        self._prepare_steps = [functools.partial(module.prepare, config, tokenizers) for module in modules]
+        self._rules = tuple(module.token_rule(config, tokenizers) for module in TOKEN_RULES.of(config))
+        self._prepare = functools.partial(read_lines, config, tokenizers)
         step = DecodeStep(model)
         self._step: StepFn = RuledStep(step, self._rules) if self._rules else step
-        self._compiled: set[tuple[int, int, int]] = set()
-        self._locks: dict[tuple[int, int, int], threading.Lock] = {}
+        self._compiled: set[Hashable] = set()
+        self._locks: dict[Hashable, threading.Lock] = {}
 
     def translate(
         self,
@@ -116,10 +121,11 @@ class Translator:
         shards = mesh_lib.batch_shards(self._mesh)
         lengths = list(map(len, encoded.sources))
         done, total = 0, sum(n > 0 for n in lengths)
+        shapes = [(name, x.shape[1:]) for name, x in more.items()]
 
         def search(batch: Batch) -> tuple[Batch, list[tuple[Hypothesis, ...]]]:
-            with self._first_compiles(batch.shape, compiling):
-                return batch, self._search(params, batch, encoded, first_line, more)
+            with self._first_compiles((batch.shape, *shapes), compiling) as first:
+                return batch, self._search(params, batch, encoded, first_line, more, rehearse=first)
 
         batches = plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes)))
         with concurrent.futures.ThreadPoolExecutor(self._at_once) as threads:
@@ -133,12 +139,15 @@ class Translator:
         return translations
 
     @contextlib.contextmanager
-    def _first_compiles(self, shape: tuple[int, int, int], compiling: Callable) -> Iterator[None]:
-        """The first batch of a shape is decoded within `compiling()`, while other batches of that shape wait for its programs."""
+    def _first_compiles(self, shape: Hashable, compiling: Callable) -> Iterator[bool]:
+        """The first batch of a shape is decoded within `compiling()`, while other batches of that shape wait for its programs.
+        Yields whether it is the first.
+        """
         lock = self._locks.setdefault(shape, threading.Lock())
         with contextlib.nullcontext() if shape in self._compiled else lock:
-            with contextlib.nullcontext() if shape in self._compiled else compiling():
-                yield
+            first = shape not in self._compiled
+            with compiling() if first else contextlib.nullcontext():
+                yield first
             self._compiled.add(shape)
 
     def _search(
@@ -148,6 +157,8 @@ class Translator:
         encoded: EncodedLines,
         first_line: int,
         more: Mapping[str, np.ndarray],
+        *,
+        rehearse: bool,
     ) -> list[tuple[Hypothesis, ...]]:
         rows = batch.rows
         source_BxS = padded([encoded.sources[i] for i in batch.indices], rows, batch.source_length)
@@ -161,9 +172,7 @@ class Translator:
             ids_B[row] = (first_line + i) % 2**31
         more_B = {name: _rows(x[list(batch.indices)], rows) for name, x in more.items()}
         arrays = source_BxS, prefix_BxP, caps_B, ids_B, more_B
-        if (
-            batch.shape not in self._compiled
-        ):  # the programs are compiled at the same time, before the first of them runs
+        if rehearse:  # the programs are compiled at the same time, before the first of them runs
             self._decode(params, self._abstract(arrays), rehearse=1)
         result = self._decode(params, jax.tree.map(functools.partial(_put, self._rows), arrays))
         result = jax.device_get(mesh_lib.replicated(result, self._mesh))
@@ -197,14 +206,6 @@ class Translator:
                 cache = with_rules(cache, self._rules, Sentences(**inputs), search.width, lengths[0])
             return run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
 
-    def _prepare(self, lines: Sequence[str], first_line: int) -> tuple[Sequence[str], dict[str, np.ndarray]]:
-        """The lines and `Sentences.more` that the rules on tokens make of lines."""
-        more: dict[str, np.ndarray] = {}
-        for prepare in self._prepare_steps:
-            lines, arrays = prepare(lines, first_line)
-            more |= arrays
-        return lines, more
-
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
         for n in range(result.tokens.shape[1]):
@@ -213,7 +214,7 @@ class Translator:
             ids = ids[:-1] if finished else ids
             text = self._tokenizers.target.decode(ids)
             score, log_prob = float(result.scores[b, n]), float(result.log_probs[b, n])
-            hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, not finished))
+            hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, bool(ids) and not finished))
         return tuple(hypotheses)
 
 

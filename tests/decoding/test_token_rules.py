@@ -47,12 +47,12 @@ def keeps(tokens: tuple[int, ...], number: int, free: int = 0) -> bool:
     return not repeats and not (ends and (sum(tokens[:-1]) + number) % 2 == 0)
 
 
-def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray):
+def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray, rule=OddSum()):
     cache = put(MODEL.start(seeds, options.width, length))
     prefix = np.zeros((len(seeds), 0), np.int32) if prefix is None else np.asarray(prefix, np.int32)
     inputs = dict(caps_B=put(jnp.asarray(caps)), prefix_BxP=put(jnp.asarray(prefix)), keys_BxK=keys)
     inputs["more"] = {"number": put(jnp.asarray(numbers))}
-    rules = (OddSum(),)
+    rules = (rule,)
     cache = with_rules(cache, rules, Sentences(**inputs), options.width, length)
     result = run_search(RuledStep(MODEL, rules), PARAMS, cache, options, **inputs, lengths=(length, 16))
     return jax.tree.map(np.asarray, result)
@@ -103,6 +103,32 @@ def test_samples_keep_a_rule_and_have_the_scores_of_the_model(options):
         assert all(keeps(tokens, numbers[b]) for tokens in outputs(result, b))
         scores = [MODEL.score(seeds[b], tokens) for tokens in outputs(result, b)]
         np.testing.assert_allclose(result.log_probs[b], scores, rtol=1e-5)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stuck:
+    """Odd sentences cannot go on after two tokens, others not end before."""
+
+    def start(self, sentences, width, length):
+        return {}
+
+    def apply(self, sentences, state, tokens_BxK, position, logits_BxKxV):
+        stuck_B = (sentences.more["number"] % 2 == 1) & (position >= 2)
+        early_V = (jnp.arange(logits_BxKxV.shape[-1]) == EOS) & (position < 2)
+        return forbid(logits_BxKxV, stuck_B[:, None, None] | early_V | jnp.zeros(logits_BxKxV.shape, bool)), state
+
+
+@pytest.mark.parametrize(
+    "options", [Sampling(3), Sampling(3, top_p=0.9), Sampling(3, top_k=2), Sampling(3, epsilon=0.1), Sampling(1, 0.0),
+                BeamSearch(3, 0.6, 3)],
+    ids=str,
+)  # fmt: skip
+def test_a_sentence_that_no_token_can_follow_has_no_hypothesis(options):
+    keys = random_keys(1, np.arange(4), options.width)
+    result = search(range(4), range(4), options, [6] * 4, keys=keys, put=same, rule=Stuck())
+    assert (result.lengths[1::2] == 0).all() and (result.tokens[1::2] == 0).all() and not result.finished[1::2].any()
+    assert (result.scores[1::2] == -np.inf).all() and (result.log_probs[1::2] == -np.inf).all()
+    assert (result.lengths[::2] > 2).all() and np.isfinite(result.scores[::2]).all()
 
 
 def test_no_rule_applies_to_forced_tokens_but_it_counts_them():

@@ -27,13 +27,13 @@ def read_line(line: str, form: str, where: str) -> Wanted:
     if form == TABS:
         text, *phrases = line.split("\t")
         return Wanted(text, tuple((phrase.strip(),) for phrase in phrases if phrase.strip()))
-    if form != JSON or not line.strip():
+    if form != JSON or not line.lstrip().startswith("{"):
         return Wanted(line)
     try:
         found = json.loads(line)
     except ValueError as error:
         raise UserError(f"{where} is not JSON: {error}. Expected {_EXPECTED}.") from None
-    if not isinstance(found, dict) or not isinstance(found.get("text"), str) or found.keys() - _KEYS:
+    if not isinstance(found.get("text"), str) or found.keys() - _KEYS:
         raise UserError(f"{where}: expected {_EXPECTED}.")
     contain, avoid = found.get("constraints", []), found.get("avoid", [])
     if not (isinstance(contain, list) and isinstance(avoid, list)):
@@ -53,7 +53,7 @@ _EXPECTED = '{"text": "...", "constraints": ["phrase", ["one form", "or another"
 
 @dataclasses.dataclass(frozen=True)
 class Glossary:
-    """Translations of source phrases, which are in lower case."""
+    """Translations of source phrases."""
 
     terms: dict[str, tuple[str, ...]]
 
@@ -61,11 +61,16 @@ class Glossary:
         """The translations of each term in a source sentence, which longer terms go before shorter ones to take."""
         if not self.terms:
             return []
-        return [self.terms[match.group().lower()] for match in self._pattern.finditer(source)]
+        return [self.terms[self._longest_first[(match.lastindex or 1) - 1]] for match in self._pattern.finditer(source)]
+
+    @functools.cached_property
+    def _longest_first(self) -> list[str]:
+        return sorted(self.terms, key=len, reverse=True)
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern:
-        return re.compile("|".join(map(_whole, sorted(self.terms, key=len, reverse=True))), re.IGNORECASE)
+        # A group for each: what matches in any case need not be the phrase in lower case.
+        return re.compile("|".join(f"({_whole(term)})" for term in self._longest_first), re.IGNORECASE)
 
 
 def contains(text: str, phrase: str) -> bool:
@@ -84,15 +89,17 @@ def _whole(phrase: str) -> str:
 def read_glossary(path: str) -> Glossary:
     """The file of constraints.glossary. Raises UserError for a line that is no term."""
     terms: dict[str, tuple[str, ...]] = {}
+    known: dict[str, tuple[str, ...]] = {}
     for number, line in _lines(path, "glossary"):
         source, *targets = (part.strip() for part in line.split("\t"))
         if not source or not targets or not all(targets):
             raise UserError(f"{path} line {number}: expected a source phrase, a tab and its translation.")
-        if terms.setdefault(source.lower(), tuple(targets)) != tuple(targets):
+        if known.setdefault(source.lower(), tuple(targets)) != tuple(targets):
             raise UserError(
                 f"{path} line {number}: {source!r} is there a second time with another translation. Write all of them in one "
                 "line, with tabs between."
             )
+        terms[source] = tuple(targets)
     return Glossary(terms)
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
-from t2t_flax.decoding.search_loop import Sentences
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, Sentences
 from t2t_flax.decoding.token_rules import forbid
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints
@@ -53,6 +53,7 @@ class Rule:
             new["tokens"] = history_BxKxT = state["tokens"].at[:, :, position].set(tokens_BxK)
         if self.repetition_penalty:
             had_BxKxV = jnp.zeros((B, K, V), bool).at[rows, beams, history_BxKxT].set(True).at[..., PAD].set(False)
+            had_BxKxV &= logits_BxKxV > IMPOSSIBLE  # which no factor makes possible
             factor_BxKxV = jnp.where(logits_BxKxV > 0, 1 / self.repetition_penalty, self.repetition_penalty)
             logits_BxKxV = jnp.where(had_BxKxV, logits_BxKxV * factor_BxKxV, logits_BxKxV)
         forbidden_BxKxV = jnp.zeros((B, K, V), bool)
@@ -130,15 +131,21 @@ def prepare(
             raise UserError(
                 f"line {number} has phrases that its translation contains, which needs config.decode.strategy = {CONSTRAINED}."
             )
+        for phrases in asked.contain:
+            if not any(forms(target, phrase) for phrase in phrases):
+                raise UserError(
+                    f"line {number}: its translation is to contain {' or '.join(map(repr, phrases))}, which has characters that "
+                    "the target vocabulary lacks."
+                )
         found.append(dataclasses.replace(asked, text=symbols + asked.text))
     more = {}
     if looks:
         more["must"] = _must(target, found)
     if _avoids(group):
-        known: dict[str, list[tuple[int, ...]]] = {}
-        for phrase in {phrase for asked in found for phrase in asked.avoid}:
-            known[phrase] = segmentations(target, phrase)
-        more["avoid"] = arrays([[ids for phrase in asked.avoid for ids in known[phrase]] for asked in found], (1, 4))
+        # Where all lines avoid the same, such as the phrases of a file, they share one row in memory.
+        avoid = [asked.avoid for asked in (found[:1] if len({asked.avoid for asked in found}) == 1 else found)]
+        rows = arrays([[ids for phrase in each for ids in segmentations(target, phrase)] for each in avoid], (1, 4))
+        more["avoid"] = np.broadcast_to(rows, (len(found), *rows.shape[1:]))
     return [asked.text for asked in found], more
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from t2t_flax.config.data_keys import EOS, PAD
+from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import Tokenizer
 
 SPACE = "▁"
@@ -43,10 +43,13 @@ def begins_word(tokenizer: Tokenizer) -> bytes:
     return np.array(ends, np.uint8).tobytes()
 
 
+@functools.lru_cache(maxsize=2**14)
 def forms(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
-    """The phrase as the model segments it after a space, and, if it may follow other text without a space, as it does then."""
+    """The phrase as the model segments it after a space, and, if it may follow other text without a space, as it does then. None
+    for a phrase with characters that the vocabulary lacks.
+    """
     ids = tuple(tokenizer.encode_text(phrase))
-    found = [ids] if ids else []
+    found = [ids] if ids and UNK not in ids else []
     if found and _marks_spaces(tokenizer) and not continues_word(phrase.strip()[0]):
         first = tokenizer.pieces(ids[:1])[0].removeprefix(SPACE)
         if not first:
@@ -56,6 +59,7 @@ def forms(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
     return [form for form in found if form]
 
 
+@functools.lru_cache(maxsize=2**14)
 def segmentations(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
     """Those of `forms`, and up to `MOST` other ways to write each, which have the fewest tokens."""
     found = dict.fromkeys(forms(tokenizer, phrase))

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from t2t_flax.decoding.token_rules import read_lines
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.documents.sentences import Sentences, check_lines, sentences_of
@@ -38,7 +39,11 @@ class SentenceModel:
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
         """One Translation per line, made of those of its sentences. A prefix begins the first of them."""
-        del first_line  # of samples
+        read, _ = read_lines(self._model.config, self._model.tokenizers, lines, first_line)
+        if list(read) != list(lines):
+            raise UserError(
+                "--split-sentences takes lines of text alone: some hold what is asked of their translations."
+            )
         paragraphs = [sentences_of(self._model, line) for line in lines]
         starts = list(itertools.accumulate((len(each.sentences) for each in paragraphs), initial=0))
         texts = [sentence for each in paragraphs for sentence in each.sentences]

@@ -29,7 +29,7 @@ from t2t_flax.extensions.serving.probe import NotFinite, check_finite
 from t2t_flax.extensions.serving.reload import other_checkpoints
 from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text, rest_of_usual, usual
-from t2t_flax.registry import ANALYSES
+from t2t_flax.registry import ANALYSES, TOKEN_RULES
 from t2t_flax.tasks import task_of
 
 log = logging.getLogger("t2t_flax")
@@ -335,7 +335,10 @@ class ServedModel:
             first_line=items[0].number,
         )
         pieces, results = loaded.tokenizers.target.pieces, []
+        has_rules = any(TOKEN_RULES.of(self.config))
         for item, translation in zip(items, translations, strict=True):
+            if has_rules and translation.is_none:
+                raise UserError(f"line {item.number + 1} has no translation that keeps all rules on tokens.")
             check_finite(translation)
             results.append(
                 [

@@ -33,9 +33,14 @@ def test_phrases_follow_the_source_after_tabs():
     assert read_line("A\tdog.", "", "") == Wanted("A\tdog.")
 
 
+def test_a_line_that_begins_with_no_brace_is_text_alone():
+    assert read_line("A dog.", "json", "") == Wanted("A dog.")
+    assert read_line("", "json", "") == Wanted("")
+
+
 @pytest.mark.parametrize(
     "line",
-    ["A dog.", "[]", "{}", '{"text": 1}', '{"text": "a", "avoid": "b"}', '{"text": "a", "constraints": [[]]}',
+    ["{A dog.}", "{}", '{"text": 1}', '{"text": "a", "avoid": "b"}', '{"text": "a", "constraints": [[]]}',
      '{"text": "a", "constraints": [3]}', '{"text": "a", "constraint": ["b"]}', '{"text": "a", "avoid": [" "]}'],
 )  # fmt: skip
 def test_a_line_of_another_form_is_named(line):
@@ -51,6 +56,14 @@ def test_terms_are_found_as_whole_words_in_any_case_longest_first(tmp_path):
     assert glossary.find("C++ und (dog) 子犬が") == [("C++",), ("Hund", "Hündin"), ("Hund",)]
     assert glossary.find("doghouse") == []
     assert contains("Der Hund bellt.", "Hund") and not contains("Hundert", "Hund")
+
+
+def test_terms_are_found_whose_case_is_not_that_of_the_lower_case_phrase(tmp_path):
+    (tmp_path / "terms.tsv").write_text(
+        "µm\tMikrometer\nİstanbul\tIstanbul\n"
+    )  # with the sign for micro, not the letter
+    glossary = read_glossary(str(tmp_path / "terms.tsv"))
+    assert glossary.find("5 μm, 5 µm, İstanbul") == [("Mikrometer",), ("Mikrometer",), ("Istanbul",)]
 
 
 @pytest.mark.parametrize("text", ["dog\n", "dog\t\n", "\tHund\n", "dog\tHund\nDog\tKöter\n"])
@@ -83,6 +96,11 @@ def test_all_ways_to_write_a_phrase_are_found(tokenizer):
     assert ways[0] == tuple(tokenizer.encode_text("the")) and len(set(ways)) == len(ways) > 1
     assert all(tokenizer.decode(way) == "the" for way in ways)
     assert len(segmentations(tokenizer, "international")) <= MOST + 1
+
+
+def test_a_phrase_that_the_vocabulary_cannot_write_has_no_form():
+    tokenizer = SymbolTokenizer.of(["a b"])
+    assert forms(tokenizer, "a c") == segmentations(tokenizer, "c") == []
 
 
 def test_what_begins_a_word(tokenizer):

@@ -4,7 +4,10 @@ import json
 
 import pytest
 
+from t2t_flax.cli.lines import Line
+from t2t_flax.cli.translate import translating
 from t2t_flax.data.sources import toy
+from t2t_flax.decoding.token_rules import read_lines
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.constraints.lines import contains
@@ -75,6 +78,47 @@ def test_ctranslate2_does_not_decode_by_these_rules(key, value):
     model = load("pretrained:toy", overrides=keys | {key: value})
     with pytest.raises(UserError, match="constraints|diverse_beam"):
         model.decoder  # noqa: B018
+
+
+def test_a_line_that_no_output_can_satisfy_is_named_and_left_empty():
+    lines = [json.dumps({"text": "A dog.", "constraints": ["Hund"], "avoid": avoid}) for avoid in ([], ["Hund"])]
+    keys = KEYS | {"constraints.lines": "json", "decode.strategy": "constrained_beam", "decode.n_best": "2"}
+    run = load("pretrained:toy", overrides=keys)
+    answer = translating(run, scores=False, flags={}, say=lambda text: None)
+    output, notes = answer([Line(number, line) for number, line in enumerate(lines)], lambda *_: None)
+    assert "Hund" in output.splitlines()[0] and output.splitlines()[2:] == ["1 ||| ", "1 ||| "]
+    (note,) = notes
+    assert note.number == 1 and "no output keeps all rules" in note.event
+
+
+def test_a_phrase_that_the_vocabulary_cannot_write_is_named_with_its_line():
+    keys = dict(constraints__lines="tabs", decode__strategy="constrained_beam")
+    with pytest.raises(UserError, match="line 2: .*'漢字'"):
+        translate(["A dog.\tHund", "A dog.\t漢字"], **keys)
+
+
+def test_what_is_printed_beside_translations_is_of_the_text_of_a_line(sources, monkeypatch):
+    class Beside:
+        source = staticmethod(str)
+
+        @staticmethod
+        def answers(lines, sources, texts):
+            return [[f"{line} ||| {source}"] for line, source in zip(lines, sources, strict=True)]
+
+    monkeypatch.setattr("t2t_flax.cli.arguments.output_change", lambda model, flags: Beside)
+    lines = [f"{source}\tBahnhof" for source in sources[:3]]
+    keys = KEYS | {"constraints.lines": "tabs", "decode.strategy": "constrained_beam"}
+    run = load("pretrained:toy", overrides=keys).for_decoding()
+    answer = translating(run, scores=False, flags={}, say=lambda text: None)
+    output, _ = answer([Line(number, line) for number, line in enumerate(lines)], lambda *_: None)
+    assert output.splitlines() == [f"{source} ||| {source}" for source in sources[:3]]
+
+
+def test_phrases_of_a_file_take_memory_once(tmp_path):
+    (tmp_path / "avoid.txt").write_text("Bahnhof\nHaus\n")
+    run = load("pretrained:toy", overrides={"constraints.avoid": str(tmp_path / "avoid.txt")})
+    _, more = read_lines(run.config, run.tokenizers, ["A dog."] * 1000, 0)
+    assert more["avoid"].shape[0] == 1000 and more["avoid"].strides[0] == 0
 
 
 def test_diverse_translations_of_a_sentence_differ(sources):

@@ -23,7 +23,9 @@ def source(languages=()):
     def lacks_language(text):
         return bool(languages and text.strip()) and text.split()[0].strip("<2>") not in languages
 
-    return SimpleNamespace(target_languages=dict.fromkeys(languages, 3), lacks_language=lacks_language)
+    return SimpleNamespace(
+        target_languages=dict.fromkeys(languages, 3), lacks_language=lacks_language, split=lambda line: ([], line)
+    )
 
 
 def model(languages=(), **decode):
@@ -38,6 +40,15 @@ def test_a_paragraph_is_the_translations_of_its_sentences():
     assert [made.text for made in run.in_sentences.translate(PARAGRAPHS, progress=print)] == IN_CAPITALS
     ((_, sentences),) = run.windows
     assert sentences == ["It is late.", "He left.", "", "One.", "A dog.", "Two dogs!", "Three?", ""]
+
+
+def test_lines_that_hold_more_than_text_are_refused():
+    pytest.importorskip("t2t_flax.extensions.constraints")
+    run = model()
+    run.config = run.config.with_values({"constraints.lines": "json"})
+    assert run.in_sentences.translate(["One. Two."])[0].text == "ONE. TWO."
+    with pytest.raises(UserError, match="--split-sentences"):
+        run.in_sentences.translate(['{"text": "One. Two."}'])
 
 
 def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():

@@ -18,6 +18,7 @@ import pytest
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.programs import Programs
+from t2t_flax.evaluation.restore import load
 from t2t_flax.registry import ANALYSES
 
 for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
@@ -375,3 +376,15 @@ def test_ctrl_c_does_not_drain(run):
         server.server.handle_exit(signal.SIGINT, None)
         server.thread.join(30)
         assert not server.thread.is_alive()
+
+
+def test_a_line_that_no_output_can_satisfy_is_the_error_of_its_request():
+    pytest.importorskip("t2t_flax.extensions.constraints")
+    keys = {"constraints.lines": "json", "decode.strategy": "constrained_beam", "decode.max_length_offset": "10"}
+    asks = [json.dumps({"text": "A dog.", "constraints": ["Hund"], "avoid": avoid}) for avoid in ([], ["Hund"])]
+    with serving({"toy": load("pretrained:toy", overrides=keys)}) as server:
+        answer = server.post("/translate", {"q": asks[0], "source": "en", "target": "de"})
+        assert "Hund" in answer.json()["translatedText"]
+        answer = server.post("/translate", {"q": asks, "source": "en", "target": "de"})
+        assert answer.status_code == 400 and "line 2 has no translation" in answer.json()["error"]
+        assert server.get("/health").status_code == 200
