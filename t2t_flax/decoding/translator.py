@@ -125,7 +125,7 @@ class Translator:
 
         def search(batch: Batch) -> tuple[Batch, list[tuple[Hypothesis, ...]]]:
             with self._first_compiles((batch.shape, *shapes), compiling) as first:
-                return batch, self._search(params, batch, encoded, first_line, more, rehearse=first)
+                return batch, self._search(params, batch, encoded, first_line, more, first)
 
         batches = plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes)))
         with concurrent.futures.ThreadPoolExecutor(self._at_once) as threads:
@@ -157,7 +157,6 @@ class Translator:
         encoded: EncodedLines,
         first_line: int,
         more: Mapping[str, np.ndarray],
-        *,
         rehearse: bool,
     ) -> list[tuple[Hypothesis, ...]]:
         rows = batch.rows

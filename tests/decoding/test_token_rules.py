@@ -47,12 +47,12 @@ def keeps(tokens: tuple[int, ...], number: int, free: int = 0) -> bool:
     return not repeats and not (ends and (sum(tokens[:-1]) + number) % 2 == 0)
 
 
-def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray, rule=OddSum()):
+def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray, rule=None):
     cache = put(MODEL.start(seeds, options.width, length))
     prefix = np.zeros((len(seeds), 0), np.int32) if prefix is None else np.asarray(prefix, np.int32)
     inputs = dict(caps_B=put(jnp.asarray(caps)), prefix_BxP=put(jnp.asarray(prefix)), keys_BxK=keys)
     inputs["more"] = {"number": put(jnp.asarray(numbers))}
-    rules = (rule,)
+    rules = (rule or OddSum(),)
     cache = with_rules(cache, rules, Sentences(**inputs), options.width, length)
     result = run_search(RuledStep(MODEL, rules), PARAMS, cache, options, **inputs, lengths=(length, 16))
     return jax.tree.map(np.asarray, result)

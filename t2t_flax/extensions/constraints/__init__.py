@@ -21,7 +21,7 @@ class Constraints:
     lines: str = _key(
         "",
         'what source lines hold beside their text: tabs = phrases of the translation after tabs, json = {"text": ..., '
-        '"constraints": [...], "avoid": [...]}, in which a list of phrases stands for any of them, or text alone; empty = nothing',
+        '"constraints": [...], "avoid": [...]}, where a list of phrases stands for any of them, or text; empty = nothing',
     )
     glossary: str = _key(
         "",
