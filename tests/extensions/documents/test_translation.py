@@ -47,7 +47,7 @@ def test_lines_that_hold_more_than_text_are_refused():
     run = model()
     run.tokenizers.target = None  # of phrases, which these lines do not have
     run.config = run.config.with_values({"constraints.lines": "json"})
-    assert run.in_sentences.translate(["One. Two."])[0].text == "ONE. TWO."
+    assert run.in_sentences.translate(["One. Two."], progress=print)[0].text == "ONE. TWO."
     with pytest.raises(UserError, match="--split-sentences"):
         run.in_sentences.translate(['{"text": "One. Two."}'])
 
