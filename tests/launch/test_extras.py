@@ -71,6 +71,10 @@ COMMANDS = {
     "corpus": ([*TRAIN, "--config.data.train=mtdata:Statmt-newstest_deen-2020-deu-eng"], {"mtdata"}),
     "languages": ([*TRAIN, "--config.filters.language=0.95"], {"py3langid"}),
     "mbr": (["python", "-m", "t2t_flax", "mbr", "--workdir=gs://b/run"], {"gcsfs", "fastchrf"}),
+    "paragraphs": (
+        ["python", "-m", "t2t_flax", "translate_file", "--workdir=gs://b/run", "--split-sentences"],
+        {"gcsfs", "sentencex"},
+    ),
     "Japanese": ([*TRAIN, "--config.languages.directions=en-de,en-ja"], {"sacrebleu[ja]"}),
     "all": (
         ["python", "-m", "t2t_flax", "sweep", "--workdir=gs://b/x", "--config.trackers.names=wandb,mlflow,trackio"],
