@@ -137,6 +137,12 @@ ELSEWHERE = {
     "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
     "extensions/mbr/test_rerank.py": "rerank.right_to_left",
+    "extensions/parsing/test_grammar.py": "parsing.grammar",
+    "extensions/constraints/test_lines.py": "constraints.lines constraints.glossary constraints.counted_terms constraints.avoid",
+    "extensions/constraints/test_constrained.py": "constraints.ordered",
+    "extensions/constraints/test_rule.py": "constraints.suppress constraints.no_repeat_ngram constraints.min_length "
+    "constraints.repetition_penalty",
+    "extensions/constraints/test_diverse.py": "constraints.groups constraints.diversity",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature",
     "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",
