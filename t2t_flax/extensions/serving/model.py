@@ -91,7 +91,7 @@ class ServedModel:
         def run() -> None:
             try:
                 self._warm_up(rest_of_usual)
-            except Stopping:
+            except (Stopping, concurrent.futures.CancelledError):
                 pass
             except Exception:  # who needs what is missing gets the error
                 log.exception("%s: programs for later requests cannot be compiled", self.name)

@@ -388,3 +388,15 @@ def test_a_line_that_no_output_can_satisfy_is_the_error_of_its_request():
         answer = server.post("/translate", {"q": asks, "source": "en", "target": "de"})
         assert answer.status_code == 400 and "line 2 has no translation" in answer.json()["error"]
         assert server.get("/health").status_code == 200
+
+
+def test_a_warm_up_that_a_stop_cancels_is_no_error(server, monkeypatch, caplog):
+    model = server.models[0]
+
+    def cancelled(what):
+        raise concurrent.futures.CancelledError
+
+    monkeypatch.setattr(model, "_warm_up", cancelled)
+    model.compile_rest(lambda: None)
+    model._threads[-1].join(60)
+    assert not caplog.records
