@@ -267,10 +267,9 @@ class ServedModel:
             if jax.default_backend() != "cpu":  # without a child that would compile it beside requests
                 self._warm_up(rest_of_usual)
             wait()
+            self._probe()
         except (Stopping, concurrent.futures.CancelledError):
             return
-        try:
-            self._probe()
         except NotFinite as error:
             raise UserError(f"{self._restored.workdir}: {error}. Choose another checkpoint with --step.") from None
         for lane in self._lanes[1:]:

@@ -212,17 +212,17 @@ def serve(
             for each in models:
                 each.compile_rest(server.end)
 
-    try:
-        for model in models:
-            model.start(ready, server.end, compiler.wait)
-        # uvicorn passes the signals on when it has stopped: here, where they only set the same flag again.
-        with on_stop_signal(server.end):
+    # uvicorn passes the signals on when it has stopped: here, where they only set the same flag again, as do further ones.
+    with on_stop_signal(server.end):
+        try:
+            for model in models:
+                model.start(ready, server.end, compiler.wait)
             server.run([listening])
-    finally:
-        server.end()
-        compiler.stop()
-        ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
-        compiler.close()
+        finally:
+            server.end()
+            compiler.stop()
+            ended = [model.stop(max(0.0, server.seconds_left)) for model in models]
+            compiler.close()
     if all(ended):
         faulthandler.cancel_dump_traceback_later()
     for model in models:

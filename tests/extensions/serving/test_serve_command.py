@@ -5,6 +5,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 
@@ -119,6 +120,33 @@ def test_signal_ends_the_server_with_exit_code_0(workdir, number, tmp_path):
             server.kill()
     text = (tmp_path / "log").read_text()
     assert "tiny: ready (step 2; jax " in text and "Traceback" not in text, text
+
+
+@pytest.mark.slow
+def test_two_signals_while_the_model_is_loaded_end_the_server_with_exit_code_0(workdir, tmp_path):
+    words = [f"--workdir={workdir}", "--port=0", "--max-batch=1"]
+    kept_nowhere = environment() | {"JAX_COMPILATION_CACHE_DIR": str(tmp_path / "programs")}
+    log = (tmp_path / "log").open("w")
+    with subprocess.Popen(
+        [sys.executable, "-m", "t2t_flax", "serve", *words], env=kept_nowhere, stdout=subprocess.PIPE, stderr=log, text=True
+    ) as server:  # fmt: skip
+        try:
+            url = re.fullmatch(r"listening on (http://127.0.0.1:\d+)\n", server.stdout.readline())[1]
+            wait_for(lambda: answers(url), "server", 120)
+            for _ in range(2):
+                server.send_signal(signal.SIGTERM)
+                time.sleep(0.2)
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    assert "Traceback" not in (tmp_path / "log").read_text()
+
+
+def answers(url: str) -> bool:
+    try:
+        return "ok" in get(f"{url}/health")
+    except OSError:
+        return False
 
 
 def test_damaged_run_ends_the_server_with_exit_code_2(workdir, tmp_path, capsys):
