@@ -52,8 +52,9 @@ class TrainingSetup:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the tokenizer and the training data, which a resumed run must find unchanged."""
-        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest}
+        """Of the tokenizer, the training data and what further arrays are read from, which a resumed run must find unchanged."""
+        more = self.batches.more.digests if self.batches.more else {}
+        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest, **more}
 
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:

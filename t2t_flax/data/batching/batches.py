@@ -7,7 +7,7 @@ data.microbatch_tokens. Rows are numbered across the microbatches, so that their
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -23,9 +23,14 @@ from t2t_flax.data.token_store import TokenStore
 
 
 class MoreArrays(Protocol):
-    """Further arrays of the batches, int32 like the others, for a loss of `registry.LOSSES`. names: of the arrays."""
+    """Further arrays of the batches, int32 like the others, for a loss of `registry.LOSSES`. names: of the arrays. digests: of
+    what they are read from, by its name, which a resumed run must find unchanged.
+    """
 
     names: Sequence[str]
+
+    @property
+    def digests(self) -> Mapping[str, str]: ...
 
     def __call__(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """They follow from the rows of a batch, see `Batch.rows`; called in several threads."""

@@ -5,6 +5,7 @@ import hashlib
 import itertools
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,7 +13,9 @@ import numpy as np
 from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.config import Config
 from t2t_flax.data.dataset import split_source
+from t2t_flax.data.file_hashes import hash_files
 from t2t_flax.data.hooks import DataHook
+from t2t_flax.data.sources import Source, sha256_of
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.alignments import Alignments
@@ -27,6 +30,9 @@ _ROW = 1 << 32
 class GuidedHook(DataHook):
     def __init__(self, config: Config):
         self._config = config
+
+    def check_tokenizers(self, tokenizers):
+        _files(self._config)  # before all pairs are tokenised
 
     def more_arrays(self, tokenizers):
         return AlignmentArrays(self._config, tokenizers)
@@ -68,6 +74,12 @@ class AlignmentArrays:
                 out[:, first:last] = np.where(spans[1] > spans[0], spans + begin % length, 0)
         return {name: x.reshape(arrays["target"].shape) for name, x in zip(self.names, out, strict=True)}
 
+    @functools.cached_property
+    def digests(self) -> dict[str, str]:
+        """Of the files. Raises UserError where one is missing."""
+        hashes = hash_files(name for name, _ in _files(self._config))
+        return {"word alignments": sha256_of(*(file.sha256 for file in hashes))}
+
     def has(self, source: np.ndarray, target: np.ndarray) -> bool:
         """Whether the pair of these ids has an alignment."""
         return self._spans(source, target) is not None
@@ -84,7 +96,7 @@ class AlignmentArrays:
         i = int(np.searchsorted(keys, key))
         return spans[offsets[i] : offsets[i] + len(target)].T if i < len(keys) and keys[i] == key else None
 
-    @property
+    @functools.cached_property
     def _table(self) -> "_Table":
         with self._lock:
             return _read(self._config, self._tokenizers)
@@ -114,15 +126,24 @@ def _read(config: Config, tokenizers: TokenizerPair) -> _Table:
     return _Table(np.array(keys, np.uint64)[order], offsets[order], np.concatenate(spans))
 
 
-def _pairs(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[WordTokens, WordTokens, Links]]:
-    """The tokens of each pair of data.train, and its links. Raises UserError for files that do not fit."""
-    data, files = config.data, [name.strip() for name in Alignments.of(config).guided.split(",")]
+def _files(config: Config) -> list[tuple[str, Source]]:
+    """The files of alignments, each with its source of data.train. Raises UserError where they are missing."""
+    files = [name.strip() for name in Alignments.of(config).guided.split(",")]
     parts = split_source(task_of(config), "train").parts
     if len(files) != len(parts):
         raise UserError(
             f"config.alignments.guided names {len(files)} files, config.data.train {len(parts)} sources: name one for each."
         )
-    for name, part in zip(files, parts, strict=True):
+    for name in files:
+        if not Path(name).is_file():
+            raise UserError(f"config.alignments.guided: no file {name}.")
+    return list(zip(files, parts, strict=True))
+
+
+def _pairs(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[WordTokens, WordTokens, Links]]:
+    """The tokens of each pair of data.train, and its links. Raises UserError for files that do not fit."""
+    data = config.data
+    for name, part in _files(config):
         lines, count = iterate_lines(name), 0
         for row in part.rows():
             line, count = next(lines, None), count + 1

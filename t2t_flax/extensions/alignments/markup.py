@@ -110,8 +110,16 @@ class _Parser(html.parser.HTMLParser):
     def handle_pi(self, data):
         self._add(Event("other", f"<?{data}>"))
 
-    def unknown_decl(self, data):
-        self._add(Event("other", f"<![{data}]>"))
+    def parse_html_declaration(self, i):
+        if not self.rawdata.startswith("<![", i):
+            return super().parse_html_declaration(i)
+        # Python's parser fails at sections that SGML does not have.
+        end = "]]>" if self.rawdata.startswith("<![CDATA[", i) else ">"
+        place = self.rawdata.find(end, i)
+        if place < 0:
+            return -1
+        self._add(Event("other", self.rawdata[i : place + len(end)]))
+        return place + len(end)
 
     def close(self):
         super().close()

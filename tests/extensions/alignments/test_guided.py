@@ -192,6 +192,37 @@ def test_files_that_do_not_fit_are_refused(files, cache):
         assert two.linked
 
 
+def test_a_missing_file_is_found_before_pairs_are_tokenised(files, cache):
+    gone = guided_run(files, alignments=dict(guided=str(files / "gone")))
+    with pytest.raises(UserError, match=r"config.alignments.guided: no file .*gone"):
+        start(gone, files / "run", cache)
+    assert not [*files.glob("run/**/train-*")]
+
+
+@pytest.mark.slow
+def test_a_run_is_not_resumed_with_other_alignments(files, cache):
+    config = guided_run(files, steps=1)
+    final_loss(config, files / "run", cache)
+    lines = (files / "links").read_text().splitlines()
+    (files / "links").write_text("".join(line + "\n" for line in ["", *lines[1:]]))
+    with pytest.raises(UserError, match=r"was made with other word alignments \(digest .* restore the data"):
+        final_loss(config.with_values({"train.steps": 2}), files / "run", cache)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_a_pair_that_occurs_twice_the_first_alignment_counts(tmp_path, cache, order):
+    for side in ("en", "de"):
+        (tmp_path / f"train.{side}").write_text("".join(pair[side == "de"] + "\n" for pair in [*PAIRS, PAIRS[0]]))
+    own = ["0-0", "1-0"]
+    (tmp_path / "links").write_text("\n".join([own[order[0]], *[""] * (len(PAIRS) - 1), own[order[1]], ""]))
+    setup = start(guided_run(tmp_path), tmp_path / "run", cache)
+    source = setup.corpus.tokenizers.source
+    begin = (len(source.encode_text(PAIRS[0][0].split()[0])), 0)[order[0] == 0]
+    arrays = AlignmentArrays(setup.config, setup.corpus.tokenizers)
+    spans = arrays._spans(setup.corpus.train.source(0), setup.corpus.train.target(0))
+    assert spans[0, 0] == begin < spans[1, 0]
+
+
 @pytest.mark.parametrize(
     ("keys", "message"),
     [

@@ -107,6 +107,8 @@ def test_nothing_is_lost_and_all_is_nested_for_any_alignment(line, translation, 
 @example("<b> a <i> b </b> c </i>")
 @example("foo<b>b</b>ar <script>a < b</script> <p translate=no>x</p>")
 @example("a <b")
+@example("a <![if x]> b <![endif]> c")
+@example("a <![x[ b ]]> c <![ d <![1[")
 def test_malformed_html_keeps_its_words_and_its_tags(line):
     fragment = fragment_of(line)
     out = carried_over(fragment, fragment.text, np.eye(len(fragment.words), dtype=np.float32))
@@ -173,3 +175,10 @@ def test_a_damaged_placeholder_is_replaced_where_it_is_aligned():
     for damaged in ("0", "\u2047", "{ 0"):
         targets = aligned([damaged, "Dateien", "löschen?"], weights)
         assert [t.text for t in restored(fragment.words, targets, weights)] == ["{0}", "Dateien", "löschen?"]
+
+
+def test_marked_sections_stay_as_they_are():
+    line = "a <![CDATA[ x > ]]> b <![if !IE]> c <![endif]> d <![x[ e ]]> f <![ g"
+    fragment = fragment_of(line)
+    assert [piece.raw for piece in fragment.pieces] == ["<![CDATA[ x > ]]>", "<![if !IE]>", "<![endif]>", "<![x[ e ]]>"]
+    assert fragment.text == "a b c d f <![ g"
