@@ -160,17 +160,17 @@ def test_microbatches_and_devices_change_nothing(files, cache):
     config = guided_run(files, model=dict(dropout=0.0))
     setup = start(config, files / "run", cache)
     found = []
-    for devices, tokens in ((1, 0), (1, 64), (2, 0), (2, 64)):
+    for axes, tokens in (((1, 1, 1), 0), ((1, 1, 1), 64), ((2, 1, 1), 64), ((1, 2, 1), 0), ((1, 1, 2), 64)):
         own = config.with_values({"data.microbatch_tokens": tokens})
-        mesh = devices_mesh(devices, 1, 1)
+        mesh = devices_mesh(*axes)
         state, shardings = init_state(own, setup.model, setup.tx, mesh)
         step = make_train_step(own, setup.model, setup.tx, mesh, shardings)
         with mesh_lib.use(mesh):
-            batch = put_batch(setup.corpus.batches(own, shards=devices).batch(0), mesh).arrays
+            batch = put_batch(setup.corpus.batches(own, shards=mesh_lib.batch_shards(mesh)).batch(0), mesh).arrays
             _, values = step(state, batch)
         found.append([float(values[name]) for name in ("loss", "alignment_loss", "grad_norm")])
     assert found[0][1] > 0
-    np.testing.assert_allclose(found, [found[0]] * 4, rtol=2e-4)
+    np.testing.assert_allclose(found, [found[0]] * len(found), rtol=2e-4)
 
 
 def test_files_that_do_not_fit_are_refused(files, cache):
