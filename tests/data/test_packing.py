@@ -91,8 +91,8 @@ def test_packing_time_is_not_quadratic():
         target = np.clip(source * rng.normal(1.0, 0.15, count), 2, 250).astype(np.int32)
         took = []
         for _ in range(3):
-            start = time.perf_counter()
+            start = time.thread_time()
             first_fit(source, target, 256)
-            took.append(time.perf_counter() - start)
+            took.append(time.thread_time() - start)
         seconds.append(min(took))
     assert seconds[1] < 24 * seconds[0], "8 times the pairs: the plain rule takes about 64 times as long"
