@@ -8,7 +8,7 @@ from typing import Any
 from t2t_flax.decoding.token_rules import read_lines
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.documents.sentences import Sentences, check_lines, sentences_of
+from t2t_flax.extensions.documents.sentences import Sentences, sentences_of
 
 
 class SentenceModel:
@@ -24,7 +24,6 @@ class SentenceModel:
             raise UserError(
                 "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
             )
-        check_lines(config)
         self._model = model
 
     def __getattr__(self, name: str) -> Any:

@@ -70,9 +70,8 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
 
 def sentences_of(model: Any, line: str, target_language: str | None = None, source_language: str = "") -> Sentences:
     """The sentences of a line of a model's source text. One that begins with the symbol of a language to write passes it on to
-    its other sentences. Languages: where the model has several. Raises UserError as `check_lines`.
+    its other sentences. Languages: where the model has several.
     """
-    check_lines(model.config)
     tokenizer, data = model.tokenizers.source, model.config.data
     several = bool(tokenizer.target_languages)
     symbol = ""
@@ -83,9 +82,3 @@ def sentences_of(model: Any, line: str, target_language: str | None = None, sour
     of_target = target_language or ("" if several else data.target_language)
     made = split(line, of_source, of_target)
     return dataclasses.replace(made, sentences=tuple(symbol + sentence for sentence in made.sentences))
-
-
-def check_lines(config: Any) -> None:
-    """Raises UserError where lines hold phrases beside their text, which cannot be split with it."""
-    if form := getattr(dict(config.extensions).get("constraints"), "lines", ""):
-        raise UserError(f"--split-sentences needs lines of text alone, not config.constraints.lines = {form}.")

@@ -7,7 +7,6 @@ import pytest
 from helpers import capitals_run
 
 from t2t_flax.config import Config
-from t2t_flax.config.schema import groups
 from t2t_flax.errors import UserError
 
 pytest.importorskip("sentencex", reason="needs the extra documents")
@@ -105,18 +104,6 @@ def test_samples_and_other_tasks_are_refused():
     run = model()
     run.config = run.config.with_values({"data.task": "parsing"})
     with pytest.raises(UserError, match="--split-sentences is for data.task = translation, not parsing"):
-        SentenceModel(run)
-
-
-def test_lines_with_constraints_are_refused():
-    """Sentences of JSON or of the phrases after tabs would be translated."""
-    run = capitals_run.CapitalsRun(Config())
-    if "constraints" not in groups():
-        pytest.skip("needs the extension constraints")
-    run.config = run.config.with_values({"constraints.lines": "json"})
-    with pytest.raises(
-        UserError, match=r"--split-sentences needs lines of text alone, not config.constraints.lines = json"
-    ):
         SentenceModel(run)
 
 
