@@ -32,13 +32,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "subwords.unigram_alpha": {"subwords.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
     "alignments.head": {"alignments.layer": 1, "alignments.head": 1},
     "alignments.guided": {"alignments.guided": "links", "alignments.layer": 1},
-    "constraints.lines": {"constraints.lines": "tabs", "decode.strategy": "constrained_beam"},
-    "constraints.glossary": {"constraints.glossary": "terms", "decode.strategy": "constrained_beam"},
-    "constraints.counted_terms": {"constraints.counted_terms": "terms"},
-    "constraints.avoid": {"constraints.avoid": "phrases"},
-    "constraints.groups": {"constraints.groups": 1, "decode.strategy": "diverse_beam"},
-    "constraints.diversity": {"constraints.diversity": 0.4, "decode.strategy": "diverse_beam"},
-    "constraints.suppress": {"constraints.suppress": "<unk>"},
     "decode.engine": {
         "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power",
     },
