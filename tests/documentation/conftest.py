@@ -24,6 +24,8 @@ def folder(tmp_path_factory):
     for language, side in sides:
         for name in ("bt", "mono"):
             (checkout / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))
+    for name, split in (("train.links", "train"), ("test.gold", "test")):  # of no meaning
+        (checkout / name).write_text("0-0\n" * len(splits[split]))
     for name in ("lines.txt", "big.en"):
         (checkout / name).write_text("It is late.\n\nThe house is red.\n")
     multi30k, trees = checkout / "DATA" / "multi30k", checkout / "DATA" / "craft_treebank"
