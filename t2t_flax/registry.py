@@ -56,6 +56,16 @@ class KeyFlag:
     summary: str
 
 
+@dataclasses.dataclass(frozen=True)
+class MetricRow:
+    """A metric. module: `module:object` of the class `tasks.Metric`. keys: config keys, one of which is set where records may
+    have it.
+    """
+
+    module: str
+    keys: tuple[str, ...]
+
+
 Row = TypeVar("Row")
 
 
@@ -150,10 +160,8 @@ MODELS = Features()
 """
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
-METRICS: Table[str] = Table()
-"""Metrics that extensions add to those of a task: objects of the class `tasks.Metric`, each of which says to which configs it
-applies.
-"""
+METRICS: Table[MetricRow] = Table()
+"""Metrics that extensions add to those of a task."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})

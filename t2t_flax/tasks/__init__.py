@@ -118,8 +118,8 @@ class Task(abc.ABC):
 
     def __init__(self, config: Config):
         self.config = config
-        known = itertools.chain(type(self).metrics, METRICS.load_all())
-        self.metrics = tuple(metric for metric in known if metric.applies(config))
+        added = [METRICS.load(name) for name, row in METRICS.items() if any(map(config.value, row.keys))]
+        self.metrics = tuple(metric for metric in (*type(self).metrics, *added) if metric.applies(config))
 
     def of_set(self, name: str) -> "Task":
         """The task of one training source, validation set or test set, in its languages."""

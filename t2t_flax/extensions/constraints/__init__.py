@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, METRICS, SEARCHES, TOKEN_RULES
+from t2t_flax.registry import GROUPS, METRICS, SEARCHES, TOKEN_RULES, MetricRow
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
@@ -82,6 +82,9 @@ class Constraints:
 GROUPS.add("constraints", Constraints)
 SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
 SEARCHES.add("diverse_beam", "t2t_flax.extensions.constraints.diverse:diverse_beam")
-METRICS.add("term_use", "t2t_flax.extensions.constraints.term_use:METRIC")
+METRICS.add(
+    "term_use",
+    MetricRow("t2t_flax.extensions.constraints.term_use:METRIC", ("constraints.counted_terms", "constraints.glossary")),
+)
 _RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
 TOKEN_RULES.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))

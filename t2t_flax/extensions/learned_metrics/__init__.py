@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, KEY_FLAGS, METRICS, KeyFlag
+from t2t_flax.registry import GROUPS, KEY_FLAGS, METRICS, KeyFlag, MetricRow
 
 NAMES = ("comet", "kiwi", "metricx")
 
@@ -64,7 +64,9 @@ class LearnedMetrics:
 
 GROUPS.add("learned_metrics", LearnedMetrics)
 for _name in NAMES:
-    METRICS.add(_name, f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}")
+    METRICS.add(
+        _name, MetricRow(f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}", ("learned_metrics.names",))
+    )
 KEY_FLAGS["--metric"] = KeyFlag(
     "evaluate", "learned_metrics.names", "also score with comet, kiwi, metricx (with commas: several)"
 )

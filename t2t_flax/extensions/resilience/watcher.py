@@ -4,7 +4,9 @@ import contextlib
 import faulthandler
 import sys
 import tempfile
+import threading
 import time
+import traceback
 
 from etils import epath
 
@@ -154,7 +156,10 @@ class Watcher:
 
 
 def stacks_of_all_threads() -> str:
+    """That of the main thread first: of more than 100 threads faulthandler leaves out the oldest."""
+    main = sys._current_frames().get(threading.main_thread().ident or 0)
+    of_main = "".join(["Main thread:\n", *traceback.format_stack(main), "\n"]) if main else ""
     with tempfile.TemporaryFile("w+") as file:  # faulthandler writes to real files alone
         faulthandler.dump_traceback(file=file, all_threads=True)
         file.seek(0)
-        return file.read()
+        return of_main + file.read()
