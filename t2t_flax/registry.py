@@ -48,6 +48,15 @@ class ModelForm:
 
 
 @dataclasses.dataclass(frozen=True)
+class Flag:
+    """A flag that an extension adds to commands. module: `module:object`. metavar: what a value is called; "" = it takes none."""
+
+    module: str
+    summary: str
+    metavar: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
 class KeyFlag:
     """A flag of a command that stands for a config key. key: its dotted name."""
 
@@ -216,20 +225,16 @@ them, translations)`.
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
-LINE_FLAGS: dict[str, tuple[str, str]] = {}
-"""Flags of commands that read source lines: flag -> (`module:function`, its help). The function of (model, line, value) returns
-the line that the model reads.
-"""
-MODEL_FLAGS: dict[str, tuple[str, str]] = {}
-"""Switches of commands that translate lines: flag -> (`module:function`, its help). The function of a trained model returns what
-translates in its place.
-"""
+LINE_FLAGS: Table[Flag] = Table()
+"""Flags of commands that read source lines. The function of (model, line, value) returns the line that the model reads."""
+MODEL_FLAGS: Table[Flag] = Table()
+"""Switches of commands that translate lines. The function of a trained model returns what translates in its place."""
 KEY_FLAGS: dict[str, KeyFlag] = {}
 """Short forms of keys of extensions: flag -> the command that has it, and the key."""
-OUTPUT_FLAGS: dict[str, tuple[str, str, str]] = {}
-"""Flags of commands that translate lines: flag -> (`module:class`, what a value is called, its help). `class(model, value)` has
-`source(line)`, what is translated in place of a user's line, and `answers(lines, sources, n_best)`, what is printed in place of
-the translations of each line; sources: the lines as the model read them. Raises UserError for a wrong value.
+OUTPUT_FLAGS: Table[Flag] = Table()
+"""Flags of commands that translate lines. The class, made with (model, value), has `source(line)`, what is translated in place of
+a user's line, and `answers(lines, sources, n_best)`, what is printed in place of the translations of each line; sources: the
+lines as the model read them. Raises UserError for a wrong value.
 """
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import errno
-import importlib
 import os
 import tempfile
 from collections.abc import Callable
@@ -20,6 +19,8 @@ from t2t_flax.registry import (
     MODEL_FLAGS,
     MODEL_FORMS,
     OUTPUT_FLAGS,
+    Flag,
+    Table,
     absent_extension,
     load_extensions,
 )
@@ -164,28 +165,25 @@ def _attribute(flag: str) -> str:
 
 def add_line_flags(arguments: argparse.ArgumentParser) -> None:
     """The flags of extensions that change source lines; see `prepare_line`."""
+    _add_flags(arguments, LINE_FLAGS)
+
+
+def add_translation_flags(arguments: argparse.ArgumentParser) -> None:
+    """The flags of extensions that change how lines are translated and what is printed; see `prepare_model`, `output_change`."""
+    _add_flags(arguments, MODEL_FLAGS)
+    _add_flags(arguments, OUTPUT_FLAGS)
+
+
+def _add_flags(arguments: argparse.ArgumentParser, table: Table[Flag]) -> None:
     load_extensions()
-    for flag, (_, text) in LINE_FLAGS.items():
-        arguments.add_argument(flag, metavar="CODE", help=text)
-
-
-def add_model_flags(arguments: argparse.ArgumentParser) -> None:
-    """The switches of extensions that change how lines are translated; see `prepare_model`."""
-    load_extensions()
-    for flag, (_, text) in MODEL_FLAGS.items():
-        arguments.add_argument(flag, action="store_const", const="yes", help=text)
-
-
-def add_output_flags(arguments: argparse.ArgumentParser) -> None:
-    """The flags of extensions that change what is printed of translations; see `output_change`."""
-    load_extensions()
-    for flag, (_, value, text) in OUTPUT_FLAGS.items():
-        arguments.add_argument(flag, metavar=value, help=text)
+    for flag, row in table.items():
+        takes: dict[str, Any] = {"metavar": row.metavar} if row.metavar else {"action": "store_const", "const": "yes"}
+        arguments.add_argument(flag, help=row.summary, **takes)
 
 
 def line_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of extensions that are given: of `add_line_flags`, `add_model_flags` and `add_output_flags`. Raises UserError for
-    two of the last.
+    """The flags of extensions that are given: of `add_line_flags` and `add_translation_flags`. Raises UserError for two of
+    `registry.OUTPUT_FLAGS`.
     """
     values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS, *OUTPUT_FLAGS]}
     given = {flag: value for flag, value in values.items() if value is not None}
@@ -197,13 +195,8 @@ def line_flags(args: argparse.Namespace) -> dict[str, str]:
 def prepare_model(model: "TrainedModel", flags: dict[str, str]) -> "TrainedModel":
     """What translates in place of a model, as `line_flags` say. Raises UserError for a model that cannot."""
     for flag in filter(MODEL_FLAGS.__contains__, flags):
-        model = _function(MODEL_FLAGS[flag][0])(model)
+        model = MODEL_FLAGS.load(flag)(model)
     return model
-
-
-def _function(row: str) -> Callable[..., Any]:
-    module, _, name = row.partition(":")
-    return getattr(importlib.import_module(module), name)
 
 
 def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str], str]:
@@ -213,7 +206,7 @@ def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str]
 
     def prepare(line: str) -> str:
         for flag in filter(LINE_FLAGS.__contains__, flags):
-            line = _function(LINE_FLAGS[flag][0])(model, line, flags[flag])
+            line = LINE_FLAGS.load(flag)(model, line, flags[flag])
         return line
 
     prepare("")
@@ -223,7 +216,7 @@ def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str]
 def output_change(model: "TrainedModel", flags: dict[str, str]) -> Any:
     """The object of the flag of `registry.OUTPUT_FLAGS` that is given, or None. Raises UserError for a wrong value."""
     given = filter(OUTPUT_FLAGS.__contains__, flags)
-    return next((_function(OUTPUT_FLAGS[flag][0])(model, flags[flag]) for flag in given), None)
+    return next((OUTPUT_FLAGS.load(flag)(model, flags[flag]) for flag in given), None)
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:

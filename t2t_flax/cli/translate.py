@@ -71,8 +71,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
     arguments.add_line_flags(parser)
-    arguments.add_model_flags(parser)
-    arguments.add_output_flags(parser)
+    arguments.add_translation_flags(parser)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",

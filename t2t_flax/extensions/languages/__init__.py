@@ -13,7 +13,7 @@ from t2t_flax.config.data_keys import VALID_PREFIX, named_entries
 from t2t_flax.config.keys import key
 from t2t_flax.data.hooks import Direction
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, GROUPS, LINE_FLAGS, SUMMARIES
+from t2t_flax.registry import DATA_HOOKS, GROUPS, LINE_FLAGS, SUMMARIES, Flag
 
 BY_NAME = "by_name"
 _LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
@@ -120,7 +120,11 @@ def _names(data: Data) -> dict[str, str]:
 GROUPS.add("languages", Languages)
 DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
 SUMMARIES.add("directions", "t2t_flax.extensions.languages.table")
-LINE_FLAGS["--target-language"] = (
-    "t2t_flax.extensions.languages:in_language",
-    "language to write, with a model of several: its symbol before lines without one",
+LINE_FLAGS.add(
+    "--target-language",
+    Flag(
+        "t2t_flax.extensions.languages:in_language",
+        "language to write, with a model of several: its symbol before lines without one",
+        "CODE",
+    ),
 )
