@@ -72,14 +72,22 @@ def multiprocessing_servers() -> set[psutil.Process]:
     return found
 
 
-@pytest.fixture(autouse=True)
-def programs_of_jax(monkeypatch):
-    """Commands that run in the tests' own process leave JAX's cache on, and its functions as they are."""
+@pytest.fixture(scope="session", autouse=True)
+def programs_of_jax():
+    """Commands that run in the tests' own process, those of shared fixtures too, leave JAX's cache on."""
     from t2t_flax.cli import arguments
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(arguments, "keep_programs", lambda: None)
+        yield
+
+
+@pytest.fixture(autouse=True)
+def jitted_programs(monkeypatch):
+    """How programs run is put back after each test."""
     from t2t_flax.decoding.programs import Program
 
     monkeypatch.setattr(Program, "run", Program.run)
-    monkeypatch.setattr(arguments, "keep_programs", lambda: None)
 
 
 @pytest.fixture(scope="module", autouse=True)

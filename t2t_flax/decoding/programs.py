@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import flax
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.experimental import serialize_executable
 from jax.experimental.compilation_cache import compilation_cache
 
@@ -27,7 +28,7 @@ from t2t_flax.version import source_digest
 
 _UNUSED = 30 * 24 * 3600.0
 """Seconds after which the programs of another version or machine are deleted."""
-_ARRAYS = (jax.Array, jax.ShapeDtypeStruct)
+_ARRAYS = (jax.Array, jax.ShapeDtypeStruct, np.ndarray)
 
 
 class Program:
@@ -238,12 +239,14 @@ def _any_abstract(args: tuple[Any, ...]) -> bool:
 
 
 def _devices(args: tuple[Any, ...]) -> list[jax.Device]:
-    shardings = (x.sharding for x in jax.tree.leaves(args) if isinstance(x, _ARRAYS))
+    shardings = (getattr(x, "sharding", None) for x in jax.tree.leaves(args))
     meshes = [each.mesh.devices for each in shardings if isinstance(each, jax.sharding.NamedSharding)]
     return list(meshes[0].flat) if meshes else jax.devices()[:1]
 
 
 def _abstract(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype)
     if not isinstance(x, jax.Array):
         return x
     return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding if x.committed else None)
@@ -253,18 +256,20 @@ def _placed(x: Any) -> Any:
     """An array's shape, type, and what lies where: equal shardings may be written in several ways."""
     if not isinstance(x, _ARRAYS):
         return x
-    places: Any = x.sharding.devices_indices_map(x.shape).items() if _divided(x) else ()
+    divided = _divided(x)
+    places: Any = divided.devices_indices_map(x.shape).items() if divided else ()
     where = sorted((device.id, str(index)) for device, index in places)
     return x.shape, str(x.dtype), getattr(x, "weak_type", False), where
 
 
 def _key(x: Any) -> Hashable:
-    return (x.shape, x.dtype, x.sharding if _divided(x) else None) if isinstance(x, _ARRAYS) else x
+    return (x.shape, x.dtype, _divided(x)) if isinstance(x, _ARRAYS) else x
 
 
-def _divided(x: Any) -> bool:
-    """Whether an array is on several devices. On one it does not matter how that is written."""
-    return x.sharding is not None and x.sharding.num_devices > 1
+def _divided(x: Any) -> jax.sharding.Sharding | None:
+    """The sharding of an array that is on several devices. On one it does not matter how that is written."""
+    sharding = getattr(x, "sharding", None)
+    return sharding if sharding is not None and sharding.num_devices > 1 else None
 
 
 def _context() -> tuple[Any, ...]:

@@ -2,12 +2,15 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from helpers.runs import start, tiny_run
+from jax import random
 from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.decoding import programs
 from t2t_flax.decoding.programs import Programs
+from t2t_flax.decoding.sampling import random_keys
 from t2t_flax.decoding.search_loop import grow
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import load
@@ -135,6 +138,18 @@ def test_programs_of_other_versions_are_deleted_after_a_month(tmp_path, monkeypa
     programs.os.utime(old, (0, 0))
     Programs(tmp_path).close()
     assert not old.exists() and new.exists() and len(list(tmp_path.iterdir())) == 2
+
+
+def test_numpy_arrays_are_arguments_like_others():
+    """What a program follows from is their shape, not what is in them."""
+    each = Programs()
+    try:
+        for ids in np.arange(3), np.arange(3) + 5:
+            expected = [random.key_data(k) for k in random_keys(1, jnp.asarray(ids), 2)]
+            np.testing.assert_array_equal(random.key_data(random_keys(1, ids, 2)), expected)
+        assert len(each._made) == 2  # of jax.Array, whose ids are int32, and of NumPy, whose are int64
+    finally:
+        each.close()
 
 
 def test_without_a_folder_nothing_is_written(tmp_path, monkeypatch):

@@ -118,7 +118,10 @@ def test_maps_are_drawn_from_the_weights(page):
     color = "m => { const d = m.getContext('2d').getImageData(0, 0, 1, 1).data; return d[0] + d[1] + d[2]; }"
     light = page.locator(".mean canvas").evaluate(color)
     page.emulate_media(color_scheme="dark")
-    assert page.locator(".mean canvas").evaluate(color) > light
+    # The browser tells the page of the change after it has answered.
+    page.wait_for_function(
+        f"light => ({color})(document.querySelector('.mean canvas')) > light", arg=light, timeout=60_000
+    )
 
 
 def test_keyboard_alone(page):
