@@ -183,12 +183,14 @@ def _add_flags(arguments: argparse.ArgumentParser, table: Table[Flag]) -> None:
 
 def line_flags(args: argparse.Namespace) -> dict[str, str]:
     """The flags of extensions that are given: of `add_line_flags` and `add_translation_flags`. Raises UserError for two of
-    `registry.OUTPUT_FLAGS`.
+    `registry.OUTPUT_FLAGS`, which are about whole lines, or one and another of `registry.MODEL_FLAGS`.
     """
     values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS, *OUTPUT_FLAGS]}
     given = {flag: value for flag, value in values.items() if value is not None}
     if len(several := list(filter(OUTPUT_FLAGS.__contains__, given))) > 1:
         raise UserError(f"{' and '.join(several)} both say what is printed: give one of them.")
+    if several and (parts := next(filter(MODEL_FLAGS.__contains__, given), "")):
+        raise UserError(f"{several[0]} is about whole lines, of which {parts} translates parts: give one of them.")
     return given
 
 

@@ -22,6 +22,7 @@ from t2t_flax.cli.lines import (
     windows,
 )
 from t2t_flax.errors import OK, UserError
+from t2t_flax.registry import OUTPUT_FLAGS
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -83,15 +84,25 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[Line]:
-    """The lines of --input, with those of --prefix beside them. Makes --n-best an override. Raises UserError for two different
-    ones, for a file that cannot be read, and for one pipe as two inputs.
+    """The lines of --input as source lines of the run, with those of --prefix beside them. Makes --n-best an override. Raises
+    UserError for two different ones, for a file that cannot be read, for one pipe as two inputs, and for flags on outputs where
+    source lines hold others.
     """
+    from t2t_flax.data.hooks import data_hooks
+    from t2t_flax.evaluation.restore import stored_config
+
     if args.n_best and overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
         raise UserError(f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them.")
     check_read_once(args.input, args.prefix)
     prefixes = iterate_lines(args.prefix) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
-    return paired(iterate_lines(args.input), prefixes, names)
+    lines = iterate_lines(args.input)
+    for hook in data_hooks(stored_config(args.workdir, overrides)):
+        if (changed := hook.lines(lines)) is not None:
+            if flag := next(filter(OUTPUT_FLAGS.__contains__, arguments.line_flags(args)), ""):
+                raise UserError(f"{flag} is about the words of a line, but the run reads others before it.")
+            lines = changed
+    return paired(lines, prefixes, names)
 
 
 def translating(
@@ -130,6 +141,7 @@ def translating(
         out, notes = [], []
         for line, translation, answers in zip(window, translations, texts, strict=True):
             out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
+            notes += [Note(event, line.number) for event in translation.notes]
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
             notes += [Note(_NONE, line.number)] if translation.is_none else []
             notes += [Note(_ENDED, line.number)] if translation.hit_cap else []

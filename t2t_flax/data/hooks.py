@@ -1,7 +1,7 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
 import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from t2t_flax.config import Config
@@ -9,7 +9,7 @@ from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.batches import MoreArrays
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.drawn_pairs import DrawnPairs, Segmentation, TextChange
-from t2t_flax.data.preprocess import PairFilter
+from t2t_flax.data.preprocess import PairFilter, Shorten
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizer_text import Shares
@@ -35,6 +35,12 @@ class DataHook:
         """Control symbols of a source tokenizer that the run trains."""
         return ()
 
+    def separators(self) -> Sequence[str]:
+        """Symbols between the sentences of a text, which stands for the last of them. Tokenizers that the run trains have them as
+        pieces.
+        """
+        return ()
+
     def shares(self) -> Shares | None:
         """Of the sources of data.train, in the text on which a tokenizer is trained; None = by size."""
         return None
@@ -53,6 +59,24 @@ class DataHook:
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
         return ()
+
+    def shorten(self) -> Shorten | None:
+        """What shortens training pairs that are too long."""
+        return None
+
+    def lines(self, lines: Iterator[str]) -> Iterator[str] | None:
+        """The lines of a text that is translated as source lines, each as soon as it has come; None = as they are."""
+        return None
+
+    def sources(
+        self, tokenizers: TokenizerPair, lines: Sequence[str], prefixes: Sequence[str] | None, limit: int
+    ) -> Sequence[str]:
+        """Source lines as the model reads them. limit: most tokens, without EOS."""
+        return lines
+
+    def translated(self, lines: Sequence[str], read: Sequence[str], translations: list[Any]) -> list[Any]:
+        """The `decoding.translator.Translation` of each of `lines`, given that of each line of `sources`."""
+        return translations
 
     def more_arrays(self, tokenizers: TokenizerPair) -> MoreArrays | None:
         """Further arrays of the training batches."""
@@ -94,6 +118,11 @@ def config_of_set(config: Config, name: str) -> Config:
 def control_symbols(config: Config) -> list[str]:
     """Those of a source tokenizer that is trained for this config."""
     return sorted({symbol for hook in data_hooks(config) for symbol in hook.symbols()})
+
+
+def separators(config: Config) -> list[str]:
+    """Those between the sentences of a text; see `DataHook.separators`."""
+    return [symbol for hook in data_hooks(config) for symbol in hook.separators()]
 
 
 def draws_pairs(config: Config) -> bool:

@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import os
-from collections.abc import Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Container, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -83,6 +83,10 @@ class PairFilter:
         return [False] * len(pairs)
 
 
+Shorten = Callable[[TokenizerPair, list[list[int]], int], bool]
+"""(tokenizers, ids of both sides without EOS, most tokens of a side) -> whether the ids, which it changes, are fewer now."""
+
+
 @dataclass(frozen=True)
 class Policies:
     """How pairs that are too long or have an empty side are handled.
@@ -90,7 +94,7 @@ class Policies:
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
     source_eos: whether source sentences end with EOS. filters: drop further pairs. keep_texts: whether the store has the texts
-    of its pairs, too.
+    of its pairs, too. shorten: applied to pairs first; how many it shortened is counted.
     """
 
     max_length: int
@@ -99,10 +103,11 @@ class Policies:
     source_eos: bool = True
     filters: tuple[PairFilter, ...] = ()
     keep_texts: bool = False
+    shorten: Shorten | None = None
 
     def as_stored(self) -> dict[str, Any]:
         """The policies as JSON values, of which the digest of a store is computed."""
-        stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts")}
+        stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts", "shorten")}
         stored |= {"keep_texts": True} if self.keep_texts else {}
         for pair_filter in self.filters:
             stored |= pair_filter.as_stored()
@@ -148,11 +153,17 @@ class Encoder:
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
             for pair in pairs
         ]
+        shortened = [
+            i
+            for i, ids in enumerate(encoded)
+            if ids and policies.shorten and policies.shorten(self.tokenizers, ids, policies.max_length - 1)
+        ]
         reasons, long = self._reasons(pairs, encoded)
         chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
         chunk.counts["dropped"] = len(chunk.dropped)
         chunk.counts.update(reason for _, reason in chunk.dropped)
         chunk.counts["truncated"] = sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
+        chunk.counts["shortened"] = sum(not reasons[i] for i in shortened)
         kept: tuple[list, list] = [], []
         for ids in (ids for ids, reason in zip(encoded, reasons, strict=True) if not reason):
             for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):
@@ -271,7 +282,7 @@ def _write(
         for chunk in last:
             writer.write(*chunk.sides)
         sums = sum(of_sources, collections.Counter())
-        names = [*COUNTS, *shown]
+        names = [*COUNTS, *shown, *(["shortened"] if policies.shorten else [])]
         writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
         if shown:
             writer.meta["reasons"] = shown

@@ -59,8 +59,12 @@ class Tokenizer(abc.ABC):
         return {}
 
     @staticmethod
-    def train(sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "Tokenizer":
-        """A tokenizer for the sentences, under the keys of `data`. Raises UserError if there is no text."""
+    def train(
+        sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), pieces: Sequence[str] = ()
+    ) -> "Tokenizer":
+        """A tokenizer for the sentences, under the keys of `data`. pieces: symbols of its text that are whole pieces. Raises
+        UserError if there is no text.
+        """
         raise NotImplementedError
 
     @property
@@ -114,6 +118,14 @@ class Tokenizer(abc.ABC):
         return type(self), (self.data,)
 
 
+def last_sentences(texts: Iterable[str], separators: Sequence[str]) -> Iterator[str]:
+    """What follows the last separator of each text."""
+    for text in texts:
+        for separator in separators:
+            text = text.rpartition(separator)[2].lstrip()
+        yield text
+
+
 def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
     """(those of the control symbols with which a text begins, the rest of the text)."""
     found: list[str] = []
@@ -164,7 +176,9 @@ class SentencePieceTokenizer(Tokenizer):
         return self._to_model[int(i)]
 
     @staticmethod
-    def train(sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
+    def train(
+        sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), pieces: Sequence[str] = ()
+    ) -> "SentencePieceTokenizer":
         """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size, character_coverage,
         byte_fallback, normalization, split_digits and tokenizer_sentences. The same sentences and keys give the same bytes;
         those of control symbols at the beginning of sentences do not count.
@@ -198,6 +212,7 @@ class SentencePieceTokenizer(Tokenizer):
                 bos_id=-1,
                 num_threads=_NUM_THREADS,
                 max_sentence_length=_MAX_SENTENCE_BYTES,
+                user_defined_symbols=list(pieces),
                 minloglevel=2,
                 **symbols,
             )
@@ -360,21 +375,25 @@ class TokenizerPair:
         return TokenizerPair(*map(load_tokenizer, sides))
 
 
-def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] = ()) -> TokenizerPair:
+def train_tokenizers(
+    source: Source, data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
+) -> TokenizerPair:
     """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
-    of which that of the source has the control symbols. Raises UserError as `Tokenizer.train`.
+    of which that of the source has the control symbols. Of texts with separators it is trained on the last sentence. Raises
+    UserError as `Tokenizer.train`.
     """
     kind, joint = TOKENIZERS.load(data.tokenizer), data.joint_vocabulary
     sample = None if kind.READS_ALL else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))
     if joint:
-        sentences = itertools.chain.from_iterable(source.pairs() if sample is None else sample)
-        both = kind.train(sentences, data, control_symbols)
+        texts = itertools.chain.from_iterable(source.pairs() if sample is None else sample)
+        both = kind.train(last_sentences(texts, separators), data, control_symbols, separators)
         return TokenizerPair(both, both)
     sides = []
     for i, side in enumerate(("source", "target")):
         pairs = source.pairs() if sample is None else sample
         try:
-            sides.append(kind.train((pair[i] for pair in pairs), data, () if i else control_symbols))
+            of_side = last_sentences((pair[i] for pair in pairs), separators)
+            sides.append(kind.train(of_side, data, () if i else control_symbols, separators))
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Config, Decode
 from t2t_flax.config.data_keys import EOS
+from t2t_flax.data.hooks import data_hooks
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import (
     Batch,
@@ -24,6 +25,7 @@ from t2t_flax.decoding.batches import (
     output_cap,
     padded,
     plan_batches,
+    source_limit,
 )
 from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import random_keys
@@ -51,11 +53,13 @@ class Hypothesis:
 class Translation:
     """The n-best list of a sentence, best first (samples: by sample index).
 
-    source_cut: whether the source was truncated to decode.max_source_length.
+    source_cut: whether the source was truncated to decode.max_source_length. notes: what else happened, as it follows the number
+    of lines in a report.
     """
 
     hypotheses: tuple[Hypothesis, ...]
     source_cut: bool = False
+    notes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -90,6 +94,7 @@ class Translator:
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
         self._rules = tuple(module.token_rule(config, tokenizers) for module in TOKEN_RULES.of(config))
         self._prepare = functools.partial(read_lines, config, tokenizers)
+        self._hooks = data_hooks(config)
         step = DecodeStep(model)
         self._step: StepFn = RuledStep(step, self._rules) if self._rules else step
         self._compiled: set[Hashable] = set()
@@ -114,7 +119,9 @@ class Translator:
         and lines differ.
         """
         model, eos = self._model.config, self._source_eos
-        lines, more = self._prepare(lines, first_line)
+        given, (lines, more) = lines, self._prepare(lines, first_line)
+        for hook in self._hooks:
+            lines = hook.sources(self._tokenizers, lines, prefixes, source_limit(self._config, model) - eos)
         encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         params = in_compute_type(self._model, params)
@@ -136,6 +143,8 @@ class Translator:
                 done += len(batch.indices)
                 if progress:
                     progress(done, total)
+        for hook in self._hooks:
+            translations = hook.translated(given, lines, translations)
         return translations
 
     @contextlib.contextmanager

@@ -24,12 +24,12 @@ EXTENSIONS = (
     "bulk_translation",
     "subwords",
     "noise",
+    "documents",
     "mixtures",
     "languages",
     "averaging",
     "optimizers",
     "constraints",
-    "documents",
     "learned_metrics",
     "alignments",
     "ensembles",
@@ -99,7 +99,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "mbr": {"commands": ("mbr", "rerank"), "groups": ("rerank",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
-    "documents": {"flags": ("--split-sentences",)},
+    "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
 messages of a checkout that lacks one.

@@ -46,12 +46,15 @@ def use(monkeypatch, tmp_path) -> CapitalsRun:
     monkeypatch.setattr(lines_module, "WINDOW_BATCHES", 4)
     run = CapitalsRun(None)
 
+    def stored_config(workdir, overrides):
+        return resolve(override(to_config_dict(Config()), {"decode.batch_size": "1"} | overrides))
+
     def load_run(args, overrides):
-        values = {"decode.batch_size": "1"} | overrides
-        run.config = resolve(override(to_config_dict(Config()), values))
+        run.config = stored_config(args.workdir, overrides)
         return run
 
     monkeypatch.setattr(arguments, "load_run", load_run)
+    monkeypatch.setattr("t2t_flax.evaluation.restore.stored_config", stored_config)
     return run
 
 

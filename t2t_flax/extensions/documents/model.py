@@ -2,18 +2,25 @@
 
 import itertools
 import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from t2t_flax.decoding.token_rules import read_lines
+from t2t_flax.config.schema import fields
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.documents.sentences import Sentences, sentences_of
 
+_MORE_THAN_TEXT = ("constraints.lines", "documents.context")
+"""Keys with which lines hold more than their text."""
+
+
+def _exists(name: str) -> bool:
+    return name in fields()
+
 
 class SentenceModel:
     """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs. Raises UserError for a task other
-    than translation, for samples, which depend on the number of their line, and for lines that hold more than their text.
+    than translation, for samples, which depend on the number of their line, and for lines that hold more than a text.
     """
 
     def __init__(self, model: Any):
@@ -24,25 +31,17 @@ class SentenceModel:
             raise UserError(
                 "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
             )
+        for name in filter(config.value, filter(_exists, _MORE_THAN_TEXT)):
+            raise UserError(
+                f"--split-sentences takes lines of text alone, not what config.{name} = {config.value(name)} adds."
+            )
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
-    def translate(
-        self,
-        lines: Sequence[str],
-        *,
-        prefixes: Sequence[str] | None = None,
-        first_line: int = 0,
-        progress: Callable[[int, int], None] | None = None,
-    ) -> list[Translation]:
-        """One Translation per line, made of those of its sentences. A prefix begins the first of them."""
-        read, _ = read_lines(self._model.config, self._model.tokenizers, lines, first_line)
-        if list(read) != list(lines):
-            raise UserError(
-                "--split-sentences takes lines of text alone: some hold what is asked of their translations."
-            )
+    def translate(self, lines: Sequence[str], *, prefixes=None, progress=None, **options: Any) -> list[Translation]:
+        """As `Decoder.translate`; a Translation is made of those of a line's sentences. A prefix begins the first of them."""
         paragraphs = [sentences_of(self._model, line) for line in lines]
         starts = list(itertools.accumulate((len(each.sentences) for each in paragraphs), initial=0))
         texts = [sentence for each in paragraphs for sentence in each.sentences]
@@ -56,7 +55,8 @@ class SentenceModel:
             assert progress
             progress(done * len(lines) // max(1, total), len(lines))
 
-        made = self._model.translate(texts, prefixes=begun, progress=progress and lines_done)
+        options |= {"first_line": 0, "prefixes": begun, "progress": progress and lines_done}
+        made = self._model.translate(texts, **options)
         return [
             joined(paragraph, made[start:end])
             for paragraph, (start, end) in zip(paragraphs, itertools.pairwise(starts), strict=True)

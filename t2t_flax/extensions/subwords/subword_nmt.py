@@ -39,8 +39,8 @@ class SubwordNmtTokenizer(ListTokenizer):
         return {"codes": read_codes(epath.Path(data.root or ".") / data.tokenizer_model)}
 
     @staticmethod
-    def train(sentences, data, control_symbols=()):
-        """The tokenizer for the sentences, see `with_vocabulary`; it has no control symbols."""
+    def train(sentences, data, control_symbols=(), pieces=()):
+        """The tokenizer for the sentences, see `with_vocabulary`; it has no symbols."""
         return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], sentences)
 
     def encode_text(self, text):

@@ -41,14 +41,15 @@ def test_a_paragraph_is_the_translations_of_its_sentences():
     assert sentences == ["It is late.", "He left.", "", "One.", "A dog.", "Two dogs!", "Three?", ""]
 
 
-def test_lines_that_hold_more_than_text_are_refused():
-    pytest.importorskip("t2t_flax.extensions.constraints")
-    run = model()
-    run.tokenizers.target = None  # of phrases, which these lines do not have
-    run.config = run.config.with_values({"constraints.lines": "json"})
-    assert run.in_sentences.translate(["One. Two."], progress=print)[0].text == "ONE. TWO."
-    with pytest.raises(UserError, match="--split-sentences"):
-        run.in_sentences.translate(['{"text": "One. Two."}'])
+@pytest.mark.parametrize(
+    "name, value", [("constraints.lines", "json"), ("constraints.lines", "tabs"), ("documents.context", 2)]
+)
+def test_lines_that_hold_more_than_text_are_refused_by_the_key(name, value):
+    pytest.importorskip(f"t2t_flax.extensions.{name.partition('.')[0]}")
+    with pytest.raises(
+        UserError, match=f"--split-sentences takes lines of text alone, not what config.{name} = {value}"
+    ):
+        SentenceModel(SimpleNamespace(config=Config().with_values({name: value})))
 
 
 def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
