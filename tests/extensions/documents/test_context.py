@@ -70,7 +70,9 @@ def test_stored_pairs_are_windows_and_the_vocabulary_is_that_of_sentences(text, 
     for number in range(9):
         first = number - number % 3
         sides = train[first : number + 1], train[max(first, number - 1) : number + 1]
-        for side, (pairs, stored) in enumerate(zip(sides, (with_context.train.source, with_context.train.target))):
+        for side, (pairs, stored) in enumerate(
+            zip(sides, (with_context.train.source, with_context.train.target), strict=True)
+        ):
             assert tokenizer.decode(stored(number)[:-1].tolist()) == f"{SEP} ".join(pair[side] for pair in pairs)
 
 
@@ -105,7 +107,7 @@ def test_resume_is_bit_exact(text, tmp_path, cache):
 def windows(lines=LINES, ids=IDS, context=2):
     made = []
     for number, line in enumerate(lines):
-        same = [other for other, document in zip(lines[:number], ids) if document == ids[number]]
+        same = [other for other, document in zip(lines[:number], ids, strict=False) if document == ids[number]]
         made.append(f"{SEP} ".join([*same[-context:], line]))
     return made
 
