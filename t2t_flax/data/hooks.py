@@ -98,8 +98,8 @@ class DataHook:
         """Lines on the prepared data, which `prepare` and `train` print."""
         return ()
 
-    def record(self, name: str) -> dict[str, Any]:
-        """Entries on the data in the record of a validation or test set."""
+    def record(self, name: str, predictions: Any) -> dict[str, Any]:
+        """Entries on the data in the record of a validation or test set; predictions: its `tasks.Predictions`."""
         return {}
 
 

@@ -93,7 +93,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
-            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split).items()},
+            **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split, predictions).items()},
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
         "counts": {

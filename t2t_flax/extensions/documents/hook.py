@@ -19,7 +19,8 @@ from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of, spl
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.documents import Documents
-from t2t_flax.extensions.documents.windows import WindowForm, Windows, documents_in
+from t2t_flax.extensions.documents.windows import WindowForm, Windows, documents_of
+from t2t_flax.tasks.translation import recipe, sacrebleu_statistics
 
 SHORTENED = "lost the oldest sentences before them, with which they are longer than config.decode.max_source_length"
 OTHER_COUNT = (
@@ -41,6 +42,8 @@ class ShortenWindows:
     form: WindowForm
 
     def __call__(self, tokenizers: TokenizerPair, ids: list[list[int]], most: int) -> bool:
+        if max(map(len, ids)) <= most:
+            return False
         separators = [separator_in(side, self.form.separator) for side in (tokenizers.source, tokenizers.target)]
         symbols = set(tokenizers.source.control_symbols.values())
         heads = [next((at for at, token in enumerate(ids[0]) if token not in symbols), 0), 0]
@@ -168,19 +171,22 @@ class DocumentsHook(DataHook):
             f"windows: {count:,} without their oldest sentences, with which they exceed config.data.max_length = {most}"
         ]
 
-    def record(self, name):
+    def record(self, name, predictions):
+        """The keys, the file of ids, and for each document its sentences and sacreBLEU."""
         data = self._config.data
         split = "valid" if name in data.valid_sets else "test" if name in data.test_sets else "train"
         ids = self._ids(split, name)
-        entry: dict[str, Any] = {**dataclasses.asdict(self._form), "ids": "blank lines"}
-        if ids:
-            documents = documents_in(ids)
-            entry |= {
-                "ids": os.fspath(ids),
-                "digest": file_sha256(ids),
-                "count": len(documents),
-                "documents": documents,
+        entry: dict[str, Any] = {**dataclasses.asdict(self._form), "ids": os.fspath(ids) if ids else "blank lines"}
+        entry |= {"ids_digest": file_sha256(ids)} if ids else {}
+        statistics = sacrebleu_statistics(recipe("sacrebleu", self._config), predictions)
+        entry["documents"] = [
+            {
+                "id": document,
+                "sentences": len(rows),
+                "sacrebleu": round(statistics.score(statistics.values[rows].sum(0)), 2),
             }
+            for document, rows in documents_of(predictions.sources, ids)
+        ]
         return {"documents": entry}
 
 

@@ -143,6 +143,12 @@ class Windows(Source):
         return self._source.where(i)
 
 
-def documents_in(ids: epath.Path) -> list[tuple[str, int]]:
-    """(id, number of sentences) of each document of a file of ids."""
-    return [(name, sum(1 for _ in group)) for name, group in itertools.groupby(lines_of_file(ids))]
+def documents_of(sources: Sequence[str], ids: epath.Path | None) -> list[tuple[str, list[int]]]:
+    """(id, numbers of its sentences) of each document. sources: single sentences, of which blank ones divide documents without a
+    file of ids; the id is then the document's number.
+    """
+    if ids:
+        groups = itertools.groupby(enumerate(lines_of_file(ids)), key=lambda numbered: numbered[1])
+        return [(name, [number for number, _ in group]) for name, group in groups]
+    texts = itertools.groupby(range(len(sources)), key=lambda number: bool(sources[number].strip()))
+    return [(str(count), list(group)) for count, group in enumerate((group for text, group in texts if text), 1)]

@@ -52,7 +52,7 @@ class LanguagesHook(DataHook):
         pairs = ", ".join(f"{direction} {count:,} pairs" for direction, count in counts.items())
         return [f"directions: {pairs}", *self._zero_shot()]
 
-    def record(self, name):
+    def record(self, name, predictions):
         if not (direction := self._of(name)):
             return {}
         return {"direction": str(direction), "zero_shot": bool(self._trained) and direction not in self._trained}

@@ -4,6 +4,7 @@ import dataclasses
 import json
 
 import pytest
+import sacrebleu
 from helpers import capitals_run
 from helpers.runs import SHORT_SEARCH, start, tiny_run
 
@@ -126,7 +127,12 @@ def test_evaluation_decodes_the_windows_of_the_file_and_scores_single_sentences(
     assert [hypothesis for *_, hypothesis in triples] == [t.text for t in run.translate(windows())]
     assert [reference for _, reference, _ in triples] == [target for _, target in toy.pairs("test", 6)]
     documents = record["data"]["documents"]
-    assert documents["context"] == 2 and documents["documents"] == [("a", 2), ("b", 4)]
+    assert documents["context"] == 2
+    assert [(one["id"], one["sentences"]) for one in documents["documents"]] == [("a", 2), ("b", 4)]
+    lines = [hypothesis for *_, hypothesis in triples], [reference for _, reference, _ in triples]
+    for document, rows in zip(documents["documents"], (slice(0, 2), slice(2, 6)), strict=True):
+        expected = sacrebleu.corpus_bleu(lines[0][rows], [lines[1][rows]]).score
+        assert document["sacrebleu"] == pytest.approx(expected, abs=0.01)
     counted = sum(OTHER_COUNT in t.notes for t in run.translate(windows()))
     assert record["notes"] == ({OTHER_COUNT: counted} if counted else {})
     json.dumps(record)

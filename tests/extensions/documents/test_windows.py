@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from t2t_flax.data.sources import open_source
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.documents.hook import ShortenWindows
-from t2t_flax.extensions.documents.windows import WindowForm, Windows
+from t2t_flax.extensions.documents.windows import WindowForm, Windows, documents_of
 
 SEP = "<sep>"
 SENTENCES = st.sampled_from(["", " ", "a", "b c", "d.", "e f g"])
@@ -116,6 +116,12 @@ def test_a_source_of_windows_has_single_references_and_depends_on_its_ids(tmp_pa
     )
     assert list(windows_of(tmp_path, "abc", "122").pairs())[1:] == [("b", "B"), ("b<sep> c", "B<sep> C")]
     assert windows_of(tmp_path, "abc", "112").fingerprint() == by_id
+
+
+def test_documents_of_a_set_are_those_of_its_ids_or_blank_lines(tmp_path):
+    (tmp_path / "ids").write_text("a\na\nb\na\n")
+    assert documents_of(["x"] * 4, tmp_path / "ids") == [("a", [0, 1]), ("b", [2]), ("a", [3])]
+    assert documents_of(["x", "y", " ", "", "z"], None) == [("1", [0, 1]), ("2", [4])]
 
 
 @pytest.mark.parametrize("ids, counts", [("11", "2 lines and s,t 3 pairs"), ("1111", "4 lines and s,t 3 pairs")])
