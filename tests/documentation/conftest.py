@@ -21,6 +21,7 @@ def folder(tmp_path_factory):
     for split, pairs in splits.items():
         for language, side in sides:
             (checkout / f"{split}.{language}").write_text("".join(f"{pair[side]}\n" for pair in pairs))
+        (checkout / f"{split}.ids").write_text("".join(f"{number // 4}\n" for number in range(len(pairs))))
     for language, side in sides:
         for name in ("bt", "mono"):
             (checkout / f"{name}.{language}").write_text("".join(f"{pair[side]}\n" for pair in splits["train"][:100]))

@@ -24,6 +24,7 @@ from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import init_state
 
 SEP = "<sep>"
+SPLITS = "data.train", "data.valid", "data.test"
 LINES = [source for source, _ in toy.pairs("test", 6)]
 IDS = "aabbbb"
 
@@ -158,7 +159,7 @@ def translation(*texts):
         ("a<sep> b", "A<sep> B", "B", False),
         ("a<sep> b", "B", "B", True),
         ("a<sep> b", "A<sep> B<sep> C", "C", True),
-        ("a<sep> b", "A<sep>", "", True),
+        ("a<sep> b", "A<sep>", "", False),
         ("b", "B", "B", False),
         ("b", "A<sep> B", "B", True),
         (" ", "", "", False),
@@ -244,11 +245,17 @@ def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):
     [
         ({"documents.context": 1, "documents.target_context": 2}, "target_context = 2 is more than"),
         ({"documents.context": 1, "documents.separator": "a b"}, "separator = 'a b': expected a symbol without spaces"),
-        ({"documents.ids": "dev=x"}, "no source 'dev'; the sources are train, valid, test"),
+        (
+            {"documents.ids": "dev=x"} | dict.fromkeys(SPLITS, "toy:train"),
+            "no source 'dev'; the sources are train, valid, test",
+        ),
         ({"documents.context": 1, "decode.engine": "ctranslate2"}, "needs config.decode.engine = jax"),
         ({"documents.context": 1, "noise.typos": 0.1}, "changed or segmented anew in each pass"),
         ({"documents.context": 1, "constraints.lines": "json"}, "config.constraints.lines = json: lines hold more"),
-        ({"documents.context": 1, "data.tokenizer": "subword_nmt"}, "data.tokenizer = bpe or unigram"),
+        (
+            {"documents.context": 1, "data.tokenizer": "subword_nmt", "data.tokenizer_model": "codes"},
+            "data.tokenizer = bpe or unigram",
+        ),
     ],
 )
 def test_keys_that_do_not_go_together_are_named(keys, message):
