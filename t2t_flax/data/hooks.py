@@ -1,7 +1,7 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
 import functools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from t2t_flax.config import Config
@@ -9,7 +9,7 @@ from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.batches import MoreArrays
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.drawn_pairs import DrawnPairs, Segmentation, TextChange
-from t2t_flax.data.preprocess import PairFilter, Shorten
+from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizer_text import Shares
@@ -60,8 +60,10 @@ class DataHook:
         """Filters of the training pairs."""
         return ()
 
-    def shorten(self) -> Shorten | None:
-        """What shortens training pairs that are too long."""
+    def shorten(self) -> Callable[[TokenizerPair, list[list[int]], int], bool] | None:
+        """What shortens training pairs before those that are too long are dropped: a picklable function (tokenizers, ids of both
+        sides without EOS, most tokens of a side) -> whether the ids, which it changes, are fewer now.
+        """
         return None
 
     def lines(self, lines: Iterator[str]) -> Iterator[str] | None:

@@ -37,7 +37,7 @@ SHARD_CHUNKS = 50
 CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
-COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
+COUNTS = ("pairs_read", "dropped", "truncated", "shortened", "empty", "too_long")
 """Beside those of sources and filters, by their reason. A pair that is dropped counts under the first reason that applies, empty
 and too_long among them, so that the counts of all reasons add up to `dropped`."""
 
@@ -83,10 +83,6 @@ class PairFilter:
         return [False] * len(pairs)
 
 
-Shorten = Callable[[TokenizerPair, list[list[int]], int], bool]
-"""(tokenizers, ids of both sides without EOS, most tokens of a side) -> whether the ids, which it changes, are fewer now."""
-
-
 @dataclass(frozen=True)
 class Policies:
     """How pairs that are too long or have an empty side are handled.
@@ -94,7 +90,7 @@ class Policies:
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
     source_eos: whether source sentences end with EOS. filters: drop further pairs. keep_texts: whether the store has the texts
-    of its pairs, too. shorten: applied to pairs first; how many it shortened is counted.
+    of its pairs, too. shorten: see `hooks.DataHook.shorten`.
     """
 
     max_length: int
@@ -103,7 +99,7 @@ class Policies:
     source_eos: bool = True
     filters: tuple[PairFilter, ...] = ()
     keep_texts: bool = False
-    shorten: Shorten | None = None
+    shorten: Callable[[TokenizerPair, list[list[int]], int], bool] | None = None
 
     def as_stored(self) -> dict[str, Any]:
         """The policies as JSON values, of which the digest of a store is computed."""
@@ -153,11 +149,8 @@ class Encoder:
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
             for pair in pairs
         ]
-        shortened = [
-            i
-            for i, ids in enumerate(encoded)
-            if ids and policies.shorten and policies.shorten(self.tokenizers, ids, policies.max_length - 1)
-        ]
+        shorten, most = policies.shorten, policies.max_length - 1
+        shortened = [i for i, ids in enumerate(encoded) if ids and shorten and shorten(self.tokenizers, ids, most)]
         reasons, long = self._reasons(pairs, encoded)
         chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
         chunk.counts["dropped"] = len(chunk.dropped)
@@ -282,7 +275,7 @@ def _write(
         for chunk in last:
             writer.write(*chunk.sides)
         sums = sum(of_sources, collections.Counter())
-        names = [*COUNTS, *shown, *(["shortened"] if policies.shorten else [])]
+        names = [*COUNTS, *shown]
         writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
         if shown:
             writer.meta["reasons"] = shown
@@ -310,9 +303,7 @@ class _Content:
         if not changed and not whole:
             return
         with contextlib.suppress(FileNotFoundError):
-            if (
-                self._source.fingerprint() == self.fingerprint
-            ):  # a file has got other times, or another name beside its own
+            if self._source.fingerprint() == self.fingerprint:  # a file has other times, or another name beside its own
                 self._states = states
                 return
         raise UserError(

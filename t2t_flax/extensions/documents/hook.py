@@ -37,7 +37,7 @@ def separator_in(tokenizer: Tokenizer, symbol: str) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ShortenWindows:
-    """Drops the oldest sentences of pairs of windows that are too long; `data.preprocess.Shorten`."""
+    """Drops the oldest sentences of pairs of windows that are too long; `DataHook.shorten`."""
 
     form: WindowForm
 
@@ -161,14 +161,6 @@ class DocumentsHook(DataHook):
         return [
             f"windows: {self._form.context} sentences before each source, {self._form.target_context} before each target, "
             f"divided by {self._form.separator}"
-        ]
-
-    def describe(self, corpus):
-        if not (count := corpus.train.meta.get("shortened", 0)):
-            return []
-        most = self._config.data.max_length
-        return [
-            f"windows: {count:,} without their oldest sentences, with which they exceed config.data.max_length = {most}"
         ]
 
     def record(self, name, predictions):

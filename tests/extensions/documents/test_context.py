@@ -83,7 +83,7 @@ def test_windows_that_are_too_long_are_counted_and_all_sentences_are_kept(text, 
     corpus = prepare_corpus(task_of(config), tmp_path)
     count = corpus.train.meta["shortened"]
     assert count > 100 and corpus.train.num_pairs == 300
-    assert f"windows: {count:,} without their oldest sentences" in corpus.describe_train(config)
+    assert f"{count:,} shortened" in corpus.describe_train(config)
     assert max(corpus.train.source_lengths.max(), corpus.train.target_lengths.max()) <= 30
 
 
