@@ -41,8 +41,7 @@ COUNTS = ("pairs_read", "dropped", "truncated", "shortened", "empty", "too_long"
 """Beside those of sources and filters, by their reason. A pair that is dropped counts under the first reason that applies, empty
 and too_long among them, so that the counts of all reasons add up to `dropped`."""
 
-EMPTY = "with an empty side"
-"""In messages, after a number."""
+EMPTY = "with an empty side"  # in messages, after a number
 
 Unread = tuple[str, str] | str
 """The texts of a pair, or the reason why it is dropped before it is tokenized."""
