@@ -34,6 +34,7 @@ EXTENSIONS = (
     "alignments",
     "ensembles",
     "mbr",
+    "scaling",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -99,6 +100,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "mbr": {"commands": ("mbr", "rerank"), "groups": ("rerank",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
+    "scaling": {"commands": ("fit_scaling", "branch")},
     "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the

@@ -1,4 +1,4 @@
-"""Mixtures: shares, tags, limits and samples of the sources of data.train."""
+"""Mixtures: shares, tags, limits and samples of the sources of data.train, and batch sizes that grow during training."""
 
 import math
 import re
@@ -25,6 +25,13 @@ class Mixtures:
         mutable=True,
         changes=TRAINING,
     )
+    batch_tokens: str = key(
+        "",
+        "tokens per update from an update on, in place of data.batch_tokens, which counts before: '2000: 50000; 8000: 100000'; "
+        "later ones may change. The learning rate stays that of its schedule",
+        mutable=True,
+        changes=TRAINING,
+    )
     temperature: float | None = key(
         None, "shares are (pairs of the source)^(1/T): larger = small sources more often; none = every pair equally often",
         low=1.0, high=1e6,
@@ -46,19 +53,32 @@ class Mixtures:
         )
         if both := sorted(limits.keys() & samples.keys()):
             raise UserError(f"config.mixtures.limits and config.mixtures.samples both name {both[0]}: set one of them.")
+        sizes = parse_batch_tokens(config)
+        if small := next((size for size in sizes.values() if size < 2 * config.data.max_length), None):
+            raise UserError(
+                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: {small} tokens must hold at least two of the longest pairs "
+                f"(config.data.max_length = {config.data.max_length})."
+            )
         if self.temperature is not None and phases[0].weights:
             raise UserError(
                 f"config.mixtures.shares gives the shares: config.mixtures.temperature = {self.temperature} would have no "
                 "effect. Set one of them."
             )
-        if len(phases) > 1 and (config.eval.every_epochs or config.checkpoint.every_epochs):
+        if len(phases) + len(sizes) > 1 and (config.eval.every_epochs or config.checkpoint.every_epochs):
+            changing = "batch_tokens" if sizes else "shares"
             raise UserError(
-                f"config.mixtures.shares = {self.shares!r} changes the length of an epoch: use config.eval.every_steps and "
+                f"config.mixtures.{changing} = {getattr(self, changing)!r} changes the length of an epoch: use config.eval.every_steps and "
                 "config.checkpoint.every_steps instead of every_epochs."
             )
 
     def check_change(self, stored: Config, given: Config, step: int) -> None:
-        """Raises UserError for other shares in updates up to `step`."""
+        """Raises UserError for other shares or batch sizes in updates up to `step`."""
+        old, new = ({k: n for k, n in parse_batch_tokens(c).items() if k < step} for c in (stored, given))
+        if old != new:
+            raise UserError(
+                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: the run stands at update {step}, up to which it had "
+                f"{stored.group('mixtures').batch_tokens!r}. Only sizes from this or a later update on may change."
+            )
         before, now = ([phase.shares for phase in parse_shares(c) if phase.start < step] for c in (stored, given))
         if before != now and len(given.data.train_sources) > 1:
             raise UserError(
@@ -99,6 +119,29 @@ def parse_shares(config: Config) -> list[Phase]:
         weights = {name: _weight(shown, value) for name, value in _entries(shown, entries, config).items()}
         phases.append(Phase(first, weights))
     return phases
+
+
+def parse_batch_tokens(config: Config) -> dict[int, int]:
+    """mixtures.batch_tokens by the first update (from 0) that has them. Raises UserError for what is no list of ascending updates
+    and sizes.
+    """
+    text = config.group("mixtures").batch_tokens
+    shown, sizes = f"config.mixtures.batch_tokens = {text!r}", {}
+    for part in (part for part in text.split(";") if part.strip()):
+        entry = _START.fullmatch(part)
+        if not entry or not entry[2].strip().isdecimal() or not 16 <= int(entry[2]) <= 2**28:
+            raise UserError(
+                f"{shown}: {part.strip()!r} is not UPDATE: TOKENS, as in 2000: 50000, of 16 tokens or more."
+            )
+        first = int(entry[1])
+        if first <= max(sizes, default=0):
+            raise UserError(
+                f"{shown}: update {first} must come after update {max(sizes, default=0)}, up to which data.batch_tokens counts."
+                if not sizes
+                else f"{shown}: update {first} must come after update {max(sizes)}."
+            )
+        sizes[first] = int(entry[2])
+    return sizes
 
 
 def parse_tags(config: Config) -> dict[str, str]:
@@ -153,5 +196,5 @@ def _weight(shown: str, text: str) -> float:
 GROUPS.add("mixtures", Mixtures)
 DATA_HOOKS.add(
     "t2t_flax.extensions.mixtures.hook",
-    *(f"mixtures.{key}" for key in ("shares", "temperature", "tags", "limits", "samples")),
+    *(f"mixtures.{key}" for key in ("shares", "batch_tokens", "temperature", "tags", "limits", "samples")),
 )

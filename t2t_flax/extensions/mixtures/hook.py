@@ -4,7 +4,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
 from t2t_flax.data.sources import TaggedSource
 from t2t_flax.data.tokenizer_text import Shares
-from t2t_flax.extensions.mixtures import parse_limits, parse_samples, parse_shares, parse_tags
+from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_limits, parse_samples, parse_shares, parse_tags
 from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
 
@@ -49,7 +49,8 @@ class MixturesHook(DataHook):
             if weights is not None:
                 shares = ", ".join(f"{name} {weight / sum(weights.values()):.1%}" for name, weight in weights.items())
             lines.append(f"shares from update {start:,}: {shares}")
-        return lines
+        sizes = parse_batch_tokens(self._config).items()
+        return lines + [f"{tokens:,} tokens per update from update {start:,}" for start, tokens in sizes]
 
     def describe(self, corpus):
         phases = mixtures(corpus.train, self._config, self._config.data, self._config.seed.data) or []

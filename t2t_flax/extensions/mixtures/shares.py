@@ -12,18 +12,20 @@ import itertools
 import zlib
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.ahead import Ahead
+from t2t_flax.data.batching.batch_sampler import Size
 from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update, common_sizes
 from t2t_flax.data.batching.streams import PairStream, Visits, join, passes_in_window, windows_in_pass
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.mixtures import parse_shares
+from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_shares
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +108,12 @@ class Mixture:
 
 
 def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[tuple[int, Mixture]] | None:
-    """(first update, mixture) of each phase of the config, as if it were the first; None if all pairs count equally."""
+    """(first update, mixture) of each phase of the config, as if it were the first; None if all pairs count equally, in
+    batches of one size.
+    """
     names, temperature = tuple(config.data.train_sources), config.group("mixtures").temperature or 1.0
-    phases = parse_shares(config)
-    if len(names) < 2 or temperature == 1 and not phases[0].weights:
+    phases = phases_of(config)
+    if len(phases) == 1 and (len(names) < 2 or temperature == 1 and not phases[0].weights):
         return None
     pairs = store.pairs_of_sources
     if len(names) != len(pairs):
@@ -123,9 +127,33 @@ def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[t
         for number, (at, count) in enumerate(zip(first, pairs, strict=False))
     )
     return [
-        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), store, data))
-        for start, weights in phases
+        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), store, _sized(data, tokens)))
+        for start, weights, tokens in phases
     ]
+
+
+class PhaseOfUpdates(NamedTuple):
+    """start: the first update. weights: see `Phase`. tokens: data.batch_tokens in this phase."""
+
+    start: int
+    weights: dict[str, float] | None
+    tokens: int
+
+
+def phases_of(config: Config) -> list[PhaseOfUpdates]:
+    """The phases of a config, each with other shares or another batch size than the one before."""
+    shares = dict(parse_shares(config))
+    sizes = {0: config.data.batch_tokens} | parse_batch_tokens(config)
+    if len(config.data.train_sources) < 2:
+        shares = {0: None}
+    last = lambda values, start: values[max(first for first in values if first <= start)]  # noqa: E731
+    return [
+        PhaseOfUpdates(start, last(shares, start), last(sizes, start)) for start in sorted(shares.keys() | sizes.keys())
+    ]
+
+
+def _sized(data: Data, tokens: int) -> Data:
+    return dataclasses.replace(data, batch_tokens=tokens)
 
 
 def _shares(
@@ -162,7 +190,10 @@ class Phases:
 
     def __init__(self, phases: dict[int, Layouts]):
         self._starts, self._phases = list(phases), list(phases.values())
-        self.sizes = common_sizes([phase.sizes for phase in self._phases])
+        by_tokens: dict[int, list[Sequence[Size]]] = {}
+        for phase in self._phases:
+            by_tokens.setdefault(phase.layouter.config.batch_tokens, []).append(phase.sizes)
+        self.sizes = sorted({size for sizes in by_tokens.values() for size in common_sizes(sizes)})
         self.updates_per_epoch = self._phases[0].updates_per_epoch
         self._phase = functools.cache(self._continued)
 
@@ -201,9 +232,10 @@ def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
         if phases is None:
             return make(store, data, seed, windows_of)
         seeds = [key_of(seed, 7, number) if number else seed for number in range(len(phases))]
+        sized = [_sized(data, phase.tokens) for phase in phases_of(config)]
         return Phases({
-            start: make(store, data, of_phase, lambda store, mixture=mixture: mixture)
-            for of_phase, (start, mixture) in zip(seeds, phases, strict=True)
+            start: make(store, of_size, of_phase, lambda store, mixture=mixture: mixture)
+            for of_phase, of_size, (start, mixture) in zip(seeds, sized, phases, strict=True)
         })  # fmt: skip
 
     return make_phases

@@ -173,6 +173,27 @@ def test_shares_change_at_the_given_update(store):
     assert all(batches.batch(k).shape in batches.shapes for k in range(40))
 
 
+@pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
+@pytest.mark.parametrize("batching", ["packed", "buckets"])
+def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, train):
+    if "=" not in train:
+        store.meta["pairs_of_sources"] = [120]
+    keys = dict(train=train, batch_tokens="7: 320; 12: 640", data=dict(batching=batching, batch_tokens=80))
+    batches, again = (batches_of(store, **keys) for _ in range(2))
+    seen, sizes = np.zeros(120, int), []
+    for k in range(40):
+        batch = batches.batch(k)
+        assert batch.shape in batches.shapes
+        np.add.at(seen, batch.pairs, 1)
+        sizes.append(max(batch.source_tokens, batch.target_tokens))
+    for k in (39, 3, 13, 7):
+        np.testing.assert_array_equal(again.batch(k).pairs, batches.batch(k).pairs)
+    assert max(sizes[:7]) <= 80 < max(sizes[7:12]) <= 320 < max(sizes[12:]) <= 640
+    slots = [batches.batch(k).shape.size for k in range(40)]
+    assert max(slots[:7]) < min(slots[13:20]), "a small batch is not padded to a large one"
+    assert seen.min() >= 1 and np.ptp(seen) <= 2, "but for the pairs of the windows that are being shuffled"
+
+
 def test_schedule_repeats_no_order(store):
     """A later phase with the shares of the first draws new orders."""
     batches = batches_of(store, shares="clean=1, bt=1; 6: clean=1, bt=1")
@@ -191,6 +212,10 @@ def test_schedule_repeats_no_order(store):
         (dict(shares="5: clean=1"), "write shares from update 0"),
         (dict(shares="clean=1; 5: bt=1; 5: clean=1"), "update 5 must come after update 5"),
         (dict(shares="clean=1", temperature=2.0), "config.mixtures.temperature = 2.0 would have no effect"),
+        (dict(batch_tokens="5: many"), "'5: many' is not UPDATE: TOKENS"),
+        (dict(batch_tokens="0: 320"), "update 0 must come after update 0"),
+        (dict(batch_tokens="9: 320; 5: 640"), "update 5 must come after update 9"),
+        (dict(batch_tokens="9: 20"), "must hold at least two of the longest pairs"),
         (dict(tags="bt=<b t>"), "'<b t>' is not one word"),
         (dict(tags="bt=</s>"), "</s> is a piece with a meaning of its own"),
         (dict(tags="bt=<0x0A>"), "<0x0A> is a piece with a meaning of its own"),
@@ -205,8 +230,9 @@ def test_wrong_mixtures_are_refused_by_key(keys, message):
     assert message in str(error.value)
 
 
-def test_epochs_cannot_be_counted_while_their_length_changes():
-    keys = {"data.train": "clean=a.tsv; bt=b.tsv", "mixtures.shares": "clean=1; 9: bt=1", "eval.every_epochs": "1"}
+@pytest.mark.parametrize(("key", "value"), [("shares", "clean=1; 9: bt=1"), ("batch_tokens", "9: 50000")])
+def test_epochs_cannot_be_counted_while_their_length_changes(key, value):
+    keys = {"data.train": "clean=a.tsv; bt=b.tsv", f"mixtures.{key}": value, "eval.every_epochs": "1"}
     with pytest.raises(UserError, match="changes the length of an epoch: use config.eval.every_steps"):
         resolve(override(default_config(), keys))
 
@@ -303,22 +329,28 @@ def losses(workdir) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
-def phased(workdir, shares, steps):
+def phased(workdir, steps, **keys):
     sources = dict(train="a=toy:train:200; b=toy:test:100", batch_tokens=512)
-    return tiny_run(workdir, steps=steps, data=sources, mixtures=dict(shares=shares), checkpoint=dict(every_steps=5))
+    return tiny_run(workdir, steps=steps, data=sources, mixtures=keys, checkpoint=dict(every_steps=5))
 
 
 @pytest.mark.slow
-def test_a_later_phase_may_change_on_resume(tmp_path, cache):
-    """The run goes on as one that had the new shares from its beginning."""
-    before, after = "a=1, b=1; 7: a=1", "a=1, b=1; 7: b=1; 11: a=1"
+@pytest.mark.parametrize(
+    ("key", "before", "after", "wrong"),
+    [
+        ("shares", "a=1, b=1; 7: a=1", "a=1, b=1; 7: b=1; 11: a=1", "a=1, b=1; 4: b=1"),
+        ("batch_tokens", "3: 256; 7: 1024", "3: 256; 6: 768", "4: 256"),
+    ],
+)
+def test_a_later_phase_may_change_on_resume(tmp_path, cache, key, before, after, wrong):
+    """The run goes on as one that had the new phases from its beginning."""
     whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    loop.train(start(phased(whole, after, 14), whole, cache), score=None)
-    loop.train(start(phased(resumed, before, 5), resumed, cache), score=None)
-    with pytest.raises(UserError, match=r"stands at update 5.*Only shares from this or a later update"):
-        start(phased(resumed, "a=1, b=1; 4: b=1", 14), resumed, cache)
-    assert read_config(resumed).group("mixtures").shares == before
-    loop.train(start(phased(resumed, after, 14), resumed, cache), score=None)
+    loop.train(start(phased(whole, 14, **{key: after}), whole, cache), score=None)
+    loop.train(start(phased(resumed, 5, **{key: before}), resumed, cache), score=None)
+    with pytest.raises(UserError, match=r"stands at update 5.*Only .* from this or a later update"):
+        start(phased(resumed, 14, **{key: wrong}), resumed, cache)
+    assert getattr(read_config(resumed).group("mixtures"), key) == before
+    loop.train(start(phased(resumed, 14, **{key: after}), resumed, cache), score=None)
     assert losses(resumed) == losses(whole) and len(losses(whole)) == 14
     changes = [json.loads(line).get("config_changed") for line in (resumed / "metrics.jsonl").read_text().splitlines()]
-    assert {"mixtures.shares": [before, after]}.items() <= next(filter(None, changes)).items()
+    assert {f"mixtures.{key}": [before, after]}.items() <= next(filter(None, changes)).items()

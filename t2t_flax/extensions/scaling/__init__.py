@@ -1,0 +1,17 @@
+"""Scaling: laws of the loss fitted to runs, and the critical batch size of a run, by branches from a checkpoint."""
+
+from t2t_flax.registry import COMMANDS, Command
+
+COMMANDS.add(
+    "fit_scaling",
+    Command(
+        "t2t_flax.extensions.scaling.fit_command", "fit a law of the loss in sizes or data to runs, with intervals"
+    ),
+)
+COMMANDS.add(
+    "branch",
+    Command(
+        "t2t_flax.extensions.scaling.branch_command",
+        "measure the critical batch size of a run, from one of its checkpoints",
+    ),
+)

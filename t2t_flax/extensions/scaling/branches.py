@@ -1,0 +1,142 @@
+"""Branches of a run: from one of its checkpoints on, with other batch sizes, over the same tokens (Merrill et al. 2025, arXiv
+2505.23971). A branch is a workdir whose first checkpoint is the run's, so that `train` resumes it as any other.
+"""
+
+import dataclasses
+import json
+import math
+import shutil
+from collections.abc import Sequence
+from fractions import Fraction
+
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, refuse_existing
+from t2t_flax.training.checkpoint_files import finished_steps, read_meta, with_digest
+from t2t_flax.training.optimizer import learning_rate_schedule
+from t2t_flax.training.progress import read_metrics
+from t2t_flax.training.train_state import TrainProgress
+
+
+@dataclasses.dataclass(frozen=True)
+class Branch:
+    """factor: of data.batch_tokens. start, end: the numbers of the update that it begins after, and of its last one."""
+
+    factor: Fraction
+    seed: int
+    start: int
+    end: int
+    config: Config
+
+    @property
+    def name(self) -> str:
+        return f"x{float(self.factor):g},seed={self.seed}"
+
+
+def plan(
+    stored: Config,
+    step: int,
+    factors: Sequence[Fraction],
+    tokens: int,
+    seeds: int,
+    overrides: dict[str, str],
+    cache: str,
+) -> list[Branch]:
+    """The branches of a run with this config after update `step`, over `tokens` of its batches' size each.
+
+    The learning rate is that of update `step` times the root of the factor, as Adam's should grow. The updates are numbered as if
+    the run had had the batch size from its start, so that a branch reads on where the run stood in its corpus. Seed 0 has the
+    run's own order of pairs and dropout, seed s adds s to them. Raises UserError for a batch that is too small, and for
+    fewer tokens than two of the largest batches.
+    """
+    rate, batch = float(learning_rate_schedule(stored)(step)), stored.data.batch_tokens
+    if tokens < 2 * batch * max(factors):
+        raise UserError(
+            f"--tokens={tokens}: the largest batch has {int(batch * max(factors)):,} tokens: a branch needs two updates or more."
+        )
+    branches = []
+    for factor in factors:
+        start = round(step / factor)
+        end = start + round(tokens / (batch * factor))
+        for seed in range(seeds):
+            values = {
+                "data.batch_tokens": round(batch * factor),
+                "data.cache": cache,
+                "data.test": "",
+                "optimizer.schedule": "constant",
+                "optimizer.peak_lr": rate * math.sqrt(factor),
+                "optimizer.lr_scale": 1.0,
+                "optimizer.warmup_steps": 1,
+                "optimizer.warmup_init": 0.0,
+                "train.steps": end,
+                "eval.every_steps": end,
+                "eval.every_epochs": 0,
+                "eval.decode_every_steps": 0,
+                "eval.metric": "nll",
+                "eval.patience": 0,
+                "checkpoint.every_epochs": 0,
+                "checkpoint.keep_last": 1,
+                "checkpoint.keep_best": 0,
+                "checkpoint.average_last": 0,
+                "seed.data": stored.seed.data + seed,
+                "seed.dropout": stored.seed.dropout + seed,
+            }
+            text = {key: str(value) for key, value in values.items()} | overrides
+            config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), text))
+            branches.append(Branch(factor, seed, start, end, config))
+    return branches
+
+
+def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
+    """Raises UserError for a run without a local checkpoint of this update, and for one without a validation set."""
+    if is_remote(workdir):
+        raise UserError(f"{workdir} is in an object store: copy it to a disk, from where its branches can begin.")
+    steps = finished_steps(workdir / "checkpoints")
+    if step not in steps:
+        raise UserError(f"{workdir} has no checkpoint of update {step}; it has {', '.join(map(str, steps)) or 'none'}.")
+    if not stored.data.valid:
+        raise UserError(f"{workdir} has no validation set, by which branches are compared: config.data.valid is empty.")
+
+
+def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> None:
+    """Writes the workdir of a branch, whole or not at all: the run's tokenizer and its checkpoint of update `step`, which counts
+    as that of `branch.start`. Raises UserError if the folder exists.
+    """
+    refuse_existing(output, "--output")
+    with atomic_directory(output, replace=False) as partial:
+        shutil.copytree(workdir / "tokenizer", partial / "tokenizer")
+        checkpoint = partial / "checkpoints" / str(branch.start)
+        shutil.copytree(workdir / "checkpoints" / str(step), checkpoint)
+        meta = read_meta(checkpoint)
+        meta.pop("metric", None)
+        meta |= {
+            "step": branch.start,
+            "config": config_lib.as_json(branch.config),
+            "progress": dataclasses.asdict(TrainProgress(step=branch.start)),
+            "updates_per_epoch": max(1, round(meta["updates_per_epoch"] / branch.factor)),
+            "branch_of": {"workdir": str(workdir), "step": step},
+        }
+        atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
+        atomic_write(partial / "config.json", config_lib.to_json(branch.config))
+
+
+def final_loss(workdir: epath.Path) -> float:
+    """The validation loss at the end of a branch."""
+    values = [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line]
+    return values[-1] if values else math.nan
+
+
+def critical_factor(losses: Sequence[tuple[Fraction, float]], tolerance: float) -> tuple[Fraction, bool]:
+    """(the largest factor up to which no loss is more than `tolerance` above that of the smallest one, whether a larger one
+    follows: else it is a lower bound).
+    """
+    ordered = sorted(losses)
+    critical, smallest = ordered[0]
+    for factor, loss in ordered[1:]:
+        if not loss <= smallest + tolerance:
+            return critical, True
+        critical = factor
+    return critical, False

@@ -1,0 +1,134 @@
+"""`fit_scaling`: fits a law of the loss to runs."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from t2t_flax.cli import arguments
+from t2t_flax.errors import OK, UserError, require
+from t2t_flax.extensions.scaling import compute_optimal, picture
+from t2t_flax.extensions.scaling.intervals import Interval
+from t2t_flax.extensions.scaling.law_fit import DRAWS, LawFit, fit_law
+from t2t_flax.extensions.scaling.laws import LAWS
+from t2t_flax.extensions.scaling.points import Point, group, read_runs
+
+WAYS = ("envelope", "iso_flop")
+"""To find the best size for a budget of FLOPs, beside the law `size_data`."""
+
+
+def run(argv: list[str]) -> int:
+    """Exit code 0 when the law is fitted."""
+    forms = "\n".join(f"  {law.name:10} {law.formula}" for law in LAWS.values())
+    parser = arguments.parser(
+        "fit_scaling",
+        "Fits a law of the validation loss to runs of different sizes or data, with 95 % intervals by bootstrap, and predicts\n"
+        "the loss of further ones. Runs that differ in their seeds are one point.",
+        epilog=f"Laws (N: parameters without embeddings, N_e and N_d those of encoder and decoder; D: target tokens):\n{forms}\n"
+        "  envelope   N_opt = k FLOPs^a, the size whose learning curve is lowest\n"
+        "  iso_flop   N_opt = k FLOPs^a, by parabolas through the losses of runs of equal FLOPs",
+    )
+    parser.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="of runs, or of sweeps, whose trials are taken")
+    parser.add_argument("--law", default="size", choices=(*LAWS, *WAYS), help="what to fit (default: size)")
+    held = "predict the N largest points (by the first input) instead of fitting to them, and show what they have"
+    parser.add_argument("--hold-out", type=arguments.count(), default=0, metavar="N", help=held)
+    predict = "inputs of the law, separated by commas, at which the loss is predicted: 1e8, or 4e7,6e7"
+    parser.add_argument("--predict", action="append", default=[], metavar="X", help=predict)
+    huber = "bound of Huber's loss of log residuals, as 1e-3 in Hoffmann et al.; default: least squares"
+    parser.add_argument("--huber", type=float, default=0.0, metavar="X", help=huber)
+    parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
+    args, overrides = arguments.parse(parser, argv)
+    if overrides:
+        raise UserError("fit_scaling reads finished runs: leave out --config.KEY=VALUE.")
+    if args.picture:
+        _check_picture(args.picture)
+    if args.law in WAYS:
+        if args.hold_out or args.predict or args.huber or args.picture:
+            raise UserError(f"--law={args.law} has no --hold-out, --predict, --huber or --picture: leave them out.")
+        print(_optimum(args.law, args.workdirs))
+        return OK
+    law = LAWS[args.law]
+    points = group(read_runs(args.workdirs), law.inputs)
+    if args.hold_out >= len(points):
+        raise UserError(f"--hold-out={args.hold_out} leaves no point of {len(points)} to fit to.")
+    at = len(points) - args.hold_out
+    fitted, held_out = points[:at], points[at:]
+    further = [point.inputs for point in held_out] + [_inputs(text, law.inputs) for text in args.predict]
+    losses = [math.exp(point.log_loss) for point in fitted]
+    found = fit_law(law, [point.inputs for point in fitted], losses, further, huber=args.huber)
+    measured = [math.exp(point.log_loss) for point in held_out] + [None] * len(args.predict)
+    print(_text(found, fitted, further, measured))
+    if args.picture:
+        picture.draw(found, args.picture, further, measured)
+        print(f"picture: {args.picture}")
+    return OK
+
+
+def _check_picture(path: str) -> None:
+    if not path.endswith((".png", ".pdf", ".svg")):
+        raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
+    require("matplotlib", "plots", "--picture")
+
+
+def _inputs(text: str, names: Sequence[str]) -> tuple[float, ...]:
+    """The inputs of --predict. Raises UserError."""
+    try:
+        values = tuple(float(part) for part in text.split(","))
+    except ValueError:
+        values = ()
+    if len(values) != len(names) or not all(0 < value < math.inf for value in values):
+        raise UserError(
+            f"--predict={text}: expected a number above 0 for each of {', '.join(names)}, separated by commas."
+        )
+    return values
+
+
+def _text(
+    found: LawFit, points: Sequence[Point], further: Sequence[tuple[float, ...]], measured: Sequence[float | None]
+) -> str:
+    """The points, the parameters and the predictions as a table."""
+    law, runs = found.law, sum(len(point.runs) for point in points)
+    centre = ", ".join(f"{name} / {value:.4g}" for name, value in zip(law.inputs, found.centre, strict=True))
+    lines = [f"{law.formula}, fitted to {len(points)} points ({runs} runs), of {centre}", ""]
+    for point, loss, fit in zip(points, found.loss, found.predict(found.inputs), strict=True):
+        lines.append(f"  {_shown(law.inputs, point.inputs)}  loss {loss:.4f}  law {fit:.4f}  runs {len(point.runs)}")
+    lines += ["", *(f"  {name:6} {_interval(value)}" for name, value in found.parameters.items())]
+    if law.name == "size_data":
+        alpha, beta = found.parameters["alpha"].value, found.parameters["beta"].value
+        lines.append(f"  N_opt = k FLOPs^{beta / (alpha + beta):.3f}")
+    lines.append(f"  a point is {100 * found.spread:.2g} % off the law (standard deviation)")
+    if further:
+        lines.append("")
+    for inputs, loss, truth in zip(further, found.losses, measured, strict=True):
+        was = (
+            ""
+            if truth is None
+            else f"  measured {truth:.4f}, {'inside' if loss.low <= truth <= loss.high else 'OUTSIDE'}"
+        )
+        lines.append(f"  {_shown(law.inputs, inputs)}  predicted {_interval(loss)}{was}")
+    return "\n".join(lines)
+
+
+def _shown(names: Sequence[str], inputs: Sequence[float]) -> str:
+    return "  ".join(f"{name} {value:>10.4g}" for name, value in zip(names, inputs, strict=True))
+
+
+def _interval(value: Interval) -> str:
+    if math.isnan(value.low):
+        return f"{value.value:.4g} (no interval)"
+    return f"{value.value:.4g} [{value.low:.4g}, {value.high:.4g}]"
+
+
+def _optimum(way: str, workdirs: Sequence[str]) -> str:
+    runs = read_runs(workdirs)
+    if way == "envelope":
+        optimum = compute_optimal.envelope(group(runs, ("parameters",)))
+    else:
+        optimum = compute_optimal.iso_flop(group(runs, ("parameters", "FLOPs")), draws=DRAWS)
+    shown = (
+        optimum.best
+        if way == "iso_flop"
+        else [optimum.best[i] for i in np.linspace(0, len(optimum.best) - 1, 6, dtype=int)]
+    )
+    lines = [f"  FLOPs {flops:.3e}  N_opt {size:.4g}  (tokens about {flops / 6 / size:.3g})" for flops, size in shown]
+    return "\n".join([*lines, f"  N_opt = k FLOPs^a, a = {_interval(optimum.exponent)}"])

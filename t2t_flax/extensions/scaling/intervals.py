@@ -1,0 +1,71 @@
+"""Intervals by bootstrap: the law is fitted again to its own predictions with drawn residuals, each estimate in units of its
+standard error.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+LEVEL = 0.95
+
+
+class Estimates(NamedTuple):
+    """Of M data sets: values and standard errors [M, K], spread of a point's noise [M]. start: from which fits to data near by
+    begin [M, P].
+    """
+
+    values: np.ndarray
+    errors: np.ndarray
+    spread: np.ndarray
+    start: np.ndarray
+
+
+Estimate = Callable[[np.ndarray, np.ndarray], Estimates]
+"""(data sets [M, n], start of each [M, P]) -> `Estimates`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Interval:
+    value: float
+    low: float
+    high: float
+
+
+def bootstrap(
+    estimate: Estimate,
+    found: Estimates,
+    fitted: np.ndarray,
+    residuals: np.ndarray,
+    leverages: np.ndarray,
+    *,
+    draws: int,
+    seed: int = 0,
+    new: int = 0,
+) -> list[Interval]:
+    """An interval for each value of `found` (M = 1), fitted to n points with these predictions and residuals.
+
+    Each point counts once, however many seeds it is the mean of: what a size deviates from the law by is common to its seeds.
+    new: how many values, the last ones, are losses of points that are yet to be measured, whose noise joins the interval.
+    """
+    rng = np.random.default_rng(seed)
+    noise = residuals / np.sqrt(np.maximum(1 - leverages, 1e-3))
+    noise = (noise - noise.mean()) * found.spread[0] / max(float(np.sqrt(np.mean((noise - noise.mean()) ** 2))), 1e-300)
+    drawn = _drawn(rng, noise, (draws, len(noise)))
+    again = estimate(fitted + drawn, np.broadcast_to(found.start, (draws, found.start.shape[-1])))
+    count = found.values.shape[-1]
+    is_new = np.arange(count) >= count - new
+    errors = np.where(is_new, np.hypot(found.errors, found.spread[:, None]), found.errors)
+    of_draws = np.where(is_new, np.hypot(again.errors, again.spread[:, None]), again.errors)
+    fresh = np.where(is_new, _drawn(rng, noise, (draws, count)), 0.0)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        ratios = (again.values - found.values - fresh) / of_draws
+    low, high = np.nanquantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    value, error = found.values[0], errors[0]
+    return [Interval(*map(float, row)) for row in zip(value, value - high * error, value - low * error, strict=True)]
+
+
+def _drawn(rng: np.random.Generator, noise: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+    """Residuals drawn with replacement."""
+    return noise[rng.integers(0, len(noise), shape)]

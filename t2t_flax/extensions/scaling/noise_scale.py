@@ -1,0 +1,93 @@
+"""The gradient noise scale (McCandlish et al. 2018): the batch size at which the noise of a gradient is as large as the gradient."""
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.flatten_util import ravel_pytree
+from scipy import stats
+
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.extensions.scaling.intervals import LEVEL, Interval
+from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.train_step import loss_sums
+
+GROUPS = 8
+"""Of batches, whose sums are kept: as many copies of the gradient in the memory of the host."""
+
+
+class Gradients(NamedTuple):
+    """A group of batches. total: the sum of their gradients [P]; squares: of the norms of each; count; tokens of all of them."""
+
+    total: np.ndarray
+    squares: float
+    count: int
+    tokens: float
+
+
+def noise_scale(groups: Sequence[Gradients]) -> Interval:
+    """The trace of the covariance of a token's gradient over the squared norm of the mean gradient, in tokens: from the norms of
+    the gradients of single batches and of all together. The interval is by jackknife over groups. Infinite where no
+    gradient can be told from noise.
+    """
+    total = np.sum([group.total for group in groups], 0, dtype=np.float64)
+    norm = float(total @ total)
+    whole = _scale(norm, groups)
+    parts = []
+    for i, group in enumerate(groups):
+        own = group.total.astype(np.float64)
+        parts.append(_scale(norm - 2 * float(total @ own) + float(own @ own), [*groups[:i], *groups[i + 1 :]]))
+    if not math.isfinite(whole) or not all(map(math.isfinite, parts)) or min(parts) <= 0:
+        return Interval(whole, 0.0, math.inf)
+    logs = np.log(parts)
+    error = math.sqrt((len(logs) - 1) / len(logs) * float(((logs - logs.mean()) ** 2).sum()))
+    ratio = math.exp(float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1)) * error)
+    return Interval(whole, whole / ratio, whole * ratio)
+
+
+def _scale(norm_of_sum: float, groups: Sequence[Gradients]) -> float:
+    count = sum(group.count for group in groups)
+    small, large = sum(group.squares for group in groups) / count, norm_of_sum / count**2
+    tokens = sum(group.tokens for group in groups) / count
+    signal = (count * large - small) / (count - 1)
+    noise = (small - large) * count / (count - 1) * tokens
+    return noise / signal if signal > 0 else math.inf
+
+
+def measure(setup: TrainingSetup, params: Any, first: int, batches: int) -> list[Gradients]:
+    """The gradients of the training loss, with dropout, of the run's batches from number `first` on, at these parameters."""
+    config, model = setup.config, setup.model
+
+    @jax.jit
+    def gradient(params, batch, number):
+        count, rows, _ = batch["target"].shape
+        key = noise_key(config.seed.dropout, number)
+
+        def loss(params, micro, numbers):
+            total, others = loss_sums(config, model, params, micro, Noise(key, numbers))
+            return total, others["tokens"]
+
+        def add(done, part):
+            (_, tokens), grads = jax.value_and_grad(loss, has_aux=True)(params, *part)
+            return (jax.tree.map(jnp.add, done[0], grads), done[1] + tokens), None
+
+        numbers = jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
+        zero = jax.tree.map(lambda x: jnp.zeros(x.shape, jnp.float32), params), jnp.float32(0)
+        (grads, tokens), _ = jax.lax.scan(add, zero, (batch, numbers))
+        flat = ravel_pytree(grads)[0] / tokens
+        return flat, flat @ flat, tokens
+
+    groups = []
+    for members in np.array_split(np.arange(first, first + batches), GROUPS):
+        total, squares, tokens = 0.0, 0.0, 0.0
+        for number in members.tolist():
+            with mesh_lib.use(setup.mesh):
+                flat, square, count = gradient(params, setup.batches.batch(number).arrays, number)
+            total = total + np.asarray(flat)
+            squares, tokens = squares + float(square), tokens + float(count)
+        groups.append(Gradients(total, squares, len(members), tokens))
+    return groups

@@ -1,0 +1,130 @@
+"""What a law is fitted to: the runs of sweeps and other workdirs, as sizes, data and losses."""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from etils import epath
+
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import list_names
+from t2t_flax.training.checkpoint_files import finished_steps, read_meta
+from t2t_flax.training.progress import read_metrics
+
+
+@dataclasses.dataclass(frozen=True)
+class RunPoint:
+    """A run. encoder, decoder: parameters of the layers, without embeddings. tokens: target tokens that it was trained on; corpus:
+    those of a pass through its corpus. flops: of training, 6 for each parameter and token of its side. loss: the lowest
+    validation loss, nats per token without label smoothing. curve: (tokens, flops, validation loss) of each evaluation.
+    """
+
+    name: str
+    encoder: int
+    decoder: int
+    tokens: float
+    corpus: float
+    flops: float
+    loss: float
+    curve: tuple[tuple[float, float, float], ...] = ()
+
+    @property
+    def parameters(self) -> int:
+        return self.encoder + self.decoder
+
+    def inputs(self, names: Iterable[str]) -> list[float]:
+        """By the names of `laws.Law.inputs`."""
+        return [float(getattr(self, INPUTS[name])) for name in names]
+
+
+INPUTS = {
+    "parameters": "parameters",
+    "encoder parameters": "encoder",
+    "decoder parameters": "decoder",
+    "corpus tokens": "corpus",
+    "tokens": "tokens",
+    "FLOPs": "flops",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Point:
+    """The runs with the same inputs, which differ in their seeds. log_loss: the mean of theirs."""
+
+    inputs: tuple[float, ...]
+    runs: tuple[RunPoint, ...]
+
+    @property
+    def log_loss(self) -> float:
+        return float(np.mean([math.log(run.loss) for run in self.runs]))
+
+
+def read_runs(workdirs: Sequence[str]) -> list[RunPoint]:
+    """The runs in workdirs, and in the sweeps among them. Raises UserError for a folder with neither, and for a run without
+    a checkpoint or a validation loss, by its name.
+    """
+    runs = []
+    for name in workdirs:
+        folder = epath.Path(name)
+        trials = [folder / "trials" / trial for trial in sorted(list_names(folder / "trials"))]
+        runs += [_read(workdir) for workdir in trials or [folder]]
+    return runs
+
+
+def _read(workdir: epath.Path) -> RunPoint:
+    steps = finished_steps(workdir / "checkpoints")
+    if not steps:
+        raise UserError(f"{workdir} is no trained run: it has no checkpoint. Name workdirs of runs, or of sweeps.")
+    meta = read_meta(workdir / "checkpoints" / str(steps[-1]))
+    lines = read_metrics(workdir)
+    evaluations = [
+        (line["step"], line["valid_nll"]) for line in lines if math.isfinite(line.get("valid_nll", math.nan))
+    ]
+    if not evaluations:
+        raise UserError(
+            f"{workdir} has no validation loss: train it with config.data.valid and config.eval.every_steps."
+        )
+    updates = [(line["source_tokens"], line["target_tokens"]) for line in lines if "target_tokens" in line]
+    if not updates:
+        raise UserError(f"{workdir}/metrics.jsonl has no line of an update: set config.log.every_steps to log some.")
+    source, target = np.mean(updates, 0)
+    sizes = {side: 0 for side in ("encoder", "decoder")}
+    for path, (_, shape) in meta["arrays"]["params"].items():
+        side = path.partition("_")[0]
+        if side in sizes and not path.startswith("decoder_start_token"):
+            sizes[side] += math.prod(shape)
+    flops = 6 * (sizes["encoder"] * source + sizes["decoder"] * target)
+    curve = tuple((step * float(target), step * float(flops), loss) for step, loss in evaluations)
+    return RunPoint(
+        workdir.name,
+        **sizes,
+        tokens=curve[-1][0],
+        corpus=meta["updates_per_epoch"] * float(target),
+        flops=curve[-1][1],
+        loss=min(loss for _, loss in evaluations),
+        curve=curve,
+    )
+
+
+_SAME = 0.02
+"""Relative difference of inputs within which runs are at the same point: tokens of updates differ between seeds."""
+
+
+def group(runs: Iterable[RunPoint], names: Sequence[str]) -> list[Point]:
+    """The runs by their inputs, ascending. Those of a point have the mean of theirs."""
+    groups: list[list[RunPoint]] = []
+    for run in sorted(runs, key=lambda run: run.inputs(names)):
+        near = (g for g in groups if _same(g[0].inputs(names), run.inputs(names)))
+        if (found := next(near, None)) is None:
+            groups.append([run])
+        else:
+            found.append(run)
+    return [
+        Point(tuple(np.mean([run.inputs(names) for run in of_point], 0).tolist()), tuple(of_point))
+        for of_point in groups
+    ]
+
+
+def _same(first: Sequence[float], second: Sequence[float]) -> bool:
+    return all(math.isclose(a, b, rel_tol=_SAME) for a, b in zip(first, second, strict=True))

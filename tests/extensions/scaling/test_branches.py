@@ -1,0 +1,60 @@
+"""Branches begin exactly where a run stood, and the critical batch size is the largest that does not cost loss."""
+
+import json
+from fractions import Fraction
+
+import pytest
+from helpers.configs import small_config
+from helpers.runs import start, tiny_run
+
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.scaling import branch_command
+from t2t_flax.extensions.scaling.branches import critical_factor, plan
+from t2t_flax.training import loop
+
+HALF, ONE, TWO, FOUR = map(Fraction, ("1/2", "1", "2", "4"))
+
+
+def test_critical_batch_is_the_largest_within_the_tolerance():
+    losses = [(HALF, 2.0), (ONE, 2.005), (TWO, 2.02), (FOUR, 2.005)]
+    assert critical_factor(losses, 0.01) == (ONE, True)
+    assert critical_factor(losses[::-1], 0.03) == (FOUR, False)
+    assert critical_factor([(HALF, 2.0), (ONE, float("nan"))], 0.01) == (HALF, True)
+
+
+def test_branches_see_equally_many_tokens_at_the_rate_of_their_batch():
+    stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000))
+    half, one, four = plan(stored, 100, [HALF, ONE, FOUR], 16_000, 1, {}, "cache")
+    assert [(b.start, b.end) for b in (half, one, four)] == [(200, 232), (100, 116), (25, 29)]
+    assert [b.config.data.batch_tokens for b in (half, one, four)] == [500, 1000, 4000]
+    rates = [b.config.optimizer.peak_lr for b in (half, one, four)]
+    assert rates[2] == 2 * rates[1] == pytest.approx(2 * 2**0.5 * rates[0])
+    with pytest.raises(UserError, match="--tokens=7000: the largest batch has 4,000 tokens"):
+        plan(stored, 100, [ONE, FOUR], 7000, 1, {}, "cache")
+
+
+def losses(workdir) -> dict[int, float]:
+    lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
+    return {line["step"]: line["loss"] for line in lines if "loss" in line}
+
+
+@pytest.mark.slow
+def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
+    """Bit for bit, where the run's rate is constant; the others are measured beside it, and again without training."""
+    workdir, output = tmp_path / "run", tmp_path / "branches"
+    rate = dict(schedule="constant", peak_lr=1e-3, warmup_steps=1)
+    run = tiny_run(workdir, steps=12, optimizer=rate, checkpoint=dict(every_steps=4, keep_last=5))
+    loop.train(start(run, workdir, cache), score=None)
+    flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024", f"--config.data.cache={cache}"]
+    flags += ["--factors=0.5,1,2", "--noise-batches=16"]
+    assert branch_command.run(flags) == 0
+    table = capsys.readouterr().out
+    assert "critical batch size:" in table and "gradient noise scale:" in table
+    of_run, of_branch = losses(workdir), losses(output / "x1,seed=0")
+    assert of_branch == {step: of_run[step] for step in (9, 10, 11, 12)}
+    assert list(losses(output / "x0.5,seed=0")) == list(range(17, 25))
+    assert list(losses(output / "x2,seed=0")) == [5, 6]
+    assert branch_command.run([*flags, "--tolerance=100"]) == 0
+    assert "critical batch size: at least 512 tokens" in capsys.readouterr().out
+    with pytest.raises(UserError, match="has no checkpoint of update 7; it has 4, 8, 12"):
+        branch_command.run([flags[0], flags[1], "--step=7", "--tokens=1024"])

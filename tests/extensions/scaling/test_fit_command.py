@@ -1,0 +1,101 @@
+"""Runs become points, and a law is fitted to them and shown."""
+
+import json
+import math
+
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.scaling import fit_command
+from t2t_flax.extensions.scaling.compute_optimal import envelope, iso_flop
+from t2t_flax.extensions.scaling.points import INPUTS, Point, RunPoint, group, read_runs
+from t2t_flax.training import loop
+
+
+@pytest.mark.slow
+def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
+    run = tiny_run(tmp_path / "run", steps=6, eval=dict(every_steps=3))
+    loop.train(start(run, tmp_path / "run", cache), score=None)
+    (point,) = read_runs([str(tmp_path / "run")])
+    params = load(tmp_path / "run").params
+    for side in ("encoder", "decoder"):
+        layers = [tree for name, tree in params.items() if name.startswith(f"{side}_")]
+        import jax
+
+        assert getattr(point, side) == sum(x.size for x in jax.tree.leaves(layers))
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert point.tokens == pytest.approx(sum(line.get("target_tokens", 0) for line in lines))
+    assert point.loss == min(line["valid_nll"] for line in lines if "valid_nll" in line)
+    with pytest.raises(UserError, match="is no trained run"):
+        read_runs([str(tmp_path)])
+
+
+def made(monkeypatch, runs):
+    monkeypatch.setattr(fit_command, "read_runs", lambda workdirs: runs)
+
+
+def ladder(noise=0.003):
+    rng = np.random.default_rng(0)
+    sizes = [round(1e5 * 2**k) for k in range(7)]
+    losses = [(2.0 + 20 * n**-0.3) * math.exp(noise * rng.standard_normal()) for n in sizes for _ in range(2)]
+    return [
+        RunPoint(f"r{i}", n // 3, n - n // 3, 1e6 * (1 + 0.001 * (i % 2)), 1e7, 6e6 * n, loss)
+        for i, (n, loss) in enumerate(zip(np.repeat(sizes, 2).tolist(), losses, strict=True))
+    ]
+
+
+def test_the_largest_size_is_predicted_from_the_others(monkeypatch, capsys, tmp_path):
+    made(monkeypatch, ladder())
+    picture = tmp_path / "law.svg"
+    assert fit_command.run(["runs", "--hold-out=1", "--predict=2e7", f"--picture={picture}"]) == 0
+    shown = capsys.readouterr().out
+    assert "fitted to 6 points (12 runs)" in shown and shown.count("predicted") == 2 and ", inside" in shown
+    assert picture.read_text().lstrip().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--hold-out=7"], "leaves no point of 7"),
+        (["--predict=1e7,1e7"], "expected a number above 0 for each of parameters"),
+        (["--law=sizes"], "grow together"),
+        (["--law=iso_flop", "--predict=1e7"], "has no --hold-out, --predict"),
+        (["--config.train.steps=3"], "leave out --config.KEY=VALUE"),
+    ],
+)
+def test_wrong_flags_are_refused(monkeypatch, flags, message):
+    made(monkeypatch, ladder())
+    with pytest.raises(UserError, match=message):
+        fit_command.run(["runs", *flags])
+
+
+def test_runs_of_one_point_differ_in_seeds_alone():
+    points = group(ladder(), ["parameters"])
+    assert [len(point.runs) for point in points] == [2] * 7
+    assert set(INPUTS) >= {name for law in fit_command.LAWS.values() for name in law.inputs}
+
+
+def test_profiles_and_envelope_find_the_best_sizes():
+    """L = A N^-0.34 + B D^-0.28 + E, whose best size grows by a known power of FLOPs."""
+    power = 0.28 / (0.34 + 0.28)
+
+    def loss(n, flops):
+        return 1.7 + 400 * n**-0.34 + 410 * (flops / 6 / n) ** -0.28
+
+    def best(flops):
+        return (0.34 * 400 / (0.28 * 410)) ** (1 / 0.62) * (flops / 6) ** power
+
+    def point(n, budget):
+        budgets = np.geomspace(budget / 30, budget, 20)
+        curve = tuple((f / 6 / n, float(f), loss(n, f)) for f in budgets)
+        return Point((n, budget), (RunPoint("", 0, n, budget / 6 / n, 0.0, budget, loss(n, budget), curve),))
+
+    profiles = [point(best(c) * k, c) for c in (1e18, 1e19, 1e20, 1e21) for k in (0.5, 0.7, 1.0, 1.4, 2.0)]
+    assert iso_flop(profiles, draws=50).exponent.value == pytest.approx(power, abs=0.01)
+    curves = [point(best(c), 5 * c) for c in np.geomspace(1e18, 1e22, 25)]
+    assert envelope(curves).exponent.value == pytest.approx(power, abs=0.05)
+    with pytest.raises(UserError, match="two budgets or more"):
+        iso_flop(profiles[:5], draws=10)
