@@ -56,8 +56,8 @@ class Mixtures:
         sizes = parse_batch_tokens(config)
         if small := next((size for size in sizes.values() if size < 2 * config.data.max_length), None):
             raise UserError(
-                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: {small} tokens must hold at least two of the longest pairs "
-                f"(config.data.max_length = {config.data.max_length})."
+                f"config.mixtures.batch_tokens = {self.batch_tokens!r}: {small} tokens must hold at least two of the longest "
+                f"pairs (config.data.max_length = {config.data.max_length})."
             )
         if self.temperature is not None and phases[0].weights:
             raise UserError(
@@ -67,8 +67,8 @@ class Mixtures:
         if len(phases) + len(sizes) > 1 and (config.eval.every_epochs or config.checkpoint.every_epochs):
             changing = "batch_tokens" if sizes else "shares"
             raise UserError(
-                f"config.mixtures.{changing} = {getattr(self, changing)!r} changes the length of an epoch: use config.eval.every_steps and "
-                "config.checkpoint.every_steps instead of every_epochs."
+                f"config.mixtures.{changing} = {getattr(self, changing)!r} changes the length of an epoch: use "
+                "config.eval.every_steps and config.checkpoint.every_steps instead of every_epochs."
             )
 
     def check_change(self, stored: Config, given: Config, step: int) -> None:

@@ -19,8 +19,9 @@ def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "branch",
         "Trains branches of a run from one of its checkpoints on, with multiples of its batch size, each over the same tokens\n"
-        "and with the learning rate times the root of the multiple. The largest batch whose validation loss at the end is within\n"
-        "--tolerance of the smallest one's is the critical batch size at that update. Beside it: the gradient noise scale.",
+        "and with the learning rate times the root of the multiple. The largest batch whose validation loss at the end is\n"
+        "within --tolerance of the smallest one's is the critical batch size at that update; beside it stands the gradient\n"
+        "noise scale.",
         epilog="Rerun the same command to continue after a kill.\n\n"
         "  python -m t2t_flax branch --workdir=runs/toy --step=600 --tokens=200000 --output=runs/toy-branches",
     )

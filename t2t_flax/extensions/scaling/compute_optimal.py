@@ -29,7 +29,7 @@ class Optimum:
 def iso_flop(points: Sequence[Point], *, draws: int, seed: int = 0) -> Optimum:
     """By parabolas of log loss over log parameters, one for each budget. points: with inputs (parameters, FLOPs).
 
-    Raises UserError where a budget has fewer than four sizes, for fewer than two budgets, and where a parabola has no lowest point.
+    Raises UserError for fewer than two budgets, for one with fewer than four sizes, and for a parabola without lowest point.
     """
     budgets: list[list[Point]] = []
     for point in sorted(points, key=lambda point: point.inputs[1]):
@@ -79,8 +79,8 @@ def iso_flop(points: Sequence[Point], *, draws: int, seed: int = 0) -> Optimum:
 
 
 def envelope(points: Sequence[Point]) -> Optimum:
-    """By the size whose curve is lowest at each of many FLOPs between those at which every two neighbouring sizes can be compared.
-    points: with input (parameters,). It has no interval: the best size is one of those that were trained.
+    """By the size whose curve is lowest at each of many FLOPs that two sizes or more were trained for. points: with input
+    (parameters,). It has no interval: the best size is one of those that were trained.
 
     Raises UserError where the lowest curve is that of one size throughout.
     """

@@ -11,7 +11,7 @@ from t2t_flax.extensions.scaling import compute_optimal, picture
 from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.extensions.scaling.law_fit import DRAWS, LawFit, fit_law
 from t2t_flax.extensions.scaling.laws import LAWS
-from t2t_flax.extensions.scaling.points import Point, group, read_runs
+from t2t_flax.extensions.scaling.points import Point, RunPoint, group, read_runs
 
 WAYS = ("envelope", "iso_flop")
 """To find the best size for a budget of FLOPs, beside the law `size_data`."""
@@ -48,7 +48,7 @@ def run(argv: list[str]) -> int:
         print(_optimum(args.law, args.workdirs))
         return OK
     law = LAWS[args.law]
-    points = group(read_runs(args.workdirs), law.inputs)
+    points = group(_runs(args.workdirs), law.inputs)
     if args.hold_out >= len(points):
         raise UserError(f"--hold-out={args.hold_out} leaves no point of {len(points)} to fit to.")
     at = len(points) - args.hold_out
@@ -62,6 +62,16 @@ def run(argv: list[str]) -> int:
         picture.draw(found, args.picture, further, measured)
         print(f"picture: {args.picture}")
     return OK
+
+
+def _runs(workdirs: Sequence[str]) -> list[RunPoint]:
+    """The runs to fit to; names those that are left out. Raises UserError where there is none."""
+    runs, left_out = read_runs(workdirs)
+    if left_out:
+        print(f"left out, not complete: {', '.join(left_out)}")
+    if not runs:
+        raise UserError(f"{', '.join(workdirs)}: no run is complete.")
+    return runs
 
 
 def _check_picture(path: str) -> None:
@@ -120,7 +130,7 @@ def _interval(value: Interval) -> str:
 
 
 def _optimum(way: str, workdirs: Sequence[str]) -> str:
-    runs = read_runs(workdirs)
+    runs = _runs(workdirs)
     if way == "envelope":
         optimum = compute_optimal.envelope(group(runs, ("parameters",)))
     else:

@@ -59,9 +59,8 @@ def bootstrap(
     errors = np.where(is_new, np.hypot(found.errors, found.spread[:, None]), found.errors)
     of_draws = np.where(is_new, np.hypot(again.errors, again.spread[:, None]), again.errors)
     fresh = np.where(is_new, _drawn(rng, noise, (draws, count)), 0.0)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        ratios = (again.values - found.values - fresh) / of_draws
-    low, high = np.nanquantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
+    ratios = (again.values - found.values - fresh) / np.maximum(of_draws, 1e-300)
+    low, high = np.quantile(ratios, [(1 - LEVEL) / 2, (1 + LEVEL) / 2], axis=0)
     value, error = found.values[0], errors[0]
     return [Interval(*map(float, row)) for row in zip(value, value - high * error, value - low * error, strict=True)]
 

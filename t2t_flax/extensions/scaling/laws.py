@@ -18,7 +18,7 @@ _LARGEST_STEP = 2.0
 @dataclasses.dataclass(frozen=True)
 class Law:
     """A law of the loss. inputs: of each point. parameters: those that are fitted; a name that ends in "*" stands for its
-    logarithm. grid: values of each that the search starts from, factors relative to the losses' own size. terms: (theta [..., P],
+    logarithm. grid: values of each that the search starts from, of logarithms what they add to the median of the log losses (but for C). terms: (theta [..., P],
     log of the centred inputs [..., n, I]) -> (log loss [..., n], its derivatives [..., n, P]).
     """
 
@@ -187,9 +187,7 @@ def _cost(residuals: np.ndarray, huber: float) -> np.ndarray:
 
 
 def fit_from_grid(law: Law, x: np.ndarray, y: np.ndarray, *, huber: float = 0.0) -> Fits:
-    """The best fit to log losses y [n] from all starts of the law's grid, M = 1. Every law falls in every input: a fit with
-    powers below 0 counts only if there is no other.
-    """
+    """The best fit to log losses y [n] from all starts of the law's grid, M = 1."""
     starts = law.starts(y)
     fits = fit(law, x, np.broadcast_to(y, (len(starts), len(y))), starts, huber=huber)
     at = int(np.argmin(fits.cost))

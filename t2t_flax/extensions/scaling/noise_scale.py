@@ -1,4 +1,4 @@
-"""The gradient noise scale (McCandlish et al. 2018): the batch size at which the noise of a gradient is as large as the gradient."""
+"""The gradient noise scale (McCandlish et al. 2018): the batch size at which a gradient is as much noise as signal."""
 
 import math
 from collections.abc import Sequence

@@ -15,9 +15,9 @@ from t2t_flax.training.progress import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class RunPoint:
-    """A run. encoder, decoder: parameters of the layers, without embeddings. tokens: target tokens that it was trained on; corpus:
-    those of a pass through its corpus. flops: of training, 6 for each parameter and token of its side. loss: the lowest
-    validation loss, nats per token without label smoothing. curve: (tokens, flops, validation loss) of each evaluation.
+    """A run. encoder, decoder: parameters of the layers, without embeddings. tokens: target tokens that it was trained on;
+    corpus: those of a pass through its corpus. flops: of training, 6 for each parameter and token of its side. loss: the
+    lowest validation loss, nats per token without label smoothing. curve: (tokens, flops, validation loss) of evaluations.
     """
 
     name: str
@@ -60,22 +60,30 @@ class Point:
         return float(np.mean([math.log(run.loss) for run in self.runs]))
 
 
-def read_runs(workdirs: Sequence[str]) -> list[RunPoint]:
-    """The runs in workdirs, and in the sweeps among them. Raises UserError for a folder with neither, and for a run without
-    a checkpoint or a validation loss, by its name.
+def read_runs(workdirs: Sequence[str]) -> tuple[list[RunPoint], list[str]]:
+    """(the complete runs in workdirs and in the sweeps among them, the names of the others, which diverged, failed or have not
+    ended). Raises UserError for a folder with neither, and for a run without a checkpoint or a validation loss, by its name.
     """
-    runs = []
+    runs, left_out = [], []
     for name in workdirs:
         folder = epath.Path(name)
         trials = [folder / "trials" / trial for trial in sorted(list_names(folder / "trials"))]
-        runs += [_read(workdir) for workdir in trials or [folder]]
-    return runs
+        if not trials and not (folder / "config.json").exists():
+            raise UserError(f"{folder} is neither a run nor a sweep: name their workdirs.")
+        for workdir in trials or [folder]:
+            if (workdir / "complete.json").exists():
+                runs.append(_read(workdir))
+            else:
+                left_out.append(workdir.name)
+    return runs, left_out
 
 
 def _read(workdir: epath.Path) -> RunPoint:
     steps = finished_steps(workdir / "checkpoints")
     if not steps:
-        raise UserError(f"{workdir} is no trained run: it has no checkpoint. Name workdirs of runs, or of sweeps.")
+        raise UserError(
+            f"{workdir} has no checkpoint, from which its sizes are read: restore it, or leave the run out."
+        )
     meta = read_meta(workdir / "checkpoints" / str(steps[-1]))
     lines = read_metrics(workdir)
     evaluations = [

@@ -19,7 +19,9 @@ from t2t_flax.training import loop
 def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
     run = tiny_run(tmp_path / "run", steps=6, eval=dict(every_steps=3))
     loop.train(start(run, tmp_path / "run", cache), score=None)
-    (point,) = read_runs([str(tmp_path / "run")])
+    assert read_runs([str(tmp_path / "run")]) == ([], ["run"])
+    (tmp_path / "run" / "complete.json").write_text("{}")
+    ((point,), _) = read_runs([str(tmp_path / "run")])
     params = load(tmp_path / "run").params
     for side in ("encoder", "decoder"):
         layers = [tree for name, tree in params.items() if name.startswith(f"{side}_")]
@@ -29,12 +31,13 @@ def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert point.tokens == pytest.approx(sum(line.get("target_tokens", 0) for line in lines))
     assert point.loss == min(line["valid_nll"] for line in lines if "valid_nll" in line)
-    with pytest.raises(UserError, match="is no trained run"):
-        read_runs([str(tmp_path)])
+    (tmp_path / "other").mkdir()
+    with pytest.raises(UserError, match="is neither a run nor a sweep"):
+        read_runs([str(tmp_path / "other")])
 
 
 def made(monkeypatch, runs):
-    monkeypatch.setattr(fit_command, "read_runs", lambda workdirs: runs)
+    monkeypatch.setattr(fit_command, "read_runs", lambda workdirs: (runs, ["r99"]))
 
 
 def ladder(noise=0.003):
@@ -52,7 +55,12 @@ def test_the_largest_size_is_predicted_from_the_others(monkeypatch, capsys, tmp_
     picture = tmp_path / "law.svg"
     assert fit_command.run(["runs", "--hold-out=1", "--predict=2e7", f"--picture={picture}"]) == 0
     shown = capsys.readouterr().out
-    assert "fitted to 6 points (12 runs)" in shown and shown.count("predicted") == 2 and ", inside" in shown
+    assert (
+        "left out, not complete: r99" in shown
+        and "fitted to 6 points (12 runs)" in shown
+        and shown.count("predicted") == 2
+        and ", inside" in shown
+    )
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
