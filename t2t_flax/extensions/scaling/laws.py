@@ -18,8 +18,8 @@ _LARGEST_STEP = 2.0
 @dataclasses.dataclass(frozen=True)
 class Law:
     """A law of the loss. inputs: of each point. parameters: those that are fitted; a name that ends in "*" stands for its
-    logarithm. grid: values of each that the search starts from, of logarithms what they add to the median of the log losses (but for C). terms: (theta [..., P],
-    log of the centred inputs [..., n, I]) -> (log loss [..., n], its derivatives [..., n, P]).
+    logarithm. grid: values of each that the search starts from; of logarithms, but for C, what they add to the median log
+    loss. terms: (theta [..., P], log of the centred inputs [..., n, I]) -> (log loss [..., n], its derivatives [..., n, P]).
     """
 
     name: str
