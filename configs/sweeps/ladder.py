@@ -6,31 +6,29 @@
 `:sides` varies the widths of encoder and decoder apart, by their numbers of layers.
 """
 
-from t2t_flax.extensions.sweeps.space import Sweep, over, product, zipped
+from t2t_flax.extensions.sweeps.space import Sweep, concat, named
 
 WIDTHS = (16, 24, 32, 48, 64, 96, 128)
 DEPTHS = (1, 2, 4)
+SHORT = {
+    "train.steps": 300,
+    "optimizer.warmup_steps": 100,
+    "eval.every_steps": 300,
+    "checkpoint.every_steps": 0,
+    "log.every_steps": 10,
+    "data.test": "",
+    "mesh.cpu_devices": 1,
+}
 
 
 def get_sweep(variant: str = "widths") -> Sweep:
-    fixed = product(
-        over("train.steps", [300]),
-        over("eval.every_steps", [300]),
-        over("checkpoint.every_steps", [0]),
-        over("optimizer.warmup_steps", [100]),
-        over("log.every_steps", [10]),
-        over("data.test", [""]),
-        over("mesh.cpu_devices", [1]),
-    )
     if variant == "widths":
-        sizes = zipped(over("model.d_model", WIDTHS), over("model.d_ff", [4 * width for width in WIDTHS]))
+        sizes = {f"width {width}": {"model.d_model": width, "model.d_ff": 4 * width} for width in WIDTHS}
     elif variant == "sides":
-        sizes = product(
-            over("model.d_model", [48]),
-            over("model.d_ff", [192]),
-            over("model.num_encoder_layers", DEPTHS),
-            over("model.num_decoder_layers", DEPTHS),
-        )
+        keys = "model.num_encoder_layers", "model.num_decoder_layers"
+        pairs = [(encoder, decoder) for encoder in DEPTHS for decoder in DEPTHS]
+        narrow = {"model.d_model": 48, "model.d_ff": 192}
+        sizes = {f"{pair[0]} + {pair[1]} layers": narrow | dict(zip(keys, pair, strict=True)) for pair in pairs}
     else:
         raise KeyError(f"variant {variant!r}: expected widths or sides")
-    return Sweep(product(fixed, sizes), config="toy", seeds=2)
+    return Sweep(concat(*(named(name, SHORT | size) for name, size in sizes.items())), config="toy", seeds=2)

@@ -5,12 +5,12 @@ from fractions import Fraction
 
 import pytest
 from helpers.configs import small_config
-from helpers.runs import start, tiny_run
+from helpers.runs import tiny_run
 
+from t2t_flax import api
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.scaling import branch_command
 from t2t_flax.extensions.scaling.branches import critical_factor, plan
-from t2t_flax.training import loop
 
 HALF, ONE, TWO, FOUR = map(Fraction, ("1/2", "1", "2", "4"))
 
@@ -43,9 +43,16 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
     """Bit for bit, where the run's rate is constant; the others are measured beside it, and again without training."""
     workdir, output = tmp_path / "run", tmp_path / "branches"
     rate = dict(schedule="constant", peak_lr=1e-3, warmup_steps=1)
-    run = tiny_run(workdir, steps=12, optimizer=rate, checkpoint=dict(every_steps=4, keep_last=5))
-    loop.train(start(run, workdir, cache), score=None)
-    flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024", f"--config.data.cache={cache}"]
+    run = tiny_run(
+        workdir,
+        steps=12,
+        optimizer=rate,
+        mesh=dict(cpu_devices=1, data=-1),
+        data=dict(cache=str(cache), test=""),
+        checkpoint=dict(every_steps=4, keep_last=5, keep_best=0),
+    )
+    api.train(run, workdir)
+    flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024"]
     flags += ["--factors=0.5,1,2", "--noise-batches=16"]
     assert branch_command.run(flags) == 0
     table = capsys.readouterr().out
