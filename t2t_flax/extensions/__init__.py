@@ -53,7 +53,12 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "commands": ("list_dropped",),
         "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata"),
     },
-    "parsing": {"groups": ("parsing",), "data.task": ("parsing",), "presets": ("aiayn_parsing",)},
+    "parsing": {
+        "groups": ("parsing",),
+        "data.task": ("parsing",),
+        "presets": ("aiayn_parsing",),
+        "tokenizer files": ("SentencePiece model with numbers of words", "symbols of trees with numbers of words"),
+    },
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
     "finetuning": {"groups": ("finetuning",)},

@@ -138,6 +138,7 @@ ELSEWHERE = {
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
     "extensions/mbr/test_rerank.py": "rerank.right_to_left",
     "extensions/parsing/test_grammar.py": "parsing.grammar",
+    "extensions/parsing/test_numbered.py": "parsing.word_numbers",
     "extensions/constraints/test_lines.py": "constraints.lines constraints.glossary constraints.counted_terms constraints.avoid",
     "extensions/constraints/test_constrained.py": "constraints.ordered",
     "extensions/constraints/test_rule.py": "constraints.suppress constraints.no_repeat_ngram constraints.min_length "

@@ -50,6 +50,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "constraints.suppress": {"constraints.suppress": "<unk>"},
     "learned_metrics.names": {"learned_metrics.names": "comet"},
     "parsing.grammar": {"parsing.grammar": True, "data.task": "parsing"},
+    "parsing.word_numbers": {"parsing.word_numbers": 8, "data.task": "parsing"},
     "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
     "trackers.names": {"trackers.names": ""},

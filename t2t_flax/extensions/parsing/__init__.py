@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, PRESET_MODULES, TASKS, TOKEN_RULES
+from t2t_flax.registry import GROUPS, PRESET_MODULES, TASKS, TOKEN_RULES, TOKENIZER_FILES
 
 
 @dataclass(frozen=True)
@@ -16,13 +16,24 @@ class ParsingKeys:
         mutable=True,
         changes=TRANSLATIONS,
     )
+    word_numbers: int = key(
+        0,
+        "both sides number the words up to this, over and over: a token after each source word, a part of each tag; so the model "
+        "need not count. 0 = none",
+        low=0,
+        high=1000,
+    )
 
     def check(self, config: Config) -> None:
         """Raises UserError for another task."""
-        if self.grammar and config.data.task != "parsing":
-            raise UserError(f"config.parsing.grammar is for data.task = parsing, not {config.data.task}.")
+        for name in ("grammar", "word_numbers"):
+            if getattr(self, name) and config.data.task != "parsing":
+                raise UserError(f"config.parsing.{name} is for data.task = parsing, not {config.data.task}.")
 
 
+_FILES = "t2t_flax.extensions.parsing.numbered"
+TOKENIZER_FILES.add("SentencePiece model with numbers of words", f"{_FILES}:NumberedWords")
+TOKENIZER_FILES.add("symbols of trees with numbers of words", f"{_FILES}:NumberedSymbols")
 TASKS.add("parsing", "t2t_flax.extensions.parsing.task:Parsing")
 PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")
 GROUPS.add("parsing", ParsingKeys)

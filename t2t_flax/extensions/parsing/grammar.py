@@ -11,6 +11,8 @@ from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.search_loop import Sentences
 from t2t_flax.decoding.token_rules import forbid
+from t2t_flax.extensions.parsing.numbered import NumberedSymbols
+from t2t_flax.extensions.parsing.trees import is_bracket
 
 DEPTH = 64
 """Most constituents around a word."""
@@ -19,7 +21,8 @@ NEVER, END, TAG, OPEN, CLOSE = range(5)
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    """A `TokenRule`. kinds: one byte for each token. labels: of brackets, one number for both of a pair.
+    """A `TokenRule`. kinds: one byte for each token. labels: of brackets, one number for both of a pair; of tags, the number of
+    their word modulo `count`.
     `Sentences.more["words"]` is the number of words of each sentence.
 
     Constituents are closed by their own label and not empty, each word gets one tag, and EOS comes at the end of a tree. What
@@ -28,6 +31,7 @@ class Grammar:
 
     kinds: bytes
     labels: tuple[int, ...]
+    count: int = 1
 
     def start(self, sentences: Sentences, width: int, length: int) -> dict[str, dict]:
         """No open constituent and no word."""
@@ -62,8 +66,10 @@ class Grammar:
         def where(kind: int, allowed_BxK):
             return (kinds_V == kind) & allowed_BxK[..., None]
 
-        allowed_BxKxV = where(TAG, left_BxK > 0) | where(OPEN, may_open_BxK) | where(END, may_end_BxK)
+        allowed_BxKxV = where(OPEN, may_open_BxK) | where(END, may_end_BxK)
         allowed_BxKxV |= where(CLOSE, may_close_BxK) & (labels_V == top_BxK[..., None])
+        turn_BxK = words_BxK % self.count
+        allowed_BxKxV |= where(TAG, left_BxK > 0) & (labels_V == turn_BxK[..., None])
         new = {"open": open_BxKxD, "depth": depth_BxK, "words": words_BxK, "filled": filled_BxK}
         return forbid(logits_BxKxV, ~allowed_BxKxV), {"state": new}
 
@@ -72,15 +78,18 @@ def token_rule(config: Config, tokenizers: TokenizerPair) -> Grammar:
     """The rule for the symbols that a run's targets have. A bracket without the other one of its label is never written."""
     symbols = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
     labels = sorted({s[1:] for s in symbols if s[0] == "(" and len(s) > 1} & {s[1:] for s in symbols if s[0] == ")"})
+    count = tokenizers.target.count if isinstance(tokenizers.target, NumberedSymbols) else 0
     kinds = [TAG] * len(symbols)
     numbers = [0] * len(symbols)
     kinds[PAD], kinds[EOS], kinds[UNK] = NEVER, END, NEVER
     for i, symbol in enumerate(symbols):
-        if symbol[0] in "()" and len(symbol) > 1:
+        if is_bracket(symbol):
             known = symbol[1:] in labels
             kinds[i] = {"(": OPEN, ")": CLOSE}[symbol[0]] if known else NEVER
             numbers[i] = 1 + labels.index(symbol[1:]) if known else 0
-    return Grammar(bytes(kinds), tuple(numbers))
+        elif count and i > UNK:
+            numbers[i] = int(symbol.rpartition("#")[2])
+    return Grammar(bytes(kinds), tuple(numbers), count or 1)
 
 
 def prepare(

@@ -10,6 +10,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
+from t2t_flax.extensions.parsing.numbered import NumberedSymbols, NumberedWords
 from t2t_flax.extensions.parsing.source import open_trees
 from t2t_flax.extensions.parsing.trees import (
     Node,
@@ -121,8 +122,11 @@ class Parsing(Task):
 
     def train_tokenizers(self, source):
         sentences = (sentence for sentence, _ in source.pairs())
+        trees = (target for _, target in source.pairs())
+        if count := self.config.group("parsing").word_numbers:
+            return TokenizerPair(NumberedWords.of(sentences, self.config.data, count), NumberedSymbols.of(trees, count))
         words = SentencePieceTokenizer.train(sentences, self.config.data)
-        return TokenizerPair(words, SymbolTokenizer.of(target for _, target in source.pairs()))
+        return TokenizerPair(words, SymbolTokenizer.of(trees))
 
     def preprocess_source(self, text):
         return escaped(unescaped(text))

@@ -152,9 +152,9 @@ def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
             well_formed = False
 
     symbols = text.split()
-    last_tag = max((i for i, symbol in enumerate(symbols) if not _is_bracket(symbol)), default=-1)
+    last_tag = max((i for i, symbol in enumerate(symbols) if not is_bracket(symbol)), default=-1)
     for i, symbol in enumerate(symbols):
-        if not _is_bracket(symbol):
+        if not is_bracket(symbol):
             well_formed = well_formed and used < len(words) and (i < last_tag or used == len(words) - 1)
             tagged = [Leaf(symbol, word) for word in words[used : used + 1]]
             rest = words[used + 1 :] if i == last_tag else []
@@ -180,5 +180,6 @@ def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
     return Node(ROOT, tuple(stack[0][1])), well_formed
 
 
-def _is_bracket(symbol: str) -> bool:
+def is_bracket(symbol: str) -> bool:
+    """Whether a symbol of the linearized form is one, and no tag."""
     return symbol[0] in "()" and len(symbol) > 1

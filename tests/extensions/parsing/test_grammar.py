@@ -20,14 +20,15 @@ from t2t_flax.decoding.token_rules import RuledStep, with_rules
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.grammar import token_rule
+from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import from_linear
 
 EOS = 1
 
 
-def search(symbols, words, options, caps, seeds):
+def search(symbols, words, options, caps, seeds, numbers=0):
     """The outputs of each sentence, as text."""
-    tokenizer = SymbolTokenizer.of([symbols])
+    tokenizer = NumberedSymbols.of([symbols], numbers) if numbers else SymbolTokenizer.of([symbols])
     model = TableModel(tokenizer.vocab_size, 16)
     rules = (token_rule(config_lib.Config(), TokenizerPair(tokenizer, tokenizer)),)
     inputs = dict(caps_B=jnp.asarray(caps), prefix_BxP=jnp.zeros((len(caps), 0), jnp.int32))
@@ -46,13 +47,14 @@ def is_tree(text: str, words: int) -> bool:
     return from_linear(text, ["w"] * words)[1]
 
 
-def test_a_wide_beam_finds_all_trees():
+@pytest.mark.parametrize("numbers", [0, 1, 2, 5])
+def test_a_wide_beam_finds_all_trees(numbers):
     symbols = ["NN", "(S", ")S"]
-    outputs = search(" ".join(symbols), [1, 2, 3], BeamSearch(100, 0.6, 100), [6] * 3, [1, 2, 3])
+    outputs = search(" ".join(symbols), [1, 2, 3], BeamSearch(100, 0.6, 100), [6] * 3, [1, 2, 3], numbers)
     for words, found in zip((1, 2, 3), outputs, strict=True):
         sequences = (" ".join(s) for n in range(1, 6) for s in itertools.product(symbols, repeat=n))
         assert {text for text, _ in found} == {text for text in sequences if is_tree(text, words)}
-        assert all(finished for _, finished in found)
+        assert all(finished for _, finished in found) and len({text for text, _ in found}) == len(found)
 
 
 SYMBOLS = "NN VB , (S )S (NP )NP ( ) (X )Y"
