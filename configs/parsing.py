@@ -27,12 +27,13 @@ def get_config(size: str = "small"):
     c.data.max_length, c.data.pack_length = 256, 256
     c.data.batch_tokens = 4096
     c.model.num_encoder_layers, c.model.num_decoder_layers = 3, 2
-    c.model.d_model, c.model.d_ff, c.model.num_heads = 192, 768, 4
+    c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 512, 4
     c.model.dropout = 0.1
     c.model.pad_vocab_to_multiple = 8
     c.optimizer.name = "muon"
-    c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "linear", 3e-3, 200
+    c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "wsd", 3e-3, 200
     c.train.steps = c.optimizers.decay_steps = 3000
+    c.optimizers.cooldown_steps = 1000
     c.eval.every_steps = 300
     c.checkpoint.every_steps = 300
     c.checkpoint.keep_last, c.checkpoint.average_last = 5, 0
