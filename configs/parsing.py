@@ -22,19 +22,19 @@ def get_config(size: str = "small"):
     c.data.train, c.data.valid, c.data.test = "train.trees.gz", "dev.trees.gz", "dev.trees.gz"
     c.parsing.word_numbers, c.parsing.grammar = 24, True
     c.data.joint_vocabulary, c.model.tie_embeddings = False, "decoder"
-    c.data.vocab_size, c.data.byte_fallback = 6000, False
+    c.data.vocab_size, c.data.byte_fallback = 3000, False
     # Of CRAFT's trees 99.6 % have at most 256 tokens on either side; a sentence of 24 words, the median, has about 60.
     c.data.max_length, c.data.pack_length = 256, 256
-    c.data.batch_tokens = 4096
+    c.data.batch_tokens = 2240
     c.model.num_encoder_layers, c.model.num_decoder_layers = 3, 2
     c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 512, 4
     c.model.dropout = 0.1
     c.model.pad_vocab_to_multiple = 8
     c.optimizer.name = "muon"
     c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "wsd", 3e-3, 200
-    c.train.steps = c.optimizers.decay_steps = 3000
-    c.optimizers.cooldown_steps = 1000
-    c.eval.every_steps = 300
+    c.train.steps = c.optimizers.decay_steps = 2400
+    c.optimizers.cooldown_steps = 800
+    c.eval.every_steps = 600
     c.checkpoint.every_steps = 300
     c.checkpoint.keep_last, c.checkpoint.average_last = 5, 0
     c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset = 8, 0.3, 300
