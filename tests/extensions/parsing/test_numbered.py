@@ -16,7 +16,7 @@ from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import Node, is_bracket, linear
 from t2t_flax.tasks import task_of
 
-SENTENCES = ["the dog saw a cat .", "a fish", "-LRB- the <word1> cat#0 -RRB-", "saw"]
+SENTENCES = ["the dog saw a cat .", "a fish", "-LRB- the <word> cat#0 -RRB-", "saw"]
 TREES = ["(S DT # NN )S", "(X VB )X ,"]
 
 
