@@ -1,6 +1,7 @@
 """English constituency parsing (6.3): words to linearized trees, scored by labelled F1."""
 
 import functools
+import itertools
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,9 @@ from t2t_flax.extensions.parsing.trees import (
     unescaped,
 )
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
+
+WORDS = (1, 11, 21, 31, 46, 10**6)
+"""Numbers of words from which records give F1 apart."""
 
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts
@@ -49,8 +53,14 @@ def _percent(part: int, whole: int) -> dict[str, float]:
 
 
 def labelled_f1(predictions: Predictions, config: Config) -> SentenceStatistics:
-    """F1 over the whole set."""
-    return SentenceStatistics(_counts(predictions), f1, METHOD)
+    """F1 over the whole set, and over the sentences of each length."""
+    counts = _counts(predictions)
+    words = np.array([len(leaves(_tree(line))) for line in predictions.references[0]])
+    by_words = []
+    for first, last in itertools.pairwise(WORDS):
+        if len(chosen := counts[(words >= first) & (words < last)]):
+            by_words.append({"from_words": first, "sentences": len(chosen), "f1": round(f1(chosen.sum(0)), 2)})
+    return SentenceStatistics(counts, f1, METHOD, details={"by_words": by_words})
 
 
 def share(part: str, whole: str) -> Callable[[Predictions, Config], dict[str, Any]]:

@@ -91,6 +91,15 @@ def test_empty_parse_has_zero_precision():
     assert scores["precision"]["score"] == scores["recall"]["score"] == scores["f1"]["score"] == 0
 
 
+def test_f1_is_given_by_length():
+    short, long = "(NP DT NN )NP", " ".join(["(S", *["NN"] * 11, ")S"])
+    sources, targets = ["a b", " ".join("a" * 11), "a b"], [short, long, short]
+    scores = scores_of(task_of(config_of()), sources, [short, long.replace("S", "NP"), short], targets)
+    assert scores["f1"]["by_words"] == [
+        {"from_words": 1, "sentences": 2, "f1": 100.0}, {"from_words": 11, "sentences": 1, "f1": 0.0}
+    ]  # fmt: skip
+
+
 def test_sentences_skipped_by_evalb_are_counted():
     """The output tags the full stop as a noun: EVALB would see sentences of different lengths."""
     task, words = task_of(config_of()), "it ran ."
