@@ -85,24 +85,27 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[Line]:
     """The lines of --input as source lines of the run, with those of --prefix beside them. Makes --n-best an override. Raises
-    UserError for two different ones, for a file that cannot be read, for one pipe as two inputs, and for flags on outputs where
-    source lines hold others.
+    UserError for two different ones, for a file that cannot be read, and for one pipe as two inputs.
     """
-    from t2t_flax.data.hooks import data_hooks
-    from t2t_flax.evaluation.restore import stored_config
-
     if args.n_best and overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
         raise UserError(f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them.")
     check_read_once(args.input, args.prefix)
     prefixes = iterate_lines(args.prefix) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
-    lines = iterate_lines(args.input)
+    return paired(_source_lines(iterate_lines(args.input), args, overrides), prefixes, names)
+
+
+def _source_lines(lines: Iterator[str], args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[str]:
+    """The lines as the hooks of the run make them. Raises UserError for flags on outputs if one does."""
+    from t2t_flax.data.hooks import data_hooks
+    from t2t_flax.evaluation.restore import stored_config
+
     for hook in data_hooks(stored_config(args.workdir, overrides)):
         if (changed := hook.lines(lines)) is not None:
             if flag := next(filter(OUTPUT_FLAGS.__contains__, arguments.line_flags(args)), ""):
                 raise UserError(f"{flag} is about the words of a line, but the run reads others before it.")
             lines = changed
-    return paired(lines, prefixes, names)
+    yield from lines
 
 
 def translating(
