@@ -114,7 +114,7 @@ def shortened(command: str) -> str:
     if name == "fit_scaling":
         return ""  # tests/extensions/scaling fits laws
     if name == "branch":
-        return re.sub(r"--tokens=\d+", "--tokens=4096 --noise-batches=16", command)
+        return re.sub(r"--tokens=\d+", "--tokens=2048 --factors=1,2 --noise-batches=16", command)
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
         few = {"train.steps": 2, "checkpoint.every_steps": 2, "eval.every_steps": 2}
         return command.replace("--seeds=2", "--seeds=1") + overrides(TINY | BUILT_IN | SHORT | few)
