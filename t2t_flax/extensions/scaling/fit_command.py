@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
+from scipy import stats
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError, require
@@ -107,6 +108,11 @@ def _text(
         alpha, beta = found.parameters["alpha"].value, found.parameters["beta"].value
         lines.append(f"  N_opt = k FLOPs^{beta / (alpha + beta):.3f}")
     lines.append(f"  a point is {100 * found.spread:.2g} % off the law (standard deviation)")
+    misfit = misfit_p(found, points)
+    if misfit < 0.05:
+        lines.append(
+            f"  The points are off the law by more than their seeds explain (p = {misfit:.2g}): it may not hold beyond them."
+        )
     if further:
         lines.append("")
     for inputs, loss, truth in zip(further, found.losses, measured, strict=True):
@@ -117,6 +123,19 @@ def _text(
         )
         lines.append(f"  {_shown(law.inputs, inputs)}  predicted {_interval(loss)}{was}")
     return "\n".join(lines)
+
+
+def misfit_p(found: LawFit, points: Sequence[Point]) -> float:
+    """The probability of points as far off the law, if they were off by what their seeds spread alone (F test); 1 where no point
+    has several seeds.
+    """
+    several = [np.log([run.loss for run in point.runs]) for point in points if len(point.runs) > 1]
+    freedom, of_law = sum(len(losses) - 1 for losses in several), len(points) - len(found.law.parameters)
+    if not freedom:
+        return 1.0
+    of_seeds = sum(float(((losses - losses.mean()) ** 2).sum()) for losses in several) / freedom
+    seeds = len(points) / sum(1 / len(point.runs) for point in points)
+    return float(stats.f.sf(found.spread**2 * seeds / max(of_seeds, 1e-300), of_law, freedom))
 
 
 def _shown(names: Sequence[str], inputs: Sequence[float]) -> str:

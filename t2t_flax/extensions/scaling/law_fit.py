@@ -1,6 +1,7 @@
 """A law fitted to points, with intervals of its parameters and of losses at further points."""
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,8 +15,9 @@ DRAWS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class LawFit:
-    """A law fitted to losses at inputs [n, I]. parameters: by name, factors at the `centre` [I] of the inputs. losses: predicted
-    for further points, each that of a new measurement there.
+    """A law fitted to losses at inputs [n, I]. parameters: by name, factors at the `centre` [I] of the inputs; the last one is 0,
+    without an interval, where it cannot be told from 0. losses: predicted for further points, each that of a new measurement
+    there.
     """
 
     law: Law
@@ -90,5 +92,7 @@ def fit_law(
         Interval(*np.exp(dataclasses.astuple(one)).tolist()) if log else one
         for one, log in zip(found, logs, strict=True)
     ]
+    if best.theta[0, -1] <= law.lowest(x, y) + 1e-3:
+        shown[count - 1] = Interval(0.0, math.nan, math.nan)
     parameters = dict(zip(law.names, shown[:count], strict=True))
     return LawFit(law, points, np.exp(y), middle, best.theta[0], float(best.spread[0]), parameters, shown[count:])

@@ -11,6 +11,8 @@ import numpy as np
 
 Terms = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 _ITERATIONS, _CONVERGED = 60, 1e-10
+_NEGLIGIBLE = 7.0
+"""A part of exp(-7) of the lowest loss, or of the inverse of the most data, is as good as none."""
 _LARGEST_STEP = 2.0
 """Of an update of a parameter, in logarithms or exponents."""
 
@@ -28,6 +30,12 @@ class Law:
     parameters: tuple[str, ...]
     grid: tuple[tuple[float, ...], ...]
     terms: Terms
+
+    def lowest(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
+        """The least value of the last parameter, what remains of the loss with all the sizes or data there are, at which it makes
+        no difference: [M] for x [M, n, I], y [M, n].
+        """
+        return (-x[..., 0].max(-1) if self.parameters[-1] == "C*" else y.min(-1)) - _NEGLIGIBLE
 
     @property
     def names(self) -> list[str]:
@@ -148,6 +156,7 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray, *, huber: fl
     theta = np.array(starts, np.float64)
     damping = np.full(len(theta), 1e-2)
     x = np.broadcast_to(x, (len(theta), *x.shape[-2:]))
+    lowest = np.broadcast_to(law.lowest(x, y), len(theta))
     predicted, jacobian = law.terms(theta, x)
     residuals = y - predicted
     cost, best = _cost(residuals, huber), residuals
@@ -166,6 +175,7 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray, *, huber: fl
         step = np.linalg.solve(normal + ridge[..., None] * np.eye(theta.shape[-1]), gradient[..., None])[..., 0]
         step = np.clip(step, -_LARGEST_STEP, _LARGEST_STEP)
         trial = theta[rows] + step
+        trial[:, -1] = np.maximum(trial[:, -1], lowest[rows])
         predicted, tried = law.terms(trial, x[rows])
         residuals = y[rows] - predicted
         new = _cost(residuals, huber)

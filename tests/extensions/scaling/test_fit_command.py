@@ -1,5 +1,6 @@
 """Runs become points, and a law is fitted to them and shown."""
 
+import dataclasses
 import json
 import math
 
@@ -62,6 +63,21 @@ def test_the_largest_size_is_predicted_from_the_others(monkeypatch, capsys, tmp_
         and ", inside" in shown
     )
     assert picture.read_text().lstrip().startswith("<?xml")
+
+
+def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
+    """A loss that falls ever faster with the size: no floor is told, and the misfit is said; not so of the ladder."""
+    made(monkeypatch, ladder())
+    assert fit_command.run(["runs"]) == 0
+    assert "more than their seeds explain" not in capsys.readouterr().out
+    curved = [
+        dataclasses.replace(run, loss=run.loss * math.exp(-(math.log(run.parameters / 1e5) ** 2) / 10))
+        for run in ladder()
+    ]
+    made(monkeypatch, curved)
+    assert fit_command.run(["runs"]) == 0
+    shown = capsys.readouterr().out
+    assert "more than their seeds explain (p = " in shown and "L_inf  0 (no interval)" in shown
 
 
 @pytest.mark.parametrize(
