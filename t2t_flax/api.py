@@ -103,12 +103,12 @@ def evaluate(
     texts, folder = _as_text(overrides), epath.Path(output or workdir)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
-    jobs.check_scores(config, sets)
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
         group = supervisor.group
         check_shared(group, folder, "--output" if output else "--workdir")
+        jobs.check_scores(config, sets, group)
         with supervisor.exit_on_signal("evaluating"):
             loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
             records = jobs.evaluate(dataclasses.replace(loaded, workdir=folder), sets, supervisor).records

@@ -97,7 +97,7 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
             stack.enter_context(writing(workdir, "train", group))
         if result := _completed(workdir, config, group):  # by the process that held the lock until now
             return result
-        check_available(config)
+        check_available(config, group)
         config = with_precision(config, workdir, group)
         mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
         if group.is_lead:
@@ -117,21 +117,23 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
         return TrainResult(workdir, end.step, end.reason, records)
 
 
-def check_available(config: Config) -> None:
+def check_available(config: Config, group: ProcessGroup) -> None:
     """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
     from t2t_flax.training.hooks import check_hooks
 
     check_hooks(config)
-    check_scores(config, [*(config.data.valid_sets if config.eval.decode_every_steps else ()), *config.data.test_sets])
+    sets = [*(config.data.valid_sets if config.eval.decode_every_steps else ()), *config.data.test_sets]
+    check_scores(config, sets, group)
 
 
-def check_scores(config: Config, sets: Sequence[str]) -> None:
-    """Raises UserError for a package or model that decoding and scoring these sets need."""
+def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> None:
+    """Raises UserError for a package or model that decoding these sets needs, or, on process 0, scoring them."""
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.tasks import task_of
 
     for name in sets:
-        task_of(config).of_set(name).check_requirements()
+        if group.is_lead:
+            task_of(config).of_set(name).check_requirements()
         check_decoder(config)
 
 

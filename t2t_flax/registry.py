@@ -47,22 +47,21 @@ class ModelForm:
     file: str
 
 
+LINES, OUTPUTS = "source lines", "outputs"
+
+
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag that an extension adds to commands. module: `module:object`. metavar: what a value is called; "" = it takes none."""
+    """A flag that an extension adds. commands: the one that has it, or LINES = all that read source lines, OUTPUTS = those of
+    them that print translations. metavar: what a value is called; "" = it takes none. key: the config key that it stands for,
+    by its dotted name. module: where it stands for none, `module:object`, a class as `cli.arguments.Change`.
+    """
 
-    module: str
+    commands: str
     summary: str
     metavar: str = ""
-
-
-@dataclasses.dataclass(frozen=True)
-class KeyFlag:
-    """A flag of a command that stands for a config key. key: its dotted name."""
-
-    command: str
-    key: str
-    summary: str
+    key: str = ""
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -225,17 +224,8 @@ them, translations)`.
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
-LINE_FLAGS: Table[Flag] = Table()
-"""Flags of commands that read source lines. The function of (model, line, value) returns the line that the model reads."""
-MODEL_FLAGS: Table[Flag] = Table()
-"""Switches of commands that translate lines. The function of a trained model returns what translates in its place."""
-KEY_FLAGS: dict[str, KeyFlag] = {}
-"""Short forms of keys of extensions: flag -> the command that has it, and the key."""
-OUTPUT_FLAGS: Table[Flag] = Table()
-"""Flags of commands that translate lines. The class, made with (model, value), has `source(line)`, what is translated in place of
-a user's line, and `answers(lines, sources, n_best)`, what is printed in place of the translations of each line; sources: the
-lines as the model read them. Raises UserError for a wrong value.
-"""
+FLAGS: Table[Flag] = Table()
+"""Flags that extensions add to commands of the core and to each other's."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
 LOCKS: Table[str] = Table()

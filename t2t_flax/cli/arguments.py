@@ -7,26 +7,19 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
 from t2t_flax.registry import (
+    FLAGS,
     FURTHER_WORKDIRS,
-    KEY_FLAGS,
-    LINE_FLAGS,
-    MODEL_FLAGS,
+    LINES,
     MODEL_FORMS,
-    OUTPUT_FLAGS,
-    Flag,
-    Table,
     absent_extension,
     load_extensions,
 )
-
-if TYPE_CHECKING:
-    from t2t_flax.evaluation.restore import TrainedModel
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -109,8 +102,8 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
             value = following
         overrides[name] = value
     args = arguments.parse_args(plain)
-    for flag, row in KEY_FLAGS.items():
-        given = getattr(args, _attribute(flag), None)
+    for flag, row in FLAGS.items():
+        given = getattr(args, _attribute(flag), None) if row.key else None
         if given is not None and overrides.setdefault(row.key, given) != given:
             raise UserError(f"{flag}={given} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
     if "average" in args and args.best and (args.step is not None or args.average):
@@ -151,74 +144,73 @@ def workdir_help() -> str:
     return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
-def add_key_flags(arguments: argparse.ArgumentParser, command: str) -> None:
-    """The flags of extensions that stand for a key; `parse` makes them overrides."""
+def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
+    """The flags of extensions for these `registry.Flag.commands`. `parse` makes overrides of those that stand for a key; see
+    `Changes` for the others.
+    """
     load_extensions()
-    for flag, row in KEY_FLAGS.items():
-        if row.command == command:
-            arguments.add_argument(flag, metavar="VALUE", help=f"{row.summary}: config.{row.key}")
+    for flag, row in FLAGS.items():
+        if row.commands in commands:
+            value: dict[str, Any] = (
+                dict(metavar=row.metavar) if row.metavar else dict(action="store_const", const="yes")
+            )
+            text = f"{row.summary}: config.{row.key}" if row.key else row.summary
+            arguments.add_argument(flag, help=text, **value)
+
+
+def given_flags(args: argparse.Namespace) -> dict[str, str]:
+    """The flags of `add_flags` that are given and stand for no key, with their values."""
+    values = {flag: getattr(args, _attribute(flag), None) for flag, row in FLAGS.items() if not row.key}
+    return {flag: value for flag, value in values.items() if value is not None}
 
 
 def _attribute(flag: str) -> str:
     return flag.strip("-").replace("-", "_")
 
 
-def add_line_flags(arguments: argparse.ArgumentParser) -> None:
-    """The flags of extensions that change source lines; see `prepare_line`."""
-    _add_flags(arguments, LINE_FLAGS)
-
-
-def add_translation_flags(arguments: argparse.ArgumentParser) -> None:
-    """The flags of extensions that change how lines are translated and what is printed; see `prepare_model`, `output_change`."""
-    _add_flags(arguments, MODEL_FLAGS)
-    _add_flags(arguments, OUTPUT_FLAGS)
-
-
-def _add_flags(arguments: argparse.ArgumentParser, table: Table[Flag]) -> None:
-    load_extensions()
-    for flag, row in table.items():
-        takes: dict[str, Any] = {"metavar": row.metavar} if row.metavar else {"action": "store_const", "const": "yes"}
-        arguments.add_argument(flag, help=row.summary, **takes)
-
-
-def line_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of extensions that are given: of `add_line_flags` and `add_translation_flags`. Raises UserError for two of
-    `registry.OUTPUT_FLAGS`, which are about whole lines, or one and another of `registry.MODEL_FLAGS`.
-    """
-    values = {flag: getattr(args, _attribute(flag), None) for flag in [*LINE_FLAGS, *MODEL_FLAGS, *OUTPUT_FLAGS]}
-    given = {flag: value for flag, value in values.items() if value is not None}
-    if len(several := list(filter(OUTPUT_FLAGS.__contains__, given))) > 1:
-        raise UserError(f"{' and '.join(several)} both say what is printed: give one of them.")
-    if several and (parts := next(filter(MODEL_FLAGS.__contains__, given), "")):
-        raise UserError(f"{several[0]} is about whole lines, of which {parts} translates parts: give one of them.")
-    return given
-
-
-def prepare_model(model: "TrainedModel", flags: dict[str, str]) -> "TrainedModel":
-    """What translates in place of a model, as `line_flags` say. Raises UserError for a model that cannot."""
-    for flag in filter(MODEL_FLAGS.__contains__, flags):
-        model = MODEL_FLAGS.load(flag)(model)
-    return model
-
-
-def prepare_line(model: "TrainedModel", flags: dict[str, str]) -> Callable[[str], str]:
-    """A function of a user's line to that which the model reads, as `line_flags` say. Raises UserError for a value that the
-    model cannot take.
+class Change:
+    """What a flag of an extension does. model: what translates in place of a trained model. answers: what is printed in place of
+    translations, (lines, lines as the model read them, translations of each line) -> texts of each line; None = translations.
+    Raises UserError for a value that the model cannot take.
     """
 
-    def prepare(line: str) -> str:
-        for flag in filter(LINE_FLAGS.__contains__, flags):
-            line = LINE_FLAGS.load(flag)(model, line, flags[flag])
+    answers: Callable[..., list[list[str]]] | None = None
+
+    def __init__(self, model: Any, value: str):
+        self.model = model
+
+    def source(self, line: str) -> str:
+        """What the model reads in place of a user's line."""
         return line
 
-    prepare("")
-    return prepare
 
+class Changes(Change):
+    """All that `given_flags` do. Raises UserError where two say what is printed, or one does while another translates parts."""
 
-def output_change(model: "TrainedModel", flags: dict[str, str]) -> Any:
-    """The object of the flag of `registry.OUTPUT_FLAGS` that is given, or None. Raises UserError for a wrong value."""
-    given = filter(OUTPUT_FLAGS.__contains__, flags)
-    return next((OUTPUT_FLAGS.load(flag)(model, flags[flag]) for flag in given), None)
+    def __init__(self, model: Any, flags: dict[str, str]):
+        # Symbols of languages come before a line's text, once that is read.
+        order = sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)
+        self._parts, self.model, printing, translating = [], model, [], []
+        for flag in order:
+            part = FLAGS.load(flag)(self.model, flags[flag])
+            self._parts.append(part)
+            if part.answers:
+                printing.append(flag)
+                self.answers = part.answers
+            if part.model is not self.model:
+                translating.append(flag)
+                self.model = part.model
+        if len(printing) > 1:
+            raise UserError(f"{' and '.join(printing)} both say what is printed: give one of them.")
+        if printing and translating:
+            raise UserError(
+                f"{printing[0]} is about whole lines, of which {translating[0]} translates parts: give one of them."
+            )
+
+    def source(self, line: str) -> str:
+        for part in self._parts:
+            line = part.source(line)
+        return line
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:

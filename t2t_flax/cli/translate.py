@@ -22,7 +22,7 @@ from t2t_flax.cli.lines import (
     windows,
 )
 from t2t_flax.errors import OK, UserError
-from t2t_flax.registry import OUTPUT_FLAGS
+from t2t_flax.registry import FLAGS, LINES, OUTPUTS
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -59,7 +59,7 @@ def run(argv: list[str]) -> int:
             check()
             arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
             with open_output(args.output) as write:
-                answer = translating(loaded, scores=args.scores, flags=arguments.line_flags(args))
+                answer = translating(loaded, scores=args.scores, flags=arguments.given_flags(args))
                 answer_windows("translated", answer, arriving, lambda _, text: write(text), check=check)
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
@@ -71,8 +71,7 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
     arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
-    arguments.add_line_flags(parser)
-    arguments.add_translation_flags(parser)
+    arguments.add_flags(parser, LINES, OUTPUTS)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")
     parser.add_argument(
         "--n-best",
@@ -102,7 +101,7 @@ def _source_lines(lines: Iterator[str], args: argparse.Namespace, overrides: dic
 
     for hook in data_hooks(stored_config(args.workdir, overrides)):
         if (changed := hook.lines(lines)) is not None:
-            if flag := next(filter(OUTPUT_FLAGS.__contains__, arguments.line_flags(args)), ""):
+            if flag := next((flag for flag in arguments.given_flags(args) if FLAGS.load(flag).answers), ""):
                 raise UserError(f"{flag} is about the words of a line, but the run reads others before it.")
             lines = changed
     yield from lines
@@ -112,7 +111,7 @@ def translating(
     loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
 ) -> Answer:
     """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
-    source that is too long is truncated and reported. flags: see `arguments.line_flags`. Says which decoder, if it is not
+    source that is too long is truncated and reported. flags: see `arguments.Changes`. Says which decoder, if it is not
     JAX's, and where another precision is faster.
     """
     from t2t_flax.decoding.token_rules import read_lines
@@ -120,8 +119,8 @@ def translating(
     from t2t_flax.training.precision import faster_precision
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
-    prepare, change = arguments.prepare_line(loaded, flags), arguments.output_change(loaded, flags)
-    loaded = arguments.prepare_model(loaded, flags)
+    change = arguments.Changes(loaded, flags)
+    loaded = change.model
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {loaded.decoder}")
     if faster := faster_precision(loaded.config):
@@ -130,13 +129,13 @@ def translating(
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
         starts = None if window[0].beside is None else [line.beside or "" for line in window]
         lines = [line.text for line in window]
-        sources = [prepare(change.source(line) if change else line) for line in lines]
+        sources = list(map(change.source, lines))
         options: dict[str, Any] = dict(prefixes=starts, first_line=window[0].number, progress=progress)
         translations = loaded.translate(sources, **options)
         texts = [
             [task.postprocess(line, h.text) for h in t.hypotheses] for line, t in zip(lines, translations, strict=True)
         ]
-        if change:
+        if change.answers:
             read = [
                 read_lines(loaded.config, loaded.tokenizers, each, window[0].number)[0] for each in (lines, sources)
             ]

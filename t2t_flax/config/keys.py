@@ -19,14 +19,15 @@ MODEL, TRANSLATIONS, SCORES, TRAINING, NOTHING = "model", "translations", "score
 
 def key(
     default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
-    changes: str | None = None, read_with: tuple[str, ...] = (), ignored_with: tuple[str, ...] = (),
+    changes: str | None = None, read_with: tuple[str, ...] = (), ignored_with: tuple[str, ...] = (), file: bool = False,
 ) -> Any:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
     mutable: may change when a run is resumed. changes: what another value affects in a trained run: MODEL = the function that it
     computes, TRANSLATIONS = its outputs, SCORES = their scores, TRAINING = future updates, NOTHING = speed, memory, scheduling
     and display. Default: TRAINING, NOTHING if mutable. read_with: another key and the values with which alone this one is read.
-    ignored_with: those with which it is not. Raises ValueError for a mutable key that changes the model.
+    ignored_with: those with which it is not. file: the value is the path of a file whose content counts.
+    Raises ValueError for a mutable key that changes the model.
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
     if mutable and changes == MODEL:
@@ -41,6 +42,7 @@ def key(
         changes=changes,
         read_with=read_with,
         ignored_with=ignored_with,
+        file=file,
     )
     return dataclasses.field(default=default, metadata=metadata)
 

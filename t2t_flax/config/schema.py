@@ -7,10 +7,13 @@ Defaults are the base model of "Attention Is All You Need" (numbers in parenthes
 
 import dataclasses
 import functools
+import hashlib
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+from etils import epath
 
 from t2t_flax.config.data_keys import Data
 from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
@@ -334,6 +337,14 @@ class Config:
         """The value of a key by its dotted name."""
         group, _, item = name.partition(".")
         return getattr(self.group(group), item)
+
+    def compared(self, names: Iterable[str]) -> dict[str, Any]:
+        """The values of keys by their dotted names; of a file that is there its SHA-256, wherever it lies."""
+        found = {name: self.value(name) for name in names}
+        for name, value in found.items():
+            if fields()[name].metadata["file"] and value and epath.Path(value).is_file():
+                found[name] = f"SHA-256 {hashlib.sha256(epath.Path(value).read_bytes()).hexdigest()}"
+        return found
 
     def with_values(self, values: Mapping[str, Any]) -> "Config":
         """A copy with other values of keys, by their dotted names; not validated."""

@@ -80,7 +80,7 @@ class DataHook:
         """The `decoding.translator.Translation` of each of `lines`, given that of each line of `sources`."""
         return translations
 
-    def more_arrays(self, tokenizers: TokenizerPair) -> MoreArrays | None:
+    def more_arrays(self, corpus: "Corpus") -> MoreArrays | None:
         """Further arrays of the training batches."""
         return None
 

@@ -187,7 +187,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
     steps, best = loaded.steps, loaded.checkpoint.metric is not None
 
     def identity(config: Config) -> str:
-        settings = {name: config.value(name) for name in keys_that_change(TRANSLATIONS, SCORES)}
+        settings = config.compared(keys_that_change(TRANSLATIONS, SCORES))
         changed = {name: value for name, value in settings.items() if value != fields()[name].default}
         parts = {"split": split, "data": digest, "steps": steps, "best": best, "settings": changed}
         parts |= {"models": loaded.models} if loaded.models else {}

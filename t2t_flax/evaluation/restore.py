@@ -22,7 +22,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import LINE_FLAGS, MODELS, absent_extension
+from t2t_flax.registry import FLAGS, LINES, MODELS, absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -112,7 +112,7 @@ class TrainedModel(StoredRun):
         if not tokenizer.lacks_language(text):
             return text
         if language is None and len(languages) > 1:
-            flags = "".join(f", or give {flag}={languages[0]}" for flag in LINE_FLAGS)
+            flags = "".join(f", or give {flag}={languages[0]}" for flag, row in FLAGS.items() if row.commands == LINES)
             raise UserError(
                 f"the model translates into {_some(languages)}: begin each line with the symbol of one, such as "
                 f"<2{languages[0]}>{flags}."

@@ -29,10 +29,10 @@ EXTENSIONS = (
     "languages",
     "averaging",
     "optimizers",
-    "constraints",
     "learned_metrics",
     "alignments",
     "ensembles",
+    "constraints",  # after ensembles: a coverage penalty is one of all models together
     "mbr",
     "scaling",
 )

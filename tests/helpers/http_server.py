@@ -79,6 +79,12 @@ class Running:
         return httpx.post(self.url + path, json=json, timeout=60, **keys)
 
 
+def with_two(run):
+    """The run with the search that requests of several hypotheses share."""
+    decode = dataclasses.replace(run.config.decode, n_best=run.config.decode.beam_size)
+    return dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode))
+
+
 def wait_for(condition, what, seconds=60.0):
     deadline = time.monotonic() + seconds
     while not condition():

@@ -134,8 +134,9 @@ def test_missing_tokenizer_model_is_reported_at_the_start(tmp_path, monkeypatch)
 def test_sacrebleu_tokenizer_is_not_needed_without_its_scores(monkeypatch):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
 
+    from t2t_flax.distributed.coordination import ProcessGroup
     from t2t_flax.jobs import check_available
 
     monkeypatch.setattr(ja, "MeCab", None)
     task_of(translation_config("ja", task="parsing", joint_vocabulary=False)).check_requirements()
-    check_available(translation_config("ja", valid="a,b"))
+    check_available(translation_config("ja", valid="a,b"), ProcessGroup())

@@ -6,7 +6,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.data.hooks import draws_pairs
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ANALYSES, COMMANDS, DATA_HOOKS, GROUPS, LOSSES, OUTPUT_FLAGS, Command, Flag
+from t2t_flax.registry import ANALYSES, COMMANDS, DATA_HOOKS, FLAGS, GROUPS, LOSSES, OUTPUTS, Command, Flag
 
 
 @dataclass(frozen=True)
@@ -84,21 +84,23 @@ COMMANDS.add(
         "word alignments of given pairs, and their error rate against a gold file",
     ),
 )
-OUTPUT_FLAGS.add(
+FLAGS.add(
     "--alignments",
     Flag(
-        "t2t_flax.extensions.alignments.outputs:WithAlignments",
+        OUTPUTS,
         "print word alignments after ` ||| `: hard (0-0 1-1), soft (probabilities), or a probability from which words are linked",
         "FORM",
+        module="t2t_flax.extensions.alignments.outputs:WithAlignments",
     ),
 )
-OUTPUT_FLAGS.add(
+FLAGS.add(
     "--tags",
     Flag(
-        "t2t_flax.extensions.alignments.outputs:WithTags",
+        OUTPUTS,
         "carry over what must not change, by word alignments: html (elements, placeholders and URLs) or text (placeholders and "
         "URLs)",
         "FORM",
+        module="t2t_flax.extensions.alignments.outputs:WithTags",
     ),
 )
 ANALYSES.add("html", "t2t_flax.extensions.alignments.html_document:HtmlDocument")

@@ -8,6 +8,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import iterate_lines, open_output, to_stderr, window_size
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.alignments.links import Errors, Gold, check_words, hard_links, parse_gold
+from t2t_flax.registry import LINES
 
 _SHOWN = 10
 
@@ -25,7 +26,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_line_flags(parser)
+    arguments.add_flags(parser, LINES)
     parser.add_argument(
         "pairs", metavar="SRC,TGT", help="the pairs: two text files, or another form of config.data.test"
     )
@@ -104,9 +105,9 @@ def _pairs(args: argparse.Namespace, loaded) -> Iterator:
     from t2t_flax.tasks import task_of
 
     require_translation(loaded)
-    prepare = arguments.prepare_line(loaded, arguments.line_flags(args))
+    read = arguments.Changes(loaded, arguments.given_flags(args)).source
     rows = task_of(loaded.config).open_source(args.pairs, key="pairs").rows()
-    return (Pair("", "") if isinstance(row, str) else Pair(prepare(row[0]), row[1], row[0]) for row in rows)
+    return (Pair("", "") if isinstance(row, str) else Pair(read(row[0]), row[1], row[0]) for row in rows)
 
 
 def _read_gold(name: str, first: int) -> list[Gold]:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from t2t_flax.cli.arguments import Change
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.alignments.attention import Pair, require_translation, word_weights
@@ -32,22 +33,19 @@ class AlignmentForm:
         return pharaoh(hard_links(weights) if self._form == "hard" else links_from(weights, self._threshold))
 
 
-class WithAlignments:
-    """Prints word alignments after translations: `TRANSLATION ||| 0-0 1-1`. See `registry.OUTPUT_FLAGS`."""
+class WithAlignments(Change):
+    """Prints word alignments after translations: `TRANSLATION ||| 0-0 1-1`."""
 
     def __init__(self, model: TrainedModel, form: str):
-        self._model, self._form = model, AlignmentForm(form)
+        super().__init__(model, form)
+        self._form = AlignmentForm(form)
         self._head = head_of(model)
-
-    def source(self, line: str) -> str:
-        """The line itself."""
-        return line
 
     def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
         """The translations with their alignments."""
         rows = zip(lines, sources, n_best, strict=True)
         pairs = [Pair(source, text, line) for line, source, texts in rows for text in texts]
-        weights = iter(word_weights(self._model, pairs, self._head))
+        weights = iter(word_weights(self.model, pairs, self._head))
         return [[f"{text} ||| {self._form(next(weights))}" for text in texts] for texts in n_best]
 
 
@@ -79,14 +77,15 @@ def _weights(
     return [found.get(i) for i in range(len(rows))]
 
 
-class WithTags:
-    """Carries over HTML (`html`), or URLs and placeholders alone (`text`). See `registry.OUTPUT_FLAGS`."""
+class WithTags(Change):
+    """Carries over HTML (`html`), or URLs and placeholders alone (`text`)."""
 
     def __init__(self, model: TrainedModel, form: str):
         if form not in ("html", "text"):
             raise UserError(f"--tags={form}: expected html or text.")
         require_translation(model)
-        self._model, self._html = model, form == "html"
+        super().__init__(model, form)
+        self._html = form == "html"
 
     def source(self, line: str) -> str:
         """The line without its markup."""
@@ -100,9 +99,9 @@ class WithTags:
         fragments = [fragment for fragment, texts in zip(of_lines, n_best, strict=True) for _ in texts]
         sources = [source for source, texts in zip(sources, n_best, strict=True) for _ in texts]
         if self._html:
-            done = iter(html_of(self._model, fragments, sources, texts))
+            done = iter(html_of(self.model, fragments, sources, texts))
         else:
-            weights = _weights(self._model, fragments, sources, texts, [False] * len(texts))
+            weights = _weights(self.model, fragments, sources, texts, [False] * len(texts))
             done = map(_with_protected, fragments, texts, weights)
         return [[next(done) for _ in texts] for texts in n_best]
 

@@ -32,10 +32,8 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
     """
     from t2t_flax.training.checkpoint_files import checksums
 
-    split = {name: name.split(".") for name in keys_that_change(TRANSLATIONS)}
-    keys = {name: getattr(loaded.config.group(group), key) for name, (group, key) in split.items()}
     return (
-        keys
+        loaded.config.compared(keys_that_change(TRANSLATIONS))
         | flags
         | {
             "checkpoints": list(loaded.steps),

@@ -8,6 +8,7 @@ from t2t_flax.cli.lines import Answer, Line, Note, paired
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings, run_lines
 from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, check_resumable_output
+from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:
     from t2t_flax.decoding.scoring import PairScore
@@ -28,7 +29,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
-    arguments.add_line_flags(parser)
+    arguments.add_flags(parser, LINES)
     parser.add_argument(
         "--source", required=True, metavar="FILE", help="source lines, a file or a pipe; - = standard input"
     )
@@ -50,7 +51,7 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides)
-        flags = arguments.line_flags(args)
+        flags = arguments.given_flags(args)
         answer = scoring(loaded, tokens=args.tokens, flags=flags)
         return loaded, answer, output_settings(loaded, {"--tokens": args.tokens, **flags})
 
@@ -59,12 +60,12 @@ def run(argv: list[str]) -> int:
 
 def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> Answer:
     """Scores pairs: a line for each, also for one that cannot be scored, which is noted. tokens: write each token's
-    log-probability. flags: see `arguments.prepare_line`.
+    log-probability. flags: see `arguments.Changes`.
     """
-    prepare = arguments.prepare_line(loaded, flags)
+    source = arguments.Changes(loaded, flags).source
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        results = score_each(loaded, [(prepare(line.text), line.beside or "") for line in window], progress)
+        results = score_each(loaded, [(source(line.text), line.beside or "") for line in window], progress)
         notes = [
             Note("not scored, their score is nan", line.number, str(result).rstrip("."))
             for line, result in zip(window, results, strict=True)

@@ -83,7 +83,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
     with supervisor.exit_on_signal("translating", advice=f"Then {advice}."):
         loaded = load(args.workdir, **arguments.checkpoint(args), overrides=overrides, group=group, local=True)
         share, counter = Share(group.index, group.count), _Counter()
-        flags = arguments.line_flags(args)
+        flags = arguments.given_flags(args)
         answer = translating(loaded, scores=args.scores, flags=flags, say=supervisor.say)
         # Comparing what was read, and not a file written there: a workdir may be read-only.
         settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags})

@@ -39,7 +39,7 @@ def run(argv: list[str]) -> int:
 
     def start() -> tuple["TrainedModel", Answer, dict[str, Any]]:
         loaded = arguments.load_run(args, overrides).for_decoding()
-        flags = arguments.line_flags(args)
+        flags = arguments.given_flags(args)
         answer = translating(loaded, scores=args.scores, flags=flags)
         return loaded, answer, output_settings(loaded, {"--scores": args.scores, **flags})
 

@@ -1,11 +1,13 @@
-"""Constraints: phrases that translations must or must not contain, glossaries, penalties and limits on tokens, diverse beams."""
+"""Constraints: phrases that translations must or must not contain, glossaries, penalties and limits on tokens, coverage of the
+source, diverse beams.
+"""
 
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, METRICS, SEARCHES, TOKEN_RULES, MetricRow
+from t2t_flax.registry import GROUPS, METRICS, MODELS, SEARCHES, TOKEN_RULES, MetricRow
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
@@ -27,14 +29,16 @@ class Constraints:
         "",
         "file of terms, one a line: a source phrase, a tab, its translation, further ones after tabs. A translation contains "
         "one of them where the source contains the phrase, in any case",
+        file=True,
     )
     counted_terms: str = key(
         "",
         "file of terms, as constraints.glossary, of which evaluations count those that translations use; empty = the glossary",
         mutable=True,
         changes=SCORES,
+        file=True,
     )
-    avoid: str = _key("", "file of phrases, one a line, that no translation contains")
+    avoid: str = _key("", "file of phrases, one a line, that no translation contains", file=True)
     ordered: bool = _key(False, "whether the phrases of a line occur in its order, without overlap")
     suppress: str = _key("", "tokens that are never written, separated by spaces, such as <unk>")
     no_repeat_ngram: int = _key(
@@ -46,6 +50,18 @@ class Constraints:
         "divides positive logits of tokens that a hypothesis has, and multiplies negative ones (Keskar et al. 2019); 0 = none",
         low=0.0,
         high=100.0,
+    )
+    coverage: float = _key(
+        0.0,
+        "beta of the coverage penalty of Wu et al. 2016, which scores hypotheses lower whose attention leaves out tokens of the "
+        "source; 0 = none. Scores during training are without it",
+        low=0.0,
+        high=100.0,
+    )
+    coverage_layer: int = _key(
+        0,
+        "decoder layer, from 1, the mean of whose heads is the attention of constraints.coverage; 0 = that of all layers",
+        low=0,
     )
     groups: int = _key(2, "groups into which decode.strategy = diverse_beam divides the beam", low=1, read_with=DIVERSE)
     diversity: float = _key(
@@ -61,6 +77,15 @@ class Constraints:
         """Raises UserError for keys that need each other."""
         if self.lines not in ("", TABS, JSON):
             raise UserError(f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing.")
+        if self.coverage and (config.decode.strategy in ("greedy", "sample") or config.decode.engine != "jax"):
+            raise UserError(
+                f"config.constraints.coverage = {self.coverage} ranks hypotheses of a beam, which needs config.decode.engine = "
+                "jax and a config.decode.strategy other than greedy and sample."
+            )
+        if self.coverage_layer > (layers := config.model.num_decoder_layers):
+            raise UserError(
+                f"config.constraints.coverage_layer = {self.coverage_layer}: the decoder has {layers} layers."
+            )
         contain = "glossary" if self.glossary else "lines" if self.lines == TABS else ""
         if contain and config.decode.strategy != CONSTRAINED:
             raise UserError(
@@ -88,3 +113,4 @@ METRICS.add(
 )
 _RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
 TOKEN_RULES.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))
+MODELS.add("t2t_flax.extensions.constraints.coverage", "constraints.coverage")

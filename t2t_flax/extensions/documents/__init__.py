@@ -8,7 +8,7 @@ from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.config.schema import fields
 from t2t_flax.data.hooks import draws_pairs
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ANALYSES, DATA_HOOKS, GROUPS, MODEL_FLAGS, Flag
+from t2t_flax.registry import ANALYSES, DATA_HOOKS, FLAGS, GROUPS, OUTPUTS, Flag
 
 _READ_OTHERWISE = {
     "constraints.lines": "lines hold more than a sentence",
@@ -46,6 +46,7 @@ class Documents:
         "file of document ids, one for each line that translate and translate_file read; empty = blank lines divide documents",
         mutable=True,
         changes=TRANSLATIONS,
+        file=True,
     )
 
     @classmethod
@@ -103,10 +104,11 @@ def _name(split: str, name: str) -> str:
 GROUPS.add("documents", Documents)
 DATA_HOOKS.add("t2t_flax.extensions.documents.hook", "documents.context")
 ANALYSES.add("sentences", "t2t_flax.extensions.documents.sentences:sentences_of")
-MODEL_FLAGS.add(
+FLAGS.add(
     "--split-sentences",
     Flag(
-        "t2t_flax.extensions.documents.model:SentenceModel",
+        OUTPUTS,
         "translate each sentence of a line on its own, and join them with what stood between them",
+        module="t2t_flax.extensions.documents.model:SplitSentences",
     ),
 )

@@ -5,6 +5,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from t2t_flax.cli.arguments import Change
 from t2t_flax.config.schema import fields
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
@@ -61,6 +62,13 @@ class SentenceModel:
             joined(paragraph, made[start:end])
             for paragraph, (start, end) in zip(paragraphs, itertools.pairwise(starts), strict=True)
         ]
+
+
+class SplitSentences(Change):
+    """`--split-sentences`."""
+
+    def __init__(self, model: Any, value: str):
+        self.model = SentenceModel(model)
 
 
 def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Translation:

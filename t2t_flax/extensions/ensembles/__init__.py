@@ -1,11 +1,14 @@
 """Several models that decode together."""
 
 import math
+import os
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import is_remote
+from t2t_flax.model_forms import is_name
 from t2t_flax.registry import FURTHER_WORKDIRS, GROUPS, MODELS
 
 
@@ -28,6 +31,10 @@ class Ensembles:
         "weight of each model, separated by commas, the run's own first; only their ratios count; empty = equal",
         changes=TRANSLATIONS,
     )
+
+    def __post_init__(self) -> None:
+        # Their absolute paths, so that records and outputs of one ensemble name the same models in every working directory.
+        object.__setattr__(self, "members", ",".join(map(_absolute, self.each())))
 
     @classmethod
     def of(cls, config: Config) -> "Ensembles":
@@ -60,6 +67,10 @@ class Ensembles:
                 f"config.decode.engine = {config.decode.engine} decodes with one model: set decode.engine = jax for "
                 "config.ensembles.members."
             )
+
+
+def _absolute(name: str) -> str:
+    return name if is_name(name) or is_remote(name) else os.path.abspath(name)
 
 
 GROUPS.add("ensembles", Ensembles)

@@ -1,6 +1,7 @@
 """Restores the models that decode together with a run."""
 
 import dataclasses
+import os
 from typing import Any
 
 from t2t_flax.decoding.batches import positions
@@ -9,6 +10,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import StoredRun, TrainedModel, open_run
 from t2t_flax.extensions.ensembles import Ensembles
 from t2t_flax.extensions.ensembles.ensemble import Ensemble
+from t2t_flax.filesystem import is_remote
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean
 from t2t_flax.training.precision import decoding_precision
 from t2t_flax.training.train_state import count_params, make_model
@@ -54,6 +56,7 @@ def _place(name: str) -> tuple[str, int | None]:
 
 def _record(workdir: str, member: TrainedModel, weight: float) -> dict[str, Any]:
     parameters = count_params(member.params, member.config, *member.tokenizers.vocab_sizes)
+    workdir = workdir if is_remote(workdir) else os.path.abspath(workdir)
     return {"workdir": workdir, "steps": list(member.steps), "weight": weight, "parameters": parameters}
 
 

@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from t2t_flax.cli import arguments
 from t2t_flax.extensions.inspection import attention
+from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:
     from t2t_flax.extensions.inspection.maps import AttentionMaps
@@ -22,7 +23,7 @@ def run(argv: list[str]) -> int:
     )
     arguments.add_workdir(parser)
     arguments.add_checkpoint(parser)
-    arguments.add_line_flags(parser)
+    arguments.add_flags(parser, LINES)
     parser.add_argument("--source", required=True, metavar="TEXT", help="the source sentence")
     parser.add_argument("--target", metavar="TEXT", help="the target sentence; default: the run's own translation")
     parser.add_argument("--output", required=True, metavar="FILE.npz", help="file for the arrays")
@@ -35,7 +36,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.inspection.maps import attend
 
     loaded = arguments.load_run(args, overrides)
-    source = arguments.prepare_line(loaded, arguments.line_flags(args))(args.source)
+    source = arguments.Changes(loaded, arguments.given_flags(args)).source(args.source)
     maps = attend(loaded, source, args.target)
     if args.picture:
         attention.draw(maps, args.picture)

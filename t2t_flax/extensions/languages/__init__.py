@@ -6,14 +6,13 @@ import re
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from t2t_flax.config import Config, Data
 from t2t_flax.config.data_keys import VALID_PREFIX, named_entries
 from t2t_flax.config.keys import key
 from t2t_flax.data.hooks import Direction
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DATA_HOOKS, GROUPS, LINE_FLAGS, SUMMARIES, Flag
+from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, SUMMARIES, Flag
 
 BY_NAME = "by_name"
 _LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
@@ -41,11 +40,6 @@ class Languages:
 def symbol_of(language: str) -> str:
     """The control symbol before a source sentence: `<2de>`."""
     return f"<2{language}>"
-
-
-def in_language(model: Any, line: str, language: str) -> str:
-    """The line of a user with the symbol of a language before it, as `TrainedModel.in_language`."""
-    return model.in_language(line, language)
 
 
 def parse_directions(config: Config) -> Mapping[str, Direction]:
@@ -120,11 +114,12 @@ def _names(data: Data) -> dict[str, str]:
 GROUPS.add("languages", Languages)
 DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
 SUMMARIES.add("directions", "t2t_flax.extensions.languages.table")
-LINE_FLAGS.add(
+FLAGS.add(
     "--target-language",
     Flag(
-        "t2t_flax.extensions.languages:in_language",
+        LINES,
         "language to write, with a model of several: its symbol before lines without one",
         "CODE",
+        module="t2t_flax.extensions.languages.flag:TargetLanguage",
     ),
 )

@@ -26,8 +26,10 @@ def _statistics(name: str, predictions: Predictions, config: Config) -> Sentence
         for lines in references
         for i, (source, hypothesis) in enumerate(zip(predictions.sources, predictions.hypotheses, strict=True))
     ]
-    answer = score_sentences(name, samples, group)
-    of_reference = np.array(answer.pop("scores"), np.float64).reshape(len(references), -1)
+    different = list(dict.fromkeys(tuple(sample.items()) for sample in samples))
+    answer = score_sentences(name, list(map(dict, different)), group)
+    scores = dict(zip(different, answer.pop("scores"), strict=True))
+    of_reference = np.array([scores[tuple(sample.items())] for sample in samples]).reshape(len(references), -1)
     sentences = [round(float(x), 4) for x in _SCALE[name] * of_reference.mean(0)]
     return of_entry(answer | {"sentences": sentences})
 

@@ -16,7 +16,8 @@ from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.mbr.candidates import read_candidates
 from t2t_flax.extensions.mbr.decision import METHODS, decide
-from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Utility
+from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Question, Utility
+from t2t_flax.registry import METRICS, absent_extension, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.tasks import Metric
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 SAMPLING = {"decode.strategy": "sample", "decode.epsilon": "0.02"}
 """How a workdir's candidates are drawn where the command line says nothing else."""
 _WINDOW = 512
+_PAIRS = 2**17
+"""Of candidate and reference, which are scored at once: the model of a metric is loaded for each of these."""
 
 
 def run(argv: list[str]) -> int:
@@ -54,7 +57,10 @@ def run(argv: list[str]) -> int:
     )
     parser.add_argument("--write-candidates", metavar="FILE", help="with --workdir: file that gets the candidates")
     parser.add_argument("--output", required=True, metavar="FILE", help="file that gets a translation a line")
-    parser.add_argument("--utility", choices=UTILITIES, default="chrf", help="default: chrf")
+    parser.add_argument(
+        "--utility", type=_utility_name, default="chrf", metavar="NAME",
+        help="chrf (default), bleu, or a metric of an extension: comet, kiwi, metricx",
+    )  # fmt: skip
     parser.add_argument(
         "--method", choices=METHODS, default="pairwise",
         help="pairwise: each candidate with each reference (default); aggregate: with the mean of all references, linear time; "
@@ -85,21 +91,16 @@ def run(argv: list[str]) -> int:
         groups, origin = _texts(args.candidates, args.num_candidates), {"file": args.candidates}
         sources = list(iterate_lines(args.input)) if args.input else []
     metrics = _metrics(config, args) if args.score_against else []
-    utility = _utility(args.utility, config)
-    chosen, counts, changed = [], [], 0
+    utility = _utility(args, config)
     references = _texts(args.references, args.num_references) if args.references else None
-    total = 0.0
-    for number, candidates in enumerate(groups, 1):
-        others = candidates if references is None else next(references, None)
-        if others is None:
-            raise UserError(
-                f"{args.references} has the references of {number - 1} sources, and there are candidates of more."
-            )
-        decision = decide(candidates, others, utility, args.method, args.fine)
-        chosen.append(candidates[decision.index])
-        counts.append(len(candidates))
-        changed += candidates[decision.index] != candidates[0]
-        total += decision.utility
+    chosen, counts, changed, total = [], [], 0, 0.0
+    for questions in _windows(groups, references, sources, args, utility):
+        decisions = decide(questions, utility, args.method, args.fine)
+        for (candidates, _, _), decision in zip(questions, decisions, strict=True):
+            chosen.append(candidates[decision.index])
+            counts.append(len(candidates))
+            changed += candidates[decision.index] != candidates[0]
+            total += decision.utility
     if not chosen:
         raise UserError("there are no candidates.")
     if references is not None and next(references, None) is not None:
@@ -139,7 +140,7 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("say where the candidates come from: --candidates=FILE, or --workdir=DIR with --input=FILE.")
     if args.workdir and not args.input:
         raise UserError("--workdir needs the lines to translate: --input=FILE.")
-    if args.candidates and (args.write_candidates or args.input and not args.score_against):
+    if args.candidates and (args.write_candidates or args.input and not _reads_input(args)):
         raise UserError("--input and --write-candidates are for candidates of --workdir.")
     if args.write_candidates and os.path.realpath(args.write_candidates) == os.path.realpath(args.output):
         raise UserError("--output and --write-candidates name the same file.")
@@ -147,12 +148,59 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("--output: name a file; its record is written beside it.")
 
 
-def _utility(name: str, config: Config) -> Utility:
+def _reads_input(args: argparse.Namespace) -> bool:
+    return bool(args.score_against) or args.utility in METRICS
+
+
+def _utility_name(text: str) -> str:
+    load_extensions()
+    if text not in (names := [*UTILITIES, *METRICS]):
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}.{absent_extension('metrics', text)}")
+    return text
+
+
+def _utility(args: argparse.Namespace, config: Config) -> Utility:
+    from t2t_flax.extensions.mbr.utilities import OfExtension
     from t2t_flax.tasks.translation import tokenizer_of
 
+    name = args.utility
+    if name in METRICS:
+        if args.method == "aggregate":
+            raise UserError(f"--utility={name} has no mean reference: give --method=pairwise or aggregate_to_fine.")
+        utility = OfExtension(name, config)
+        if utility.reads_sources and not args.input:
+            raise UserError(f"--utility={name} needs the source lines: --input=FILE.")
+        return utility
     if name == "bleu":
         return Bleu(tokenizer_of(config.eval.sacrebleu_tokenizer, config.data.target_language))
     return UTILITIES[name]()
+
+
+def _windows(
+    groups: Iterator[list[str]],
+    references: Iterator[list[str]] | None,
+    sources: list[str],
+    args: argparse.Namespace,
+    utility: Utility,
+) -> Iterator[list[Question]]:
+    """The candidates of each source with what they are compared with; so many sources at once as have some `_PAIRS`."""
+    window, pairs = [], 0
+    for number, candidates in enumerate(groups):
+        others = candidates if references is None else next(references, None)
+        if others is None:
+            raise UserError(
+                f"{args.references} has the references of {number} sources, and there are candidates of more."
+            )
+        if utility.reads_sources and number >= len(sources):
+            raise UserError(f"{args.input} has {len(sources)} lines, and there are candidates of more sources.")
+        window.append(Question(candidates, others, sources[number] if utility.reads_sources else ""))
+        pairs += min(len(candidates), args.fine if args.method == "aggregate_to_fine" else len(candidates)) * len(
+            others
+        )
+        if pairs >= _PAIRS:
+            yield window
+            window, pairs = [], 0
+    yield window
 
 
 def _samples(

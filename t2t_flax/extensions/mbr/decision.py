@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t2t_flax.extensions.mbr.utilities import Utility
+from t2t_flax.extensions.mbr.utilities import Question, Utility
 
 METHODS = ("pairwise", "aggregate", "aggregate_to_fine")
 
@@ -18,27 +18,30 @@ class Decision:
     utility: float
 
 
-def decide(
-    candidates: Sequence[str], references: Sequence[str], utility: Utility, method: str = "pairwise", fine: int = 20
-) -> Decision:
-    """The candidate with the highest mean utility over the references, which repeat as often as they were sampled.
+def decide(questions: Sequence[Question], utility: Utility, method: str = "pairwise", fine: int = 20) -> list[Decision]:
+    """For each source the candidate with the highest mean utility over its references, which repeat as often as they were
+    sampled.
 
     method: "pairwise" scores each candidate with each reference; "aggregate" with the mean of all references, in linear time;
     "aggregate_to_fine" the `fine` best by that pairwise. Equal texts are scored once. Raises ValueError without candidates or
     references.
     """
-    first: dict[str, int] = {}
-    for index, text in enumerate(candidates):
-        first.setdefault(text, index)
-    hypotheses = list(first)
-    texts, counts = np.unique(np.array(references, object), return_counts=True)
-    if method != "pairwise":
-        scores = utility.aggregated(hypotheses, list(texts), counts)
-        if method == "aggregate" or len(hypotheses) == 1:
-            best = int(np.argmax(scores))
-            return Decision(first[hypotheses[best]], float(scores[best]))
-        kept = np.sort(np.argsort(-scores, kind="stable")[:fine])
-        hypotheses = [hypotheses[i] for i in kept]
-    scores = utility.pairwise(hypotheses, list(texts)) @ (counts / counts.sum())
-    best = int(np.argmax(scores))
-    return Decision(first[hypotheses[best]], float(scores[best]))
+    decisions: dict[int, Decision] = {}
+    asked: dict[int, Question] = {}
+    shares: dict[int, np.ndarray] = {}
+    for i, (candidates, references, source) in enumerate(questions):
+        hypotheses = list(dict.fromkeys(candidates))
+        texts, counts = np.unique(np.array(references, object), return_counts=True)
+        if method != "pairwise":
+            scores = utility.aggregated(hypotheses, list(texts), counts)
+            if method == "aggregate":
+                best = int(np.argmax(scores))
+                decisions[i] = Decision(candidates.index(hypotheses[best]), float(scores[best]))
+                continue
+            hypotheses = [hypotheses[n] for n in np.sort(np.argsort(-scores, kind="stable")[:fine])]
+        asked[i], shares[i] = Question(hypotheses, list(texts), source), counts / counts.sum()
+    for (i, question), scores in zip(asked.items(), utility.pairwise(list(asked.values())), strict=True):
+        scores = scores @ shares[i]
+        best = int(np.argmax(scores))
+        decisions[i] = Decision(questions[i].candidates.index(question.candidates[best]), float(scores[best]))
+    return [decisions[i] for i in range(len(questions))]

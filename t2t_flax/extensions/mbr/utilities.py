@@ -1,29 +1,41 @@
-"""Utilities of a candidate given a reference: sentence scores of metrics, 0 to 100."""
+"""Utilities of a candidate given a reference: sentence scores of metrics; higher is better."""
 
 import collections
 import functools
 import math
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from t2t_flax.config import Config
 from t2t_flax.errors import require
+from t2t_flax.registry import METRICS
+from t2t_flax.tasks import Predictions
 
 _ORDERS = 4
 """The longest n-grams of BLEU."""
 
 
+class Question(NamedTuple):
+    """The candidates of a source, what they are compared with, and the source, where it is known."""
+
+    candidates: Sequence[str]
+    references: Sequence[str]
+    source: str = ""
+
+
 class Utility(Protocol):
     """FAMILY: the metrics, by their names in records, that share its bias: they score a translation that was chosen by it too
-    well. signature: of the metric, as in sacreBLEU.
+    well. signature: of the metric, as in sacreBLEU. reads_sources: whether questions need theirs.
     """
 
     FAMILY: tuple[str, ...]
     signature: str
+    reads_sources: bool
 
-    def pairwise(self, hypotheses: Sequence[str], references: Sequence[str]) -> np.ndarray:
-        """float64 [hypotheses, references]: the score of each with each."""
+    def pairwise(self, questions: Sequence[Question]) -> Iterable[np.ndarray]:
+        """For each question float64 [candidates, references]: the score of each with each."""
 
     def aggregated(self, hypotheses: Sequence[str], references: Sequence[str], counts: np.ndarray) -> np.ndarray:
         """float64 [hypotheses]: the score with one reference whose counts of n-grams are the mean of all (arXiv 2402.04251).
@@ -35,6 +47,7 @@ class Chrf:
     """Sentence chrF, as sacreBLEU's."""
 
     FAMILY = ("chrf", "chrf++")
+    reads_sources = False
 
     def __init__(self) -> None:
         from sacrebleu.metrics import CHRF
@@ -42,11 +55,12 @@ class Chrf:
         require("fastchrf", "mbr", "the utility chrf")
         self.signature = _signature(CHRF())
 
-    def pairwise(self, hypotheses, references):
+    def pairwise(self, questions):
         """See `Utility`."""
         import fastchrf
 
-        return np.array(fastchrf.pairwise_chrf([list(hypotheses)], [list(references)])[0], np.float64)
+        for candidates, references, _ in questions:
+            yield np.array(fastchrf.pairwise_chrf([list(candidates)], [list(references)])[0], np.float64)
 
     def aggregated(self, hypotheses, references, counts):
         """See `Utility`."""
@@ -62,6 +76,7 @@ class Bleu:
     """
 
     FAMILY = ("sacrebleu", "tokenized_bleu", "paper_bleu")
+    reads_sources = False
 
     def __init__(self, tokenize: str = "13a") -> None:
         from sacrebleu.metrics import BLEU
@@ -69,10 +84,11 @@ class Bleu:
         self._metric = BLEU(effective_order=True, tokenize=tokenize)
         self.signature = _signature(self._metric)
 
-    def pairwise(self, hypotheses, references):
+    def pairwise(self, questions):
         """See `Utility`."""
-        sides = [[self._counts(text) for text in texts] for texts in (hypotheses, references)]
-        return np.array([[self._score(h, r) for r in sides[1]] for h in sides[0]], np.float64)
+        for candidates, references, _ in questions:
+            sides = [[self._counts(text) for text in texts] for texts in (candidates, references)]
+            yield np.array([[self._score(h, r) for r in sides[1]] for h in sides[0]], np.float64)
 
     def aggregated(self, hypotheses, references, counts):
         """See `Utility`."""
@@ -106,6 +122,41 @@ class Bleu:
 
 _Counts = Any
 """For each order the n-grams and how often they occur, or do on average."""
+
+
+class OfExtension:
+    """A metric of `registry.METRICS`, such as a learned one: the pairs of all questions are scored at once. One of which lower is
+    better counts with a minus. With the mean of references it is chrF, which so chooses what is scored pairwise. Raises
+    UserError for a metric that cannot be computed.
+    """
+
+    def __init__(self, name: str, config: Config) -> None:
+        self._metric, self._config = METRICS.load(name), config
+        self.FAMILY, self.reads_sources, self.signature = (name,), self._metric.reads_sources, ""
+        if self._metric.check:
+            self._metric.check(config)
+
+    def pairwise(self, questions):
+        """See `Utility`."""
+        pairs = [(h, r, source) for candidates, references, source in questions for h in candidates for r in references]
+        if not pairs:
+            return []
+        hypotheses, references, sources = zip(*pairs, strict=True)
+        statistics = self._metric.statistics(Predictions(hypotheses, [references], sources), self._config)
+        self.signature = statistics.signature()
+        scores = np.array([statistics.score(row) for row in statistics.values], np.float64)
+        scores = scores if self._metric.higher_is_better else -scores
+        sizes = [(len(question.candidates), len(question.references)) for question in questions]
+        parts = np.split(scores, np.cumsum([rows * columns for rows, columns in sizes])[:-1])
+        return [part.reshape(size) for part, size in zip(parts, sizes, strict=True)]
+
+    def aggregated(self, hypotheses, references, counts):
+        """See `Utility`."""
+        return self._coarse.aggregated(hypotheses, references, counts)
+
+    @functools.cached_property
+    def _coarse(self) -> Chrf:
+        return Chrf()
 
 
 def _signature(metric: Any) -> str:

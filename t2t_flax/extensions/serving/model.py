@@ -18,6 +18,7 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import Direction, codes_of, model_directions
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
+from t2t_flax.decoding.token_rules import read_lines
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job
@@ -176,7 +177,8 @@ class ServedModel:
                 400, f"n_best = {n_best}: {self.name} gives 1 to {self.max_n_best} translations of a line."
             )
         places = places or [f"line {i}" for i in range(1, len(lines) + 1)]
-        longest = max((self._check_length("source", *each) for each in zip(places, lines, strict=True)), default=0)
+        texts, _ = read_lines(self.config, self._restored.tokenizers, lines, 0)
+        longest = max((self._check_length("source", *each) for each in zip(places, texts, strict=True)), default=0)
         if any(prefixes) and not task_of(self.config).supports_prefixes:
             raise RequestError(
                 400, f"outputs of {self.name} (data.task = {self.config.data.task}) cannot have a prefix."

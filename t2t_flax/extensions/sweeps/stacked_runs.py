@@ -77,7 +77,7 @@ def _train(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> 
     for config, workdir in runs:
         if completed(workdir, config):
             continue
-        jobs.check_available(config)
+        jobs.check_available(config, supervisor.group)
         config = jobs.with_precision(config, workdir, supervisor.group)
         with supervisor.exit_on_signal("preparing the data"):
             task = task_of(config)

@@ -79,6 +79,30 @@ def test_links_follow_their_pairs_into_rows(files, cache, batching):
     assert line.startswith("guided alignments: of 300 pairs") and "none" not in line
 
 
+def test_pairs_are_read_once(files, cache, monkeypatch):
+    """Later starts find what was read beside the tokens; another file, and a damaged copy, are read again."""
+    setup = start(guided_run(files), files / "run", cache)
+    before = AlignmentArrays(setup.config, setup.corpus).table
+    (kept,) = setup.corpus.train.folder.glob("alignments-*")
+
+    def unread(*_):
+        raise AssertionError("read again")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("t2t_flax.extensions.alignments.guided._pairs", unread)
+        again = AlignmentArrays(setup.config, setup.corpus).table
+        assert all(np.array_equal(a, b) for a, b in zip(again, before, strict=True))
+        assert data_hooks(setup.config)[0].describe(setup.corpus)
+        kept.write_bytes(kept.read_bytes()[:-100])
+        with pytest.raises(AssertionError, match="read again"):
+            assert AlignmentArrays(setup.config, setup.corpus).table
+    again = AlignmentArrays(setup.config, setup.corpus).table
+    assert all(np.array_equal(a, b) for a, b in zip(again, before, strict=True))
+    (files / "links").write_text("\n" * 301)
+    other = AlignmentArrays(setup.config, setup.corpus).table
+    assert before.spans.any() and not other.spans.any()
+
+
 def test_the_loss_is_minus_the_log_of_what_linked_words_get():
     rng = np.random.default_rng(0)
     weights = rng.dirichlet(np.ones(6), (2, 2, 5)).astype(np.float32)
@@ -176,7 +200,6 @@ def test_microbatches_and_devices_change_nothing(files, cache):
 def test_files_that_do_not_fit_are_refused(files, cache):
     setup = start(guided_run(files), files / "run", cache)
     lines = (files / "links").read_text().splitlines()
-    tokenizers = setup.corpus.tokenizers
     for name, content, message in (
         ("short", lines[:-1], "short has 300 lines, and .* more pairs"),
         ("long", [*lines, ""], "long has more lines than the 301 pairs"),
@@ -184,12 +207,12 @@ def test_files_that_do_not_fit_are_refused(files, cache):
         ("other", ["0,0", *lines[1:]], "other line 1: '0,0' is no link"),
     ):
         (files / name).write_text("".join(line + "\n" for line in content))
-        arrays = AlignmentArrays(guided_run(files, alignments=dict(guided=str(files / name))), tokenizers)
+        arrays = AlignmentArrays(guided_run(files, alignments=dict(guided=str(files / name))), setup.corpus)
         with pytest.raises(UserError, match=message):
-            assert arrays.linked
-    two = AlignmentArrays(guided_run(files, alignments=dict(guided="a,b")), tokenizers)
+            assert arrays.table
+    two = AlignmentArrays(guided_run(files, alignments=dict(guided="a,b")), setup.corpus)
     with pytest.raises(UserError, match="names 2 files, config.data.train 1 sources"):
-        assert two.linked
+        assert two.table
 
 
 def test_a_missing_file_is_found_before_pairs_are_tokenised(files, cache):
@@ -218,8 +241,8 @@ def test_of_a_pair_that_occurs_twice_the_first_alignment_counts(tmp_path, cache,
     setup = start(guided_run(tmp_path), tmp_path / "run", cache)
     source = setup.corpus.tokenizers.source
     begin = (len(source.encode_text(PAIRS[0][0].split()[0])), 0)[order[0] == 0]
-    arrays = AlignmentArrays(setup.config, setup.corpus.tokenizers)
-    spans = arrays._spans(setup.corpus.train.source(0), setup.corpus.train.target(0))
+    arrays = AlignmentArrays(setup.config, setup.corpus)
+    spans = arrays.spans(setup.corpus.train.source(0), setup.corpus.train.target(0))
     assert spans[0, 0] == begin < spans[1, 0]
 
 

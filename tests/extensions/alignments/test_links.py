@@ -1,5 +1,7 @@
 """Pharaoh's form, and alignment errors held against a definition by sets and against their bounds."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -14,6 +16,7 @@ from t2t_flax.extensions.alignments.links import (
     hard_links,
     links_from,
     parse_gold,
+    parse_links,
     pharaoh,
     soft,
 )
@@ -28,6 +31,18 @@ def test_gold_lines_are_read_as_they_are_written(sure, possible, first):
     words = [f"{s + first}-{t + first}" for s, t in sure] + [f"{s + first}p{t + first}" for s, t in possible]
     assert parse_gold(" ".join(words), "gold", first) == Gold(sure, sure | possible)
     assert parse_gold(pharaoh(sure), "gold").sure == sure
+
+
+@given(st.one_of(LINKS.map(pharaoh), st.text("012-p? ", max_size=12)))
+def test_links_of_training_text_are_those_of_a_gold_line(line):
+    """Of any text, an error included."""
+    try:
+        expected = parse_gold(line, "line").possible
+    except UserError as error:
+        with pytest.raises(UserError, match=re.escape(str(error))):
+            parse_links(line, "line")
+    else:
+        assert set(parse_links(line, "line")) == expected
 
 
 @pytest.mark.parametrize("line", ["0-", "0-0,1-1", "a-b", "0-0-0", "-1-0", "0 - 0"])

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from t2t_flax.cli.arguments import Change
 from t2t_flax.cli.lines import Line
 from t2t_flax.cli.translate import translating
 from t2t_flax.data.sources import toy
@@ -59,6 +60,26 @@ def test_a_glossary_is_used_where_the_source_has_its_terms(sources, free, tmp_pa
             assert text == before
 
 
+def test_an_output_is_not_resumed_with_another_glossary(tmp_path):
+    """The file counts by its content, wherever it lies."""
+    pytest.importorskip("t2t_flax.extensions.bulk_translation")
+    from t2t_flax.extensions.bulk_translation.line_files import output_settings
+    from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
+
+    def output(terms, name, **keys):
+        (tmp_path / name).write_text(terms)
+        overrides = {"constraints.glossary": str(tmp_path / name), "decode.strategy": "constrained_beam"}
+        settings = output_settings(load("pretrained:toy", overrides=overrides), {})
+        return ResumableOutput(str(tmp_path / "out"), settings, **keys)
+
+    with output("dog\tHund\n", "terms") as first:
+        first.append([Line(0, "A dog.")], "Ein Hund.\n")
+    with output("dog\tHund\n", "moved", resume=True) as again:
+        assert again.done == 1
+    with pytest.raises(UserError, match="--resume: .* was written with constraints.glossary = .*SHA-256"):
+        output("dog\tKatze\n", "moved", resume=True).__enter__()
+
+
 def test_what_needs_another_search_is_an_error(sources):
     with pytest.raises(UserError, match="constrained_beam"):
         translate(sources, constraints__lines="tabs")
@@ -98,14 +119,11 @@ def test_a_phrase_that_the_vocabulary_cannot_write_is_named_with_its_line():
 
 
 def test_what_is_printed_beside_translations_is_of_the_text_of_a_line(sources, monkeypatch):
-    class Beside:
-        source = staticmethod(str)
-
-        @staticmethod
-        def answers(lines, sources, texts):
+    class Beside(Change):
+        def answers(self, lines, sources, texts):
             return [[f"{line} ||| {source}"] for line, source in zip(lines, sources, strict=True)]
 
-    monkeypatch.setattr("t2t_flax.cli.arguments.output_change", lambda model, flags: Beside)
+    monkeypatch.setattr("t2t_flax.cli.arguments.Changes", Beside)
     lines = [f"{source}\tBahnhof" for source in sources[:3]]
     keys = KEYS | {"constraints.lines": "tabs", "decode.strategy": "constrained_beam"}
     run = load("pretrained:toy", overrides=keys).for_decoding()

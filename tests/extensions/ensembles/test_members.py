@@ -2,15 +2,23 @@
 
 import dataclasses
 import json
+import re
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
 
 import jax
 import numpy as np
 import pytest
+from helpers.processes import environment
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.evaluate import record_name
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
 
@@ -55,6 +63,57 @@ def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
     assert capsys.readouterr().out.splitlines() == [t.text for t in both(runs).translate(LINES)]
     error = refused(capsys, *words, f"--config.ensembles.members={runs[1]}")
     assert "name the same: give one of them" in error
+
+
+@pytest.mark.slow
+def test_serve_answers_with_all_models(runs):
+    """As `translate` does, from a folder to which the paths are relative."""
+    for package in ("fastapi", "uvicorn", "prometheus_client"):
+        pytest.importorskip(package, reason="needs the extra serve")
+    words = ["serve", "--workdir=a", "--config.ensembles.members=b", "--config.ensembles.weights=1,2", "--port=0"]
+    command = [sys.executable, "-m", "t2t_flax", *words, "--max-batch=1"]
+    with subprocess.Popen(
+        command, env=environment(), cwd=runs[0].parent, stdout=subprocess.PIPE, text=True
+    ) as server:  # fmt: skip
+        try:
+            url = re.fullmatch(r"listening on (http://\S+)\n", server.stdout.readline())[1]
+            until(url, "ready")
+            request = urllib.request.Request(
+                f"{url}/api/translate", json.dumps({"text": LINES}).encode(), {"Content-Type": "application/json"}
+            )
+            with urllib.request.urlopen(request, timeout=120) as answer:
+                found = [line["hypotheses"][0]["text"] for line in json.load(answer)["translations"]]
+            server.terminate()
+            assert server.wait(60) == 0
+        finally:
+            server.kill()
+    assert found == [t.text for t in both(runs, weights="1,2").translate(LINES)]
+    assert found != [t.text for t in load(runs[0], overrides={"mesh.data": "-1"}).translate(LINES)]
+
+
+def until(url, state, seconds=180.0):
+    deadline = time.monotonic() + seconds
+    while True:
+        try:
+            with urllib.request.urlopen(f"{url}/ready", timeout=60) as answer:
+                if state in answer.read().decode():
+                    return
+        except urllib.error.HTTPError as error:
+            assert error.code == 503
+        assert time.monotonic() < deadline, f"not {state} after {seconds} s"
+        time.sleep(0.1)
+
+
+def test_models_are_named_alike_in_every_working_directory(runs, monkeypatch):
+    """In records, their names, and outputs that are resumed."""
+    absolute = both(runs)
+    monkeypatch.chdir(runs[0].parent)
+    relative = load("a", overrides={"ensembles.members": "b", "mesh.data": "-1"})
+    assert relative.models == absolute.models
+    assert relative.config.value("ensembles.members") == absolute.config.value("ensembles.members") == str(runs[1])
+    assert record_name(relative, "test", "digest") == record_name(absolute, "test", "digest")
+    monkeypatch.chdir(runs[0])
+    assert load(".", overrides={"ensembles.members": "../b@1", "mesh.data": "-1"}).models[1]["workdir"] == str(runs[1])
 
 
 def test_the_weight_of_one_model_decides(runs):

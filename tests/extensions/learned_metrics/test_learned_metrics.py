@@ -20,7 +20,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.extensions.learned_metrics import LearnedMetrics
 from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
-from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment
+from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment, score_sentences
 from t2t_flax.extensions.sweeps.compare import compare
 from t2t_flax.tasks import Predictions, task_of
 
@@ -189,6 +189,46 @@ def test_mbr_is_scored_with_the_sources(environments, tmp_path, capsys):
     assert "flat has 4 lines, and there are candidates of 2 sources" in capsys.readouterr().err
 
 
+def mbr_words(tmp_path, flat, *more):
+    for name, lines in (("flat", flat), ("sources", ["a", "b"])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    files = [f"--candidates={tmp_path / 'flat'}", f"--input={tmp_path / 'sources'}", f"--output={tmp_path / 'out'}"]
+    return ["mbr", *files, f"--num-candidates={len(flat) // 2}", *more]
+
+
+def test_mbr_chooses_by_a_learned_metric(environments, tmp_path, capsys, monkeypatch):
+    """All pairs in one process, equal ones once; the choice, and its mean, by hand."""
+    asked = []
+
+    def counted(name, samples, group):
+        asked.append(len(samples))
+        return score_sentences(name, samples, group)
+
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.metrics.score_sentences", counted)
+    flat = ["x", "x y", "z", "q r", "r s", "r"]
+    group = f"--config.learned_metrics.environments={environments}"
+    words = mbr_words(tmp_path, flat, "--utility=comet", group)
+    assert main(words) == 0
+    assert (tmp_path / "out").read_text().splitlines() == ["x y", "q r"]  # 2 / 3 of x y, and 2.5 / 3, the first of two
+    assert asked == [0, 18]
+    record = json.loads((tmp_path / "out.json").read_text())["utility"]
+    assert record["expected"] == pytest.approx(75.0, abs=1e-3) and "wmt22-comet-da" in record["signature"]
+    (tmp_path / "target").write_text("x y\nq\n")
+    assert main([*words, f"--score-against={tmp_path / 'target'}", "--config.learned_metrics.names=comet,kiwi"]) == 0
+    scores = json.loads((tmp_path / "out.json").read_text())["scores"]
+    assert [name for name, entry in scores.items() if "biased" in entry] == ["comet"]
+    asked.clear()
+    assert main(mbr_words(tmp_path, flat, "--utility=kiwi", group)) == 0
+    assert asked == [0, 6]  # which reads no references
+    capsys.readouterr()
+    assert main([word for word in words if not word.startswith("--input")]) == 2
+    assert "--utility=comet needs the source lines: --input=FILE" in capsys.readouterr().err
+    assert main([*words, "--method=aggregate"]) == 2
+    assert "--utility=comet has no mean reference" in capsys.readouterr().err
+    assert main([*words[:-2], "--utility=bleurt"]) == 2
+    assert "expected one of chrf, bleu," in capsys.readouterr().err
+
+
 def test_names_and_task_are_checked():
     with pytest.raises(UserError, match="'bleurt' is none of comet, kiwi, metricx"):
         LearnedMetrics(names="comet,bleurt").check(Config())
@@ -279,3 +319,27 @@ def test_scores_are_those_of_the_package(tiny_models, name):
     scale = 1 if name == "metricx" else 100
     assert entry["sentences"] == pytest.approx([scale * score for score in expected[name]], abs=2e-3)
     assert len(set(entry["sentences"])) == len(samples) and entry["licence"] == "apache-2.0"
+
+
+@pytest.mark.slow
+@needs_comet
+@pytest.mark.parametrize("name, sign", [("comet", 1), ("metricx", -1)])
+def test_mbr_by_a_package_is_that_of_each_pair(tiny_models, tmp_path, name, sign):
+    """Of MetricX, an error, the lowest mean."""
+    keys = {
+        "environments": tiny_models / "environments", name: tiny_models / name, "metricx_tokenizer": tiny_models / "metricx",
+    }  # fmt: skip
+    flat = ["Der Hund schläft.", "Der Hund.", "Ein Haus schläft jetzt.", "Wo ist es?", "Es ist ein Baum.", "Ein Haus?"]
+    flags = [f"--config.learned_metrics.{key}={value}" for key, value in keys.items()]
+    assert main(mbr_words(tmp_path, flat, f"--utility={name}", *flags)) == 0
+    group = LearnedMetrics(names=name, batch_size=1, **{key: str(value) for key, value in keys.items()})
+    config, best = Config().with_extensions({"learned_metrics": group}), []
+    (metric,) = (metric for metric in task_of(config).metrics if metric.name == name)
+    for source, own in (("a", flat[:3]), ("b", flat[3:])):
+        pairs = [(h, r) for h in own for r in own]
+        predictions = Predictions([h for h, _ in pairs], [[r for _, r in pairs]], [source] * 9)
+        means = sign * metric.statistics(predictions, config).values[:, 0].reshape(3, 3).mean(1)
+        best.append((own[int(means.argmax())], means.max()))
+    assert (tmp_path / "out").read_text().splitlines() == [text for text, _ in best]
+    record = json.loads((tmp_path / "out.json").read_text())["utility"]
+    assert record["expected"] == pytest.approx(sum(mean for _, mean in best) / 2, abs=2e-3)

@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.data.sources import toy
-from t2t_flax.extensions.mbr.decision import decide
-from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu
+from t2t_flax.extensions.mbr.decision import Decision
+from t2t_flax.extensions.mbr.decision import decide as decide_each
+from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Question
 
 TEXTS = [target for _, target in toy.pairs("test", 30)]
 needs_fastchrf = pytest.mark.skipif(find_spec("fastchrf") is None, reason="fastchrf is not installed")
@@ -20,6 +21,17 @@ METRICS = {"chrf": sacrebleu.CHRF(), "bleu": sacrebleu.BLEU(effective_order=True
 sentences = st.lists(st.sampled_from("der Hund und die Katze läuft , nicht !  Haus".split(" ")), max_size=8).map(
     " ".join
 )
+
+
+def decide(candidates, references, *how) -> Decision:
+    """Of one source."""
+    (decision,) = decide_each([Question(candidates, references)], *how)
+    return decision
+
+
+def pairwise(utility, candidates, references) -> np.ndarray:
+    (scores,) = utility.pairwise([Question(candidates, references)])
+    return scores
 
 
 def brute_force(name: str, hypotheses, references) -> np.ndarray:
@@ -31,7 +43,7 @@ def brute_force(name: str, hypotheses, references) -> np.ndarray:
 @pytest.mark.parametrize("name", BOTH)
 def test_pairwise_scores_are_those_of_sacrebleu(name):
     texts = [*TEXTS[:12], "", "Ja", "Ja, der Hund!", "der der der der der der"]
-    got = UTILITIES[name]().pairwise(texts, texts)
+    got = pairwise(UTILITIES[name](), texts, texts)
     np.testing.assert_allclose(got, brute_force(name, texts, texts), atol=1e-9)
     assert str(UTILITIES[name]().signature).startswith("nrefs:1|case:mixed|eff:yes|")
 
@@ -108,7 +120,7 @@ def test_equal_references_give_the_pairwise_score():
     """Then the mean reference is each of them."""
     utility = Bleu()
     got = utility.aggregated(TEXTS[:5], TEXTS[3:4], np.array([7]))
-    np.testing.assert_allclose(got, utility.pairwise(TEXTS[:5], TEXTS[3:4])[:, 0])
+    np.testing.assert_allclose(got, pairwise(utility, TEXTS[:5], TEXTS[3:4])[:, 0])
 
 
 @pytest.mark.parametrize("name", BOTH)
@@ -122,6 +134,44 @@ def test_aggregate_to_fine_scores_the_best_pairwise(name):
     assert kept.utility <= exact.utility and kept.utility == pytest.approx(
         float(brute_force(name, [candidates[kept.index]], candidates).mean()), abs=1e-6
     )
+
+
+class Pinned:
+    """The score is 1 where both texts end alike, -1 elsewhere; the coarse one prefers long texts."""
+
+    FAMILY, reads_sources, signature = ("pinned",), True, ""
+
+    def __init__(self):
+        self.asked = []
+
+    def pairwise(self, questions):
+        self.asked.append(questions)
+        return [
+            np.array([[1.0 if h[-1:] == r[-1:] == q.source else -1.0 for r in q.references] for h in q.candidates])
+            for q in questions
+        ]
+
+    def aggregated(self, hypotheses, references, counts):
+        return np.array(list(map(len, hypotheses)), float)
+
+
+def test_all_sources_are_asked_at_once_each_with_its_own():
+    """Equal texts once; a coarse score chooses which of them are scored pairwise."""
+    questions = [
+        Question(["ab", "bb", "ab", "c"], ["xb", "xc", "xb"], "b"),
+        Question(["a"], ["a"], "b"),
+        Question(["aaac", "bc", "cccd"], ["c"], "c"),
+    ]
+    utility = Pinned()
+    found = decide_each(questions, utility)
+    assert [decision.index for decision in found] == [0, 0, 0]
+    assert [decision.utility for decision in found] == pytest.approx([1 / 3, -1, 1])
+    assert [[list(q.candidates) for q in asked] for asked in utility.asked] == [
+        [["ab", "bb", "c"], ["a"], ["aaac", "bc", "cccd"]]
+    ]
+    fine = decide_each(questions, utility, "aggregate_to_fine", 2)
+    assert [decision.index for decision in fine] == [0, 0, 0]
+    assert list(utility.asked[1][2].candidates) == ["aaac", "cccd"]
 
 
 def test_one_candidate_and_ties():

@@ -1,0 +1,18 @@
+"""`--target-language`."""
+
+from typing import Any
+
+from t2t_flax.cli.arguments import Change
+
+
+class TargetLanguage(Change):
+    """Puts the symbol of a language before lines without one, as `TrainedModel.in_language`."""
+
+    def __init__(self, model: Any, value: str):
+        super().__init__(model, value)
+        self._language = value
+        self.source("")
+
+    def source(self, line: str) -> str:
+        """The line with the symbol."""
+        return self.model.in_language(line, self._language)
