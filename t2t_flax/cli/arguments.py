@@ -171,10 +171,11 @@ def _attribute(flag: str) -> str:
 class Change:
     """What a flag of an extension does. model: what translates in place of a trained model. answers: what is printed in place of
     translations, (lines, lines as the model read them, translations of each line) -> texts of each line; None = translations.
-    Raises UserError for a value that the model cannot take.
+    in_parts: whether `model` translates parts of lines. Raises UserError for a value that the model cannot take.
     """
 
     answers: Callable[..., list[list[str]]] | None = None
+    in_parts = False
 
     def __init__(self, model: Any, value: str):
         self.model = model
@@ -189,23 +190,17 @@ class Changes(Change):
 
     def __init__(self, model: Any, flags: dict[str, str]):
         # Symbols of languages come before a line's text, once that is read.
-        order = sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)
-        self._parts, self.model, printing, translating = [], model, [], []
-        for flag in order:
-            part = FLAGS.load(flag)(self.model, flags[flag])
-            self._parts.append(part)
-            if part.answers:
-                printing.append(flag)
-                self.answers = part.answers
-            if part.model is not self.model:
-                translating.append(flag)
-                self.model = part.model
+        kinds = {flag: FLAGS.load(flag) for flag in sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)}
+        printing = [flag for flag in flags if kinds[flag].answers]
         if len(printing) > 1:
             raise UserError(f"{' and '.join(printing)} both say what is printed: give one of them.")
-        if printing and translating:
-            raise UserError(
-                f"{printing[0]} is about whole lines, of which {translating[0]} translates parts: give one of them."
-            )
+        if printing and (parts := next((flag for flag in flags if kinds[flag].in_parts), "")):
+            raise UserError(f"{printing[0]} is about whole lines, of which {parts} translates parts: give one of them.")
+        self._parts, self.model = [], model
+        for flag, kind in kinds.items():
+            self._parts.append(kind(self.model, flags[flag]))
+            self.model = self._parts[-1].model
+            self.answers = self._parts[-1].answers or self.answers
 
     def source(self, line: str) -> str:
         for part in self._parts:

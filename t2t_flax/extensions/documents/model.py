@@ -67,6 +67,8 @@ class SentenceModel:
 class SplitSentences(Change):
     """`--split-sentences`."""
 
+    in_parts = True
+
     def __init__(self, model: Any, value: str):
         self.model = SentenceModel(model)
 

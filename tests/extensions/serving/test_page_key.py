@@ -44,13 +44,18 @@ class Visit:
         if request.method == "POST":
             self.sent.append(request.headers.get("authorization"))
 
+    def _asks(self, text, status):
+        """Asks, and waits for an answer, so that what the page says is of it."""
+        with self.page.expect_response(lambda r: r.url.endswith("api/translate") and r.status == status):
+            ask(self.page, text)
+
     def translated(self, text):
-        ask(self.page, text)
+        self._asks(text, 200)
         self.page.wait_for_selector("#status:has-text('Translated in')")
         return hypotheses(self.page)
 
     def refused(self, text):
-        ask(self.page, text)
+        self._asks(text, 403)
         self.page.wait_for_selector("#status:has-text('Not translated')")
         return self.page.locator(".panel").inner_text()
 
@@ -74,7 +79,6 @@ def test_the_key_is_asked_for_once_and_goes_with_all_requests(visit):
     assert page.asked == []
     assert page.translated("It is late.")
     assert page.asked == [("prompt", "API key of this server")]
-    page.page.wait_for_selector("figure:visible:not([aria-busy])")
     assert page.translated("The house is red.")
     assert len(page.asked) == 1
     assert page.sent[0] is None and set(page.sent[1:]) == {"Bearer secret"}
