@@ -141,6 +141,7 @@ ELSEWHERE = {
     "extensions/parsing/test_numbered.py": "parsing.word_numbers",
     "extensions/constraints/test_lines.py": "constraints.lines constraints.glossary constraints.counted_terms constraints.avoid",
     "extensions/constraints/test_constrained.py": "constraints.ordered",
+    "extensions/constraints/test_coverage.py": "constraints.coverage constraints.coverage_layer",
     "extensions/constraints/test_rule.py": "constraints.suppress constraints.no_repeat_ngram constraints.min_length "
     "constraints.repetition_penalty",
     "extensions/constraints/test_diverse.py": "constraints.groups constraints.diversity",
