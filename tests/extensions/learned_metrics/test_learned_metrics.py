@@ -339,7 +339,8 @@ def test_mbr_by_a_package_is_that_of_each_pair(tiny_models, tmp_path, name, sign
         pairs = [(h, r) for h in own for r in own]
         predictions = Predictions([h for h, _ in pairs], [[r for _, r in pairs]], [source] * 9)
         means = sign * metric.statistics(predictions, config).values[:, 0].reshape(3, 3).mean(1)
-        best.append((own[int(means.argmax())], means.max()))
-    assert (tmp_path / "out").read_text().splitlines() == [text for text, _ in best]
+        best.append(means.max())
+        chosen = (tmp_path / "out").read_text().splitlines()[len(best) - 1]
+        assert means[own.index(chosen)] == pytest.approx(means.max(), abs=2e-3)  # padding changes the last digits
     record = json.loads((tmp_path / "out.json").read_text())["utility"]
-    assert record["expected"] == pytest.approx(sum(mean for _, mean in best) / 2, abs=2e-3)
+    assert record["expected"] == pytest.approx(sum(best) / 2, abs=2e-3)
