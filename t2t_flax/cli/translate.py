@@ -22,7 +22,7 @@ from t2t_flax.cli.lines import (
     windows,
 )
 from t2t_flax.errors import OK, UserError
-from t2t_flax.registry import FLAGS, LINES, OUTPUTS
+from t2t_flax.registry import LINES, OUTPUTS
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -91,19 +91,17 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
     check_read_once(args.input, args.prefix)
     prefixes = iterate_lines(args.prefix) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
-    return paired(_source_lines(iterate_lines(args.input), args, overrides), prefixes, names)
+    return paired(_source_lines(iterate_lines(args.input), args.workdir, overrides), prefixes, names)
 
 
-def _source_lines(lines: Iterator[str], args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[str]:
-    """The lines as the hooks of the run make them. Raises UserError for flags on outputs if one does."""
+def _source_lines(lines: Iterator[str], workdir: str, overrides: dict[str, str]) -> Iterator[str]:
+    """The lines as the hooks of the run make them."""
     from t2t_flax.data.hooks import data_hooks
     from t2t_flax.evaluation.restore import stored_config
 
-    for hook in data_hooks(stored_config(args.workdir, overrides)):
-        if (changed := hook.lines(lines)) is not None:
-            if flag := next((flag for flag in arguments.given_flags(args) if FLAGS.load(flag).answers), ""):
-                raise UserError(f"{flag} is about the words of a line, but the run reads others before it.")
-            lines = changed
+    for hook in data_hooks(stored_config(workdir, overrides)):
+        changed = hook.lines(lines)
+        lines = lines if changed is None else changed
     yield from lines
 
 

@@ -235,7 +235,7 @@ def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):
     t2t = capitals_run.command("translate", monkeypatch, capsys)
     (tmp_path / "in").write_text("a\n")
     error = t2t("--input=in", "--config.documents.context=1", "--alignments=hard", code=2).err
-    assert "--alignments is about the words of a line, but the run reads others before it" in error
+    assert "--alignments is about the words of a line, but the model reads other lines before it" in error
     error = t2t("--input=in", "--split-sentences", "--alignments=hard", code=2).err
     assert "--alignments is about whole lines, of which --split-sentences translates parts" in error
 
