@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from t2t_flax.process_setup import child_environment
+from t2t_flax.extensions.shared.processes import child_environment
 
 TORCH = "torch==2.13.0"
 REQUIREMENTS = {

@@ -37,7 +37,6 @@ PHASES = {
     "sample sentences": "sample",
     "train the tokenizer": "tokenizer",
     "tokenise train": "encode",
-    "join the shards of train": "join",
     "plan the updates": "plan",
 }
 """Other stages, such as those of filters, keep their names."""

@@ -172,13 +172,13 @@ def _updates(
     """Trains a run that is adopted, locked and prepared, and frees its state."""
     from t2t_flax.errors import NonFiniteUpdate
     from t2t_flax.evaluation.evaluate import validation_score
+    from t2t_flax.training import precision
     from t2t_flax.training.loop import train as train_loop
-    from t2t_flax.training.precision import slow_precision
     from t2t_flax.training.setup import set_up_training
 
     group, say = supervisor.group, supervisor.group.say
     setup = set_up_training(config, workdir, corpus)
-    say("\n".join(filter(None, [*_describe(setup, group), *notes, slow_precision(config)])))
+    say("\n".join(filter(None, [*_describe(setup, group), *notes, precision.advice(config, decoding=False)])))
     try:
         end = train_loop(setup, validation_score(setup, supervisor), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers

@@ -6,11 +6,8 @@ import importlib.metadata
 import logging
 import os
 import pkgutil
-import platform
-import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -74,32 +71,6 @@ def keep_freed_memory() -> str:
 
 ALONE = "T2T_ALONE"
 """Set for a child that is a run of its own, even if its parent is one of several processes."""
-RUNS_FOLDER = "T2T_RUNS_FOLDER"
-"""Set for a child that trains one of several runs that belong together: the folder of all of them."""
-
-
-def child_environment(**more: str) -> dict[str, str]:
-    """This process's environment with `more`, in which `python -m t2t_flax` finds this package even if the working folder
-    holds another copy.
-    """
-    package = str(Path(__file__).parents[1])
-    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
-    path = os.pathsep.join(dict.fromkeys([package, *map(os.path.abspath, inherited)]))
-    return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
-
-
-@contextlib.contextmanager
-def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
-    """Calls `callback` at SIGTERM and SIGINT within the block; the earlier handlers come back after it."""
-    signals = (signal.SIGTERM, signal.SIGINT)
-    handlers = {number: signal.signal(number, lambda *_: callback()) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
-
-
 _DEVICES = (
     "nvidia[0-9c]*", "dxg", "nvhost*", "nvmap", "kfd",  # NVIDIA, also on WSL and Tegra; AMD
     "accel[0-9]*", "vfio/[0-9]*", "vfio/noiommu*", "vfio/devices/*",  # TPU
@@ -109,7 +80,6 @@ machines too.
 """
 _KNOWN_BACKENDS = ("xla_cuda", "xla_rocm")
 _DEV = Path("/dev")
-_CPU_INFO = Path("/proc/cpuinfo")
 
 
 def runs_on_cpu() -> bool:
@@ -121,11 +91,6 @@ def runs_on_cpu() -> bool:
         return requested == "cpu"
     devices = any(True for pattern in _DEVICES for _ in _DEV.glob(pattern))
     return not (devices or "TPU_WORKER_HOSTNAMES" in os.environ or _has_other_backends())
-
-
-def cpu_info() -> str:
-    """What Linux says about the processor, "flags" among the lines; elsewhere its name."""
-    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()
 
 
 def _has_other_backends() -> bool:

@@ -24,8 +24,9 @@ class Command:
 @dataclasses.dataclass(frozen=True)
 class SourceForm:
     """A way to name a corpus in data.train, data.valid and data.test. shown: as messages show it. module: has `open_spec`, as
-    `t2t_flax.data.sources.text`. A spec has this form if it begins with `prefix:`, or names one file that ends in one of
-    `suffixes`, before that of a compression; columns may follow after a colon. The form of several file names needs neither.
+    `t2t_flax.data.sources.text`, and perhaps `writes(spec, root)`: whether opening the source would write files to data.root. A
+    spec has this form if it begins with `prefix:`, or names one file that ends in one of `suffixes`, before that of a
+    compression; columns may follow after a colon. The form of several file names needs neither.
     """
 
     shown: str
@@ -140,12 +141,13 @@ TOKEN_RULES = Features()
 """Modules with `token_rule(config, tokenizers) -> decoding.token_rules.TokenRule`, and with `prepare(config, tokenizers, lines,
 first_line)`: source lines as the model reads them, and arrays [lines, ...] by name for `Sentences.more`.
 """
+PROGRAMS: Table[str] = Table()
+"""At most one row: a module whose `keep_programs()` has a command that decodes keep its compiled programs for the next one."""
 SOURCES = Table(
     {
         "toy": SourceForm(
             "'toy:SPLIT' or 'toy:SPLIT:COUNT' (the built-in corpus)", "t2t_flax.data.sources.toy", prefix="toy"
         ),
-        "tfds": SourceForm("'tfds:NAME:SPLIT'", "t2t_flax.data.sources.tfds", prefix="tfds"),
         "text": SourceForm(
             "'SRC,TGT' (two text files, or patterns such as train.*.en,train.*.de; plain or .gz, .bz2, .xz, .zst), "
             "'SRC,REF1,REF2' (several references, for validation and test text)",
@@ -154,10 +156,16 @@ SOURCES = Table(
     }
 )
 """Forms of data.train, data.valid and data.test."""
+FILE_PATTERNS: Table[str] = Table()
+"""At most one row: a module with `open_files(spec, patterns, context, open_one)`, for text files that patterns name."""
+CHUNKS: Table[str] = Table()
+"""At most one row: what keeps tokenized chunks until their store is written, so that a killed preparation goes on; a module has
+`kept_chunks(encode, store, vocab_sizes, digest, check, alone=...)`, a context of the chunks, see `data.preprocess`.
+"""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
 """Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
-TOKENIZER_FILES = Table({"symbols split at spaces": "t2t_flax.data.tokenizers:SymbolTokenizer"})
-"""Classes of tokenizers by the kind that their file names (`data.tokenizers.ListTokenizer`). Others are SentencePiece models."""
+TOKENIZER_FILES: Table[str] = Table()
+"""Classes of tokenizers by the `kind` that their file, in JSON, names. Others are SentencePiece models."""
 MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
 FURTHER_WORKDIRS: Table[str] = Table()
@@ -175,6 +183,10 @@ PRESET_MODULES: list[str] = []
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
+"""
+CPU_PRODUCTS: Table[str] = Table()
+"""At most one row: how matrix products are computed on a CPU; a module has `compiler_options(config)` and `advice(config,
+decoding=...)`, see `training.precision`.
 """
 PARAMETERS = Features()
 """Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""
@@ -215,12 +227,14 @@ returns `restore(step)` of one of the steps.
 """
 EXPLAINED: Table[str] = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
+AHEAD: Table[str] = Table()
+"""At most one row: a class that lays out windows of updates ahead, in place of `data.batching.ahead.Ahead`."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other. `attend`: a function (model,
-source, target or None). `html`: a class (text) with `lines` to be translated, and `translated(model, lines as the model reads
-them, translations)`.
+"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other and for users. `attend`: a function
+(model, source, target or None). `score`: a function (model, pairs, where), see `TrainedModel.score`. `html`: a class (text) with
+`lines` to be translated, and `translated(model, lines as the model reads them, translations)`.
 """
 SUMMARIES: Table[str] = Table()
 """Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""

@@ -100,6 +100,10 @@ def package_part(path: Path) -> str:
     return path.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+def package_part_of_extension(path: Path) -> str:
+    return path.relative_to(PACKAGE).parts[1]
+
+
 def test_imports_follow_the_layers():
     wrong = []
     for path in CORE:
@@ -119,16 +123,29 @@ def test_the_core_does_not_know_the_extensions():
     assert named == ["registry.py"]
 
 
-def test_extensions_import_the_core_and_themselves():
+def test_extensions_import_the_core_themselves_and_what_is_shared():
     wrong = []
     for path in EXTENSION_FILES:
         own = path.relative_to(PACKAGE).parts[1]
         for name in imports(path):
-            if name.startswith("t2t_flax.extensions") and name.split(".")[2] != own:
+            if name.startswith("t2t_flax.extensions") and name.split(".")[2] not in (own, "shared"):
                 wrong.append((path, name))
             if own in EXTENSIONS_WITHOUT_JAX and path.name not in WITH_JAX and name.split(".")[0] in JAX:
                 wrong.append((path, name))
     assert not wrong
+
+
+def test_what_is_shared_serves_several_extensions():
+    """What one extension alone uses is its own; what the core uses is the core's."""
+    files = [path for path in EXTENSION_FILES if package_part_of_extension(path) == "shared"]
+    for path in files:
+        module = f"t2t_flax.extensions.shared.{path.stem}"
+        users = {
+            package_part_of_extension(other)
+            for other in EXTENSION_FILES
+            if any(name.startswith(module) for name in imports(other))
+        }
+        assert path.stem == "__init__" or len(users - {"shared"}) > 1, path
 
 
 def test_only_one_module_imports_orbax():

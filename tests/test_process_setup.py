@@ -10,6 +10,7 @@ import pytest
 
 from t2t_flax import process_setup as process
 from t2t_flax.config import Config
+from t2t_flax.extensions.shared.processes import child_environment
 from t2t_flax.version import __version__
 
 
@@ -20,7 +21,7 @@ def test_child_runs_this_copy_of_the_package(tmp_path):
     (tmp_path / "t2t_flax" / "version.py").write_text("__version__ = 'another'")
     child = subprocess.run(
         [sys.executable, "-c", "from t2t_flax.version import __version__; print(__version__)"],
-        cwd=tmp_path, env=process.child_environment(), capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=60,
     )  # fmt: skip
     assert child.stdout.strip() == __version__, child.stdout + child.stderr
 
@@ -71,7 +72,7 @@ def test_command_is_quiet_where_libtpu_is_installed_without_a_tpu(monkeypatch):
     )
     child = subprocess.run(
         [sys.executable, "-c", script, *words],
-        env=process.child_environment(),
+        env=child_environment(),
         capture_output=True,
         text=True,
         timeout=300,

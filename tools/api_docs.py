@@ -24,9 +24,9 @@ print(run.score([("It is late.", "Es ist spät.")])[0].log_prob)
 def page() -> str:
     """The text of docs/api.md."""
     from t2t_flax import api
-    from t2t_flax.decoding.scoring import PairScore
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
+    from t2t_flax.extensions.shared.scoring import PairScore
     from t2t_flax.jobs import TrainResult
 
     parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n"]

@@ -9,8 +9,9 @@ from benchmarks.models import FIRST_WORD
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Writes task["out"]: words are w3, w4, ..., one token each."""
     from benchmarks.engines.ours_training import config_of, random_state
-    from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
+    from t2t_flax.data.tokenizers import TokenizerPair
     from t2t_flax.extensions.interop.export import export
+    from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 
     size = task["size"]
     config, vocab = config_of(size, devices=task["threads"]), size["vocab"]

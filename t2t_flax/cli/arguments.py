@@ -17,6 +17,7 @@ from t2t_flax.registry import (
     FURTHER_WORKDIRS,
     LINES,
     MODEL_FORMS,
+    PROGRAMS,
     absent_extension,
     load_extensions,
 )
@@ -297,7 +298,6 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
 
 
 def keep_programs() -> None:
-    """Compiled programs of this process are kept for the next one; see `decoding.programs`."""
-    from t2t_flax.decoding.programs import Programs, program_folder
-
-    Programs(program_folder())
+    """Compiled programs of this process are kept for the next one, where an extension does so."""
+    for module in PROGRAMS.load_all():
+        module.keep_programs()

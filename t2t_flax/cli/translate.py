@@ -114,14 +114,14 @@ def translating(
     """
     from t2t_flax.decoding.token_rules import read_lines
     from t2t_flax.tasks import task_of
-    from t2t_flax.training.precision import faster_precision
+    from t2t_flax.training import precision
 
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
     change = arguments.Changes(loaded, flags)
     loaded = change.model
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {loaded.decoder}")
-    if faster := faster_precision(loaded.config):
+    if faster := precision.advice(loaded.config, decoding=True):
         say(faster)
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:

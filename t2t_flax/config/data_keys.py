@@ -1,7 +1,6 @@
 """Keys of the data: corpus, tokenizers, batches; the sets that data.train, data.valid and data.test name."""
 
 import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
@@ -27,8 +26,8 @@ class Data:
     )
     train: str = key(
         "",
-        "training pairs: 'SRC,TGT' files (plain or .gz, .bz2, .xz, .zst), 'tfds:NAME:SPLIT', 'toy:SPLIT', or a form of an "
-        "extension; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        "training pairs: 'SRC,TGT' files (plain or .gz, .bz2, .xz, .zst), 'toy:SPLIT', or a form of an extension, such as "
+        "'tfds:NAME:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
     )
     valid: str = mutable_key(
         "",
@@ -156,20 +155,3 @@ def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[
             raise UserError(f"{key}: two {what}s are named {name!r}.")
         sources[name] = source
     return sources
-
-
-def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.train has") -> dict[str, str]:
-    """The values of `NAME=VALUE, NAME=VALUE`, by name. Raises UserError for a name that is not among `names`, which are those
-    that config groups `have`.
-    """
-    entries: dict[str, str] = {}
-    for entry in (entry for entry in text.split(",") if entry.strip()):
-        name, equals, value = (part.strip() for part in entry.partition("="))
-        if not equals or not value:
-            raise UserError(f"{key}: {entry.strip()!r} is not of the form NAME=VALUE.")
-        if name not in names:
-            raise UserError(f"{key}: config.{have} no source {name!r}; the sources are {', '.join(names) or 'none'}.")
-        if name in entries:
-            raise UserError(f"{key} names {name} twice.")
-        entries[name] = value
-    return entries

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import time
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -17,13 +16,12 @@ from t2t_flax.data.file_hashes import INDEX, hash_files
 from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, separators, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
-from t2t_flax.data.shards import SUFFIX
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import check_reachable, is_remote, list_names, remove_folder
+from t2t_flax.filesystem import check_reachable, is_remote, list_names
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
 
@@ -118,22 +116,18 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train]
 
 
-_WEEK = 7 * 24 * 3600.0
-
-
 def _remove_leftovers(cache: epath.Path) -> None:
-    """Removes what killed preparations left in the cache: what is half written, and shards that nobody went on from in a week.
-    Folders there are written under `exclusive_writer`, and files by `atomic_file`, of which this waits for none.
+    """Removes what killed preparations left half written in the cache. Folders there are written under `exclusive_writer`, and
+    files by `atomic_file`, of which this waits for none.
     """
     for name in [] if is_remote(cache) else list_names(cache):
-        owner, shards, _ = name.partition(SUFFIX)
-        with contextlib.suppress(UserError, OSError):  # it is being written, or another account's
-            if ".partial-" in name:
-                with exclusive_writer(cache / name.partition(".partial-")[0], "prepare", wait=False):
-                    """What is half written is removed on entering."""
-            elif shards and time.time() - (cache / name).stat().mtime > _WEEK:
-                with exclusive_writer(cache / owner, "prepare", wait=False):
-                    remove_folder(cache / name)
+        owner, partial, _ = name.partition(".partial-")
+        if partial:
+            with (
+                contextlib.suppress(UserError, OSError),  # it is being written, or another account's
+                exclusive_writer(cache / owner, "prepare", wait=False),
+            ):
+                """What is half written is removed on entering."""
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:

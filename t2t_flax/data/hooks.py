@@ -1,19 +1,19 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
 from t2t_flax.data.batching.batches import MoreArrays
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
-from t2t_flax.data.drawn_pairs import DrawnPairs, Segmentation, TextChange
+from t2t_flax.data.batching.window_layouts import Draw
 from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizer_text import Shares
-from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.registry import DATA_HOOKS
 
 if TYPE_CHECKING:
@@ -48,12 +48,11 @@ class DataHook:
     def check_tokenizers(self, tokenizers: TokenizerPair) -> None:
         """Raises UserError if they lack something, before anything is written."""
 
-    def text_changes(self) -> Sequence[TextChange]:
-        """Changes of the texts of training pairs, drawn anew in each pass, in the order in which they are made."""
-        return ()
+    draws = False
+    """Whether `draw` draws the training pairs anew in each pass. Their store then keeps their texts."""
 
-    def segmentation(self) -> Segmentation | None:
-        """What draws the ids of training pairs anew in each pass, of their changed texts, in place of the tokenizers."""
+    def draw(self, store: TokenStore, tokenizers: TokenizerPair) -> Draw | None:
+        """What draws the ids of the training pairs in place of those of the store."""
         return None
 
     def filters(self) -> Sequence[PairFilter]:
@@ -129,17 +128,12 @@ def separators(config: Config) -> list[str]:
 
 def draws_pairs(config: Config) -> bool:
     """Whether the text or the ids of the training pairs are drawn anew in each pass, for which their texts are needed."""
-    return any(hook.text_changes() or hook.segmentation() for hook in data_hooks(config))
+    return any(hook.draws for hook in data_hooks(config))
 
 
-def drawn_pairs(config: Config, store: TokenStore, tokenizers: TokenizerPair) -> DrawnPairs | None:
+def drawn_pairs(config: Config, store: TokenStore, tokenizers: TokenizerPair) -> Draw | None:
     """What draws the pairs of the training store anew in each pass; None where nothing does."""
-    hooks = data_hooks(config)
-    changes = tuple(change for hook in hooks for change in hook.text_changes())
-    segmentation = next(filter(None, (hook.segmentation() for hook in hooks)), None)
-    if not (changes or segmentation):
-        return None
-    return DrawnPairs(store, tokenizers, config.data, config.seed.data, changes, segmentation)
+    return next((hook.draw(store, tokenizers) for hook in data_hooks(config) if hook.draws), None)
 
 
 def training_stream(config: Config, tokenizers: TokenizerPair | None = None) -> MakeStream:
@@ -147,50 +141,10 @@ def training_stream(config: Config, tokenizers: TokenizerPair | None = None) -> 
     hooks = data_hooks(config)
     sampler = next(filter(None, (hook.make_sampler() for hook in hooks)), BatchSampler)
 
-    def draw(store: TokenStore) -> DrawnPairs | None:
+    def draw(store: TokenStore) -> Draw | None:
         return drawn_pairs(config, store, tokenizers) if tokenizers else None
 
     make: MakeStream = functools.partial(plain_stream, make_sampler=sampler, make_draw=draw)
     for hook in hooks:
         make = hook.make_stream(make)
     return make
-
-
-SEVERAL = "mul"
-"""ISO 639-2's code of several languages."""
-
-
-class Direction(NamedTuple):
-    """Codes of the source and the target language."""
-
-    source: str
-    target: str
-
-    def __str__(self) -> str:
-        return f"{self.source}-{self.target}"
-
-
-def directions_of(config: Config, names: Iterable[str]) -> list[Direction]:
-    """The directions of training sources, validation and test sets, by their names."""
-    data = [config_of_set(config, name).data for name in names]
-    return list(dict.fromkeys(Direction(d.source_language, d.target_language) for d in data))
-
-
-def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction], list[Direction]]:
-    """(those that a model was trained for, others of its config's validation and test sets). source: its tokenizer, by whose
-    target languages it translates into several.
-    """
-    d, languages = config.data, source.target_languages
-    own = Direction(d.source_language, d.target_language)
-    if not languages:
-        return [own], []
-    trained = [one for one in directions_of(config, d.train_sources) if one.target in languages]
-    sets = directions_of(config, [*d.valid_sets, *d.test_sets])
-    others = [one for one in sets if one.target in languages and one not in trained]
-    return trained or [Direction(own.source, target) for target in languages], others if trained else []
-
-
-def codes_of(directions: Iterable[Direction]) -> Direction:
-    """The codes of the source and the target language, `SEVERAL` where they differ."""
-    sides = (set(codes) for codes in zip(*directions, strict=True))
-    return Direction(*(min(codes) if len(codes) == 1 else SEVERAL for codes in sides))

@@ -2,13 +2,12 @@
 
 import collections
 import contextlib
-import copy
 import functools
 import hashlib
 import itertools
 import json
 import os
-from collections.abc import Callable, Container, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -16,15 +15,15 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.progress import Report, reported, silent
-from t2t_flax.data.shards import LostShards, Shards
-from t2t_flax.data.sources import Source, counted, total
+from t2t_flax.data.progress import Report, silent
+from t2t_flax.data.sources import Source, counted
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import file_state, is_remote
 from t2t_flax.locks import exclusive_writer
+from t2t_flax.registry import CHUNKS
 
 RECIPE_VERSION = 2
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
@@ -32,8 +31,6 @@ CHUNK_PAIRS = 2000
 """Pairs that a process tokenizes at a time."""
 INLINE_PAIRS = 60_000
 """Pairs tokenized before worker processes start: starting them takes seconds, these pairs about two."""
-SHARD_CHUNKS = 50
-"""Chunks of a shard, which a killed preparation does not tokenize again."""
 CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
@@ -71,11 +68,13 @@ class PairFilter:
         """As part of a store's recipe, in JSON values. Raises UserError for what the filter lacks."""
         return {}
 
-    def marks(self, parts: Sequence[Source]) -> Sequence[np.ndarray] | None:
-        """For each part, bool [rows]: which of its `rows` are dropped because of others. The parts are read before, once. None
-        for a filter that looks at each pair alone.
+    def rows(
+        self, parts: Sequence[Source], rows: Sequence[Iterator[Unread]], report: Report
+    ) -> Sequence[Iterator[Unread]]:
+        """The rows of each part, with the reason in place of those that are dropped because of others; `rows`: as the filters
+        before this one leave them. The parts may be read before, once.
         """
-        return None
+        return rows
 
     def drops(self, pairs: Sequence[Pair]) -> Sequence[bool]:
         """Which pairs are dropped, of those of a chunk that are left; in any order, in worker processes."""
@@ -121,11 +120,6 @@ class Chunk:
     counts: collections.Counter[str] = field(default_factory=collections.Counter)
     sides: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
     dropped: list[tuple[int, str]] = field(default_factory=list)
-
-    @property
-    def shard(self) -> int:
-        """The number of the shard to which it belongs."""
-        return self.number // SHARD_CHUNKS
 
 
 @dataclass
@@ -218,9 +212,8 @@ def prepare_split(
     folder in an object store, this host's copy of it. name: of the split, for `report`.
 
     num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. A preparation that was
-    killed goes on after the last complete shard. Raises UserError if no pair of a source is left, and for a source that
-    changes meanwhile.
+    pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. Raises UserError if no
+    pair of a source is left, and for a source that changes meanwhile.
     """
     content = _Content(source)
     recipe, digest = recipe_of(content.fingerprint, tokenizers, policies, tags_of(source))
@@ -229,11 +222,7 @@ def prepare_split(
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare") as alone:
         if not find_store(local, digest):  # not written by another process during the wait
-            try:
-                _write(source, content, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
-            except LostShards:
-                if not find_store(local, digest):
-                    raise
+            _write(source, content, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
             upload(folder, local)
         return open_local(folder, local)
 
@@ -242,37 +231,31 @@ def _write(
     source: Source, content: "_Content", tokenizers: TokenizerPair, local: Path, policies: Policies,
     recipe: dict[str, Any], digest: str, alone: bool, num_workers: int, report: Report, name: str,
 ) -> None:  # fmt: skip
-    """Writes the store at `local`. alone: see `Shards`."""
+    """Writes the store at `local`. alone: whether no other process does."""
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
     sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
-    shards = Shards(local, f"{digest} {CHUNK_PAIRS} {SHARD_CHUNKS}", sizes, alone=alone)
-    of_sources, last = shards.counts(len(source.parts)), list[Chunk]()
-    encoder = Encoder(tokenizers, policies)
+    of_sources: list[collections.Counter[str]] = [collections.Counter() for _ in source.parts]
+    encode = functools.partial(encode_all, Encoder(tokenizers, policies), source, num_workers, report=report)
+    kept = (
+        module.kept_chunks(encode, local, sizes, digest, content.check, alone=alone) for module in CHUNKS.load_all()
+    )
 
     def say() -> None:
         done = sum(counts["pairs_read"] for counts in of_sources)
         report(f"tokenise {name}", done, source.expected_count(), "pairs")
 
-    encoded = encode_parts(encoder, source, num_workers, shards.complete.copy(), report)
-    for part, counts, chunks in zip(source.parts, of_sources, encoded, strict=True):
+    with next(kept, None) or contextlib.closing(encode()) as chunks, StoreWriter(local, vocab_sizes=sizes) as writer:
         say()
-        with contextlib.closing(chunks):
-            for chunk in chunks:
-                if last and last[0].shard != chunk.shard:
-                    content.check()
-                    shards.write(last[0].shard, last)
-                    last = []
-                last.append(chunk)
-                counts.update(chunk.counts)
-                say()
-        _require_nonempty(part, counts, policies, shown)
-    content.check(whole=True)
-    with StoreWriter(local, vocab_sizes=sizes) as writer:
-        for number, sides in enumerate(shards.read(), 1):
-            writer.write(*sides)
-            report(f"join the shards of {name}", number, len(shards.complete), "shards")
-        for chunk in last:
+        part = 0
+        for chunk in chunks:
+            if chunk.part > part:
+                _require_nonempty(source.parts[part], of_sources[part], policies, shown)
+            part = chunk.part
             writer.write(*chunk.sides)
+            of_sources[part].update(chunk.counts)
+            say()
+        _require_nonempty(source.parts[part], of_sources[part], policies, shown)
+        content.check(whole=True)
         sums = sum(of_sources, collections.Counter())
         names = [*COUNTS, *shown]
         writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
@@ -281,7 +264,6 @@ def _write(
         if len(of_sources) > 1:
             writer.meta["pairs_of_sources"] = [counts["pairs_read"] - counts["dropped"] for counts in of_sources]
             writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
-    shards.remove()
 
 
 class _Content:
@@ -345,17 +327,22 @@ def _require_nonempty(source: Source, counts: dict[str, int], policies: Policies
         raise UserError(f"{source.spec}: no pair is left of {counts['pairs_read']:,}: {reasons}")
 
 
-def encode_parts(
-    encoder: Encoder, source: Source, num_workers: int, without: Container[int] = (), report: Report = silent
-) -> Iterator[Generator[Chunk, None, None]]:
-    """The chunks of each part of a source, in order; never more than a few in memory. Those of the shards `without` are read, but
+def encode_all(
+    encoder: Encoder,
+    source: Source,
+    num_workers: int,
+    without: Callable[[int], bool] = lambda number: False,
+    report: Report = silent,
+) -> Generator[Chunk, None, None]:
+    """The chunks of a source, in order; never more than a few in memory. Those whose numbers are to be left out are read, but
     neither tokenized nor returned.
     """
     numbers = itertools.count()
-    pairs = rows_of(source.parts, encoder.policies.filters, report)
-    for number, (part, of_part) in enumerate(zip(source.parts, pairs, strict=True)):
-        of = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
-        yield _encode_all(of, of_part, num_workers or num_cores(), numbers, without)
+    for number, (part, pairs) in enumerate(
+        zip(source.parts, rows_of(source.parts, encoder.policies.filters, report), strict=True)
+    ):
+        of_part = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
+        yield from _encode_part(of_part, pairs, num_workers or num_cores(), numbers, without)
 
 
 def rows_of(
@@ -364,34 +351,19 @@ def rows_of(
     """The rows of each part of a source, with the reason in place of those that filters drop because of others."""
     rows: Sequence[Iterator[Unread]] = [part.rows() for part in parts]
     for pair_filter in filters:
-        if (marks := pair_filter.marks(_reported(parts, f"look for {pair_filter.shown}", report))) is not None:
-            rows = [_marked(*of_part, pair_filter.reason) for of_part in zip(rows, marks, strict=True)]
+        rows = pair_filter.rows(parts, rows, report)
     return rows
 
 
-def _reported(parts: Sequence[Source], stage: str, report: Report) -> list[Source]:
-    """The parts, whose reading is reported."""
-    numbers = itertools.count()
-
-    def rows(part: Source) -> Iterator[Unread]:
-        return reported(part.rows(), numbers, stage, report, lambda: total(one.expected_count() for one in parts))
-
-    watched = [copy.copy(part) for part in parts]
-    for part, one in zip(parts, watched, strict=True):
-        one.rows = functools.partial(rows, part)  # type: ignore[method-assign]
-    return watched
-
-
-def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
-    """The pairs, with the reason in place of those that are marked."""
-    return (reason if mark and not isinstance(pair, str) else pair for pair, mark in zip(pairs, marks, strict=True))
-
-
-def _encode_all(
-    encoder: Encoder, pairs: Iterator[Unread], num_workers: int, numbers: Iterator[int], without: Container[int]
+def _encode_part(
+    encoder: Encoder,
+    pairs: Iterator[Unread],
+    num_workers: int,
+    numbers: Iterator[int],
+    without: Callable[[int], bool],
 ) -> Generator[Chunk, None, None]:
     numbered = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
-    chunks = (chunk for chunk in numbered if chunk[1] // SHARD_CHUNKS not in without)
+    chunks = (chunk for chunk in numbered if not without(chunk[1]))
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
     yield from itertools.starmap(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)

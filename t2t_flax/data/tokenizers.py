@@ -1,6 +1,4 @@
-"""Text to token ids and back: SentencePiece models, and tokenizers whose file lists their pieces. Ids 0, 1 and 2 are PAD, EOS and
-UNK, whatever the tokenizer.
-"""
+"""Text to token ids and back: SentencePiece models. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer."""
 
 import abc
 import contextlib
@@ -8,18 +6,14 @@ import functools
 import hashlib
 import io
 import itertools
-import json
 import re
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
-import numpy as np
 from etils import epath
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.hashing import mix
 from t2t_flax.data.sources import Source
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write
@@ -180,17 +174,16 @@ class SentencePieceTokenizer(Tokenizer):
         sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), pieces: Sequence[str] = ()
     ) -> "SentencePieceTokenizer":
         """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size, character_coverage,
-        byte_fallback, normalization, split_digits and tokenizer_sentences. The same sentences and keys give the same bytes;
-        those of control symbols at the beginning of sentences do not count.
+        byte_fallback, normalization and split_digits. The same sentences and keys give the same bytes; control symbols at the
+        beginning of sentences do not count.
 
-        normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Of more than
-        `tokenizer_sentences` sentences, a uniform sample fixed by their positions is used. Raises UserError if there is no
-        text, or vocab_size is too large or too small for it.
+        normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Raises UserError if there
+        is no text, or vocab_size is too large or too small for it.
         """
         from sentencepiece import SentencePieceTrainer
 
         texts = (split_symbols(sentence, control_symbols)[1] for sentence in sentences)
-        sample = _sample((text for text in texts if text.strip()), data.tokenizer_sentences)
+        sample = [text for text in texts if text.strip()]
         if not sample:
             raise UserError("there is no text to train a tokenizer on: every sentence is empty, or dropped by filters")
         model = io.BytesIO()
@@ -235,70 +228,6 @@ def _vocab_size_error(message: str, data: Data, sentences: int) -> UserError | N
             "config.data.character_coverage"
         )
     return None
-
-
-def _sample(sentences: Iterable[str], size: int) -> list[str]:
-    """Reservoir sampling (Vitter's algorithm R) whose draws are hashes of the positions; holds at most `size`."""
-    sample: list[str] = []
-    for i, (sentence, draw) in enumerate(zip(sentences, _draws(), strict=False)):
-        if i < size:
-            sample.append(sentence)
-        elif (slot := draw % (i + 1)) < size:
-            sample[slot] = sentence
-    return sample
-
-
-def _draws() -> Iterator[int]:
-    for start in itertools.count(0, 4096):
-        yield from mix(np.arange(start, start + 4096, dtype=np.uint64)).tolist()
-
-
-class ListTokenizer(Tokenizer):
-    """Reads `{"kind": KIND, ..., PIECES: [...]}`, KIND as in `registry.TOKENIZER_FILES`; ids are positions in the list, after
-    those of PAD, EOS and UNK.
-    """
-
-    KIND: str
-    PIECES: str
-
-    def __init__(self, data: bytes):
-        super().__init__(data)
-        self.content = parse_json(data)
-        self._pieces = [*SPECIAL, *self.content[self.PIECES]]
-        self.ids = {piece: i for i, piece in enumerate(self._pieces)}
-
-    @classmethod
-    def write(cls, pieces: list[str], **more: str) -> bytes:
-        """The file of a tokenizer with these pieces."""
-        return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
-
-    @property
-    def vocab_size(self):
-        return len(self._pieces)
-
-    def decode(self, ids):
-        return " ".join(self.pieces([i for i in ids if i not in (PAD, EOS)]))
-
-    def pieces(self, ids):
-        for i in ids:
-            if not 0 <= i < len(self._pieces):
-                raise IndexError(f"token id {i} is outside the vocabulary of {len(self._pieces)}")
-        return [self._pieces[i] for i in ids]
-
-
-class SymbolTokenizer(ListTokenizer):
-    """Every symbol is a piece; symbols unseen in training are UNK."""
-
-    KIND, PIECES = "symbols split at spaces", "symbols"
-
-    @staticmethod
-    def of(texts: Iterable[str]) -> "SymbolTokenizer":
-        """The tokenizer of all symbols of the texts, the most frequent first."""
-        counts = Counter(symbol for text in texts for symbol in text.split())
-        return SymbolTokenizer(SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol))))
-
-    def encode_text(self, text):
-        return [self.ids.get(symbol, UNK) for symbol in text.split()]
 
 
 def load_tokenizer(path: epath.PathLike) -> Tokenizer:

@@ -1,6 +1,4 @@
-"""Supervises a command beside its main thread: a signal to one process stops all of them at the same place, and a failure of
-one ends all.
-"""
+"""Supervises a command beside its main thread: a signal to one process stops all of them at the same place."""
 
 import contextlib
 import os
@@ -10,8 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn, Protocol, TypeVar
 
 from etils import epath
 
@@ -43,14 +41,15 @@ class Watcher(Protocol):
     def check(self) -> None:
         """Called four times a second in a thread; must not block."""
 
-    def communicate(self) -> None:
-        """Called each second in another thread, where there are several processes. May raise ProcessGroupError."""
+    def communicate(self, news: Mapping[str, str]) -> None:
+        """Called each second in another thread, where there are several processes. news: what they have published as `news/NAME`,
+        by name. May raise ProcessGroupError.
+        """
 
-    def suspect(self) -> None:
-        """Another process seems to be gone."""
-
-    def dead_processes(self) -> list[str]:
-        """Names of the processes that it knows to be gone."""
+    def failed(self, code: int, reason: str, *, disconnected: bool) -> list[str]:
+        """Of several processes this one is about to end with `code`: tells the others why. disconnected: it fails because another
+        process is gone. Returns the names of those that it knows to be gone.
+        """
 
 
 class RunSupervisor:
@@ -186,22 +185,6 @@ class RunSupervisor:
         name = f"process {self.group.index}: " if self.group.count > 1 else ""
         print(f"t2t_flax: {name}{text}", file=sys.stderr, flush=True)
 
-    def broadcast_failure(self, code: int, text: str) -> None:
-        """Tells the other processes why this one is about to end with `code`."""
-        if self.group.count > 1:
-            with contextlib.suppress(ProcessGroupError):
-                self.group.put(f"news/failed/{self.group.index}", f"{code} {text}")
-                time.sleep(2 * INTERVAL)
-
-    def find_dead_processes(self) -> list[str]:
-        """Names of the processes that are gone, after some seconds of waiting for the message of one that failed. To be called
-        after a collective failed.
-        """
-        for watcher in self.watchers:
-            watcher.suspect()
-        time.sleep(4 * INTERVAL)
-        return [name for watcher in self.watchers for name in watcher.dead_processes()]
-
     def _supervise(self) -> None:
         while not self._closed.is_set():
             ready, _, _ = select.select([self._pipe[0]], [], [], INTERVAL / 4)
@@ -234,17 +217,9 @@ class RunSupervisor:
                 continue
             if "stop" in news:
                 self.request_stop(news["stop"])
-            for name, text in news.items():
-                kind, _, index = name.partition("/")
-                if kind == "failed" and int(index) != self.group.index:
-                    code, _, reason = text.partition(" ")
-                    self.say(f"exiting because {self.group.name_of(int(index))} failed: {reason}")
-                    if self.group.is_lead:
-                        time.sleep(2 * INTERVAL)  # without the coordinator the others would hear nothing
-                    end(int(code))
             with contextlib.suppress(ProcessGroupError):
                 for watcher in self.watchers:
-                    watcher.communicate()
+                    watcher.communicate(news)
 
 
 def run_job(
@@ -256,8 +231,8 @@ def run_job(
 ) -> _Result:
     """`body(supervisor)` in this process, alone or as one of several; returns its result.
 
-    Where one of several fails, the others learn why, and none waits for another. Must run before anything touches a
-    device. `stacks`: see `RunSupervisor`. `use_devices`: see `initialize`.
+    One of several that fails does not wait for the others. Must run before anything touches a device. `stacks`: see
+    `RunSupervisor`. `use_devices`: see `initialize`.
     """
     try:
         group = initialize(config.distributed, use_devices=use_devices)
@@ -278,26 +253,25 @@ def run_job(
     return result
 
 
-def _fail(supervisor: RunSupervisor, error: BaseException) -> None:
+def _fail(supervisor: RunSupervisor, error: BaseException) -> NoReturn:
     """Says what happened, tells the other processes, and ends this one."""
     if isinstance(error, OSError) and is_write_refused(error):
         error = UserError(f"{error}. {WRITE_HINT}")
-    if isinstance(error, UserError):
-        supervisor.say(str(error))
-        supervisor.broadcast_failure(USER_ERROR, str(error))
-        end(USER_ERROR)
-    if supervisor.signal and broken_connection(error):
+    disconnected = broken_connection(error) and not isinstance(error, UserError)
+    if supervisor.signal and disconnected:
         supervisor.say(f"{supervisor.signal}: another process exited first; the last checkpoint stays")
         end(STOPPED)
-    text = f"{type(error).__name__}: {first_line(error)}"
-    if broken_connection(error):
-        dead = ", ".join(supervisor.find_dead_processes()) or "which one is not known"
-        supervisor.say(
-            f"the connection to another process broke ({dead}). The last checkpoint stays; start all processes again. "
-            f"({text})"
-        )
-    else:
+    code, text = FAILURE, f"{type(error).__name__}: {first_line(error)}"
+    if isinstance(error, UserError):
+        code, text = USER_ERROR, str(error)
+    elif not disconnected:
         traceback.print_exception(error)
+    if not disconnected:
         supervisor.say(text)
-        supervisor.broadcast_failure(FAILURE, text)
-    end(FAILURE)
+    dead = [name for each in supervisor.watchers for name in each.failed(code, text, disconnected=disconnected)]
+    if disconnected:
+        supervisor.say(
+            f"the connection to another process broke ({', '.join(dead) or 'which one is not known'}). The last checkpoint "
+            f"stays; start all processes again. ({text})"
+        )
+    end(code)

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 from etils import epath
@@ -13,6 +13,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import check_same_model
 from t2t_flax.data.hooks import config_of_set
+from t2t_flax.data.sources import writes_to
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import source_limit
 from t2t_flax.decoding.translator import Decoder, Translation, in_compute_type, make_decoder
@@ -22,15 +23,12 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import FLAGS, LINES, MODELS, absent_extension
+from t2t_flax.registry import ANALYSES, FLAGS, LINES, MODELS, absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
 from t2t_flax.training.precision import decoding_precision
 from t2t_flax.training.train_state import abstract_params, make_model
-
-if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import PairIds, PairScore
 
 log = logging.getLogger("t2t_flax")
 
@@ -96,7 +94,7 @@ class TrainedModel(StoredRun):
         """
         if prefixes and not task_of(self.config).supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
-        lines = list(map(self._source_text, lines))
+        lines = list(map(self.source_text, lines))
         return self.decoder.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
 
     def in_language(self, text: str, language: str | None = None) -> str:
@@ -119,7 +117,8 @@ class TrainedModel(StoredRun):
             )
         return f"<2{language or languages[0]}> {text}"
 
-    def _source_text(self, line: str) -> str:
+    def source_text(self, line: str) -> str:
+        """A user's line as the model reads it. Raises UserError as `in_language`."""
         return self.in_language(task_of(self.config).preprocess_source(line))
 
     def check_single(self, what: str) -> None:
@@ -138,21 +137,14 @@ class TrainedModel(StoredRun):
         pairs: Sequence[tuple[str, str]],
         *,
         where: Callable[[int], str] = "pair {}".format,
-    ) -> "list[PairScore]":
-        """The log-probability of each target given its source, in order; see `decoding.scoring`.
-
-        Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
-        for the task, and as `in_language`.
+    ) -> list[Any]:
+        """The log-probability of each target given its source, in order, as objects with `log_prob` (nats), `tokens` and
+        `token_log_probs`, EOS included. Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a
+        target that is invalid for the task, and as `in_language`.
         """
-        from t2t_flax.decoding.scoring import score_pairs
-
-        encoded = []
-        for number, pair in enumerate(pairs, 1):
-            try:
-                encoded.append(self.encode_pair(*pair))
-            except UserError as error:
-                raise UserError(f"{where(number)}: {error}") from None
-        return score_pairs(self, encoded)
+        if "score" not in ANALYSES:
+            raise UserError(f"pairs cannot be scored.{absent_extension('commands', 'score')}")
+        return ANALYSES.load("score")(self, pairs, where)
 
     def for_set(self, name: str) -> "TrainedModel":
         """The run with the config of a validation or test set."""
@@ -160,17 +152,6 @@ class TrainedModel(StoredRun):
         if (config, stored) == (self.config, self.stored):
             return self  # its decoder may be costly to make
         return dataclasses.replace(self, config=config, stored=stored)
-
-    def encode_pair(self, source: str, target: str) -> "PairIds":
-        """Token ids of a pair. Raises UserError for an empty or too long side, for a target that is invalid for the task, and as
-        `in_language`.
-        """
-        from t2t_flax.decoding.scoring import encode_pair
-
-        if source.strip() and target.strip():
-            target = task_of(self.config).preprocess_target(source, target)
-        eos, limit = self.config.data.source_eos, self.max_source_length
-        return encode_pair(self.tokenizers, self._source_text(source), target, source_eos=eos, limit=limit)
 
     @property
     def max_source_length(self) -> int:
@@ -185,8 +166,8 @@ def _some(names: Sequence[str]) -> str:
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
     """The resolved config of a run for use on this machine, with overrides such as `{"decode.beam_size": "8"}`.
 
-    Runs are untrusted input: the paths to which files are written (data.cache; data.root for a TFDS dataset that is not
-    prepared there) come only from `overrides`.
+    Runs are untrusted input: the paths to which files are written (data.cache; data.root for a dataset that is not prepared
+    there) come only from `overrides`.
     Raises UserError if the folder holds no run or an override is invalid.
     """
     stored = _without_local_paths(read_config(workdir))
@@ -209,12 +190,8 @@ def read_config(workdir: str | epath.Path) -> Config:
 
 def _without_local_paths(stored: Config) -> Config:
     data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
-    specs = [*data.valid_sets.values(), *data.test_sets.values()]
-    names = [spec.split(":")[1].partition("/")[0] for spec in specs if spec.startswith("tfds:")]
-    if data.root and names:
-        levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
-        prepared = (any(any((epath.Path(data.root) / name).glob(level)) for level in levels) for name in names)
-        data = data if all(prepared) else dataclasses.replace(data, root="")
+    if data.root and any(writes_to(data.root, spec) for spec in (*data.valid_sets.values(), *data.test_sets.values())):
+        data = dataclasses.replace(data, root="")
     return dataclasses.replace(stored, data=data)
 
 

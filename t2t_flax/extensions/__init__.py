@@ -22,14 +22,14 @@ EXTENSIONS = (
     "inspection",
     "storage",
     "bulk_translation",
-    "subwords",
-    "noise",
+    "augmentation",
     "documents",
     "mixtures",
     "languages",
     "averaging",
     "optimizers",
     "learned_metrics",
+    "layout_processes",
     "alignments",
     "ensembles",
     "constraints",  # after ensembles: a coverage penalty is one of all models together
@@ -51,13 +51,18 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "corpora": {
         "groups": ("filters",),
         "commands": ("list_dropped",),
-        "sources": ("tsv", "jsonl", "parquet", "hf", "mtdata"),
+        "sources": ("tsv", "jsonl", "parquet", "hf", "tfds", "mtdata"),
+        "patterns": ("*",),
     },
     "parsing": {
         "groups": ("parsing",),
         "data.task": ("parsing",),
         "presets": ("aiayn_parsing",),
-        "tokenizer files": ("SentencePiece model with numbers of words", "symbols of trees with numbers of words"),
+        "tokenizer files": (
+            "symbols split at spaces",
+            "SentencePiece model with numbers of words",
+            "symbols of trees with numbers of words",
+        ),
     },
     "kernels": {"model.attention_kernel": ("cudnn", "splash")},
     "resilience": {"groups": ("resilience",)},
@@ -75,12 +80,11 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "model.feed_forward": ("gated",),
         "model.norm_type": ("rmsnorm",),
     },
-    "subwords": {
-        "groups": ("subwords",),
+    "augmentation": {
+        "groups": ("subwords", "noise"),
         "data.tokenizer": ("subword_nmt",),
         "tokenizer files": ("subword-nmt codes and vocabulary",),
     },
-    "noise": {"groups": ("noise",)},
     "mixtures": {"groups": ("mixtures",)},
     "languages": {"groups": ("languages",), "flags": ("--target-language",)},
     "optimizers": {
@@ -106,6 +110,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
     "scaling": {"commands": ("fit_scaling", "branch")},
+    "layout_processes": {},
     "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the

@@ -7,7 +7,6 @@ import jax
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batches import Batch
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.registry import HOOKS
 
@@ -36,10 +35,6 @@ class Hook:
 
     def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
         """Called once, after restoring and compiling. Compile here what the hook needs."""
-
-    def least_seconds(self, batch: Batch) -> float:
-        """Seconds that the devices need at least for an update with this batch; 0 = not known. Called after `on_start`."""
-        return 0.0
 
     def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, Any]) -> None:
         """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""

@@ -45,19 +45,14 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
         stack.enter_context(run.finish_saves_on_error())
         stack.enter_context(supervisor.expect_progress())
         run.end_if_complete()
-        if run.running and (shortage := batches.expected_shortage(run.least_seconds)):
-            say(shortage)
         for step in range(start if run.evaluation_due else start + 1, last + 1):
             if not run.running:
                 break
             if step > start:
                 run.update(step, batches)
-            if step in (start + 1, start + 2):
-                run.read_metrics()
             if step == start + 1:
+                run.read_metrics()
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
-            if step == start + 2 and (shortage := batches.shortage()):
-                say(shortage)
             run.check_saves()
             stopping, due = supervisor.should_stop(), due_after(run.setup, step)
             if step > start and not (stopping or due.evaluation or due.checkpoint or step == last):

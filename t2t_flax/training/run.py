@@ -11,7 +11,6 @@ import jax
 
 from t2t_flax import config as config_lib
 from t2t_flax.config.overrides import changes_of_training, stored_config
-from t2t_flax.data.batching.batches import Batch
 from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import NonFiniteUpdate
@@ -213,10 +212,6 @@ class Run:
         step = self.progress.step
         if step and not self.progress.evaluation_due and self.reason_to_end(step, ""):
             self.end(step, "")
-
-    def least_seconds(self, batch: Batch) -> float:
-        """What the devices need at least for an update with this batch, as far as hooks know."""
-        return max((hook.least_seconds(batch) for hook in self.hooks), default=0.0)
 
     def update(self, step: int, batches: Prefetcher) -> None:
         """Queues an update with the next batch, and reads the metrics of the one before: one is always queued."""

@@ -230,23 +230,20 @@ class ValidationLoss:
         return {name: float(mean) for name, mean in means(dict(zip(names, total, strict=True))).items()}
 
 
-_MOST_AHEAD, _AHEAD_BYTES = 64, 256 << 20
-"""Batches that wait, and their bytes; at least three, of any size."""
+_LEAST_AHEAD, _MOST_AHEAD, _AHEAD_BYTES = 3, 64, 256 << 20
+"""Batches that wait, and their bytes, which the least may exceed."""
 _BYTES_PER_SLOT = 24
 """int32 ids, segments and positions of two sides."""
 _FILLING = 8
 """Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
-_MEASURED = 3
-"""Batches by which the time of filling one is known: the first takes longer."""
-_FASTEST = 0.005
-"""Seconds of the smallest updates on a device: to launch some hundred kernels."""
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the mesh, and where it comes from."""
+    """A batch on the mesh, and where it comes from. seconds: of one core, to lay it out and fill its arrays."""
 
     arrays: dict[str, jax.Array]  # int32 [A, B, L]
     batch: Batch
+    seconds: float = 0.0
 
 
 class Prefetcher:
@@ -270,9 +267,6 @@ class Prefetcher:
         Last False.
         """
         self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
-        self._given = 0.0
-        self.seconds_filling = 0.0
-        """CPU seconds that filling the arrays of the last batch took."""
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -281,8 +275,8 @@ class Prefetcher:
             stack.enter_context(self._batches.ahead.in_processes(self._processes))
             stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
             largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
-            ahead = max(_MEASURED, min(_MOST_AHEAD, _AHEAD_BYTES // largest))
-            self._first = [batch for _ in range(ahead) if (batch := self._start_next())][:_MEASURED]
+            for _ in range(max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // largest))):
+                self._start_next()
             self._starting.start()
             stack.callback(self._starting.join)
             stack.callback(self._taken.put, False)
@@ -296,51 +290,20 @@ class Prefetcher:
         """The next batch. Raises any error of the thread."""
         batch = self._prefetched.get().result()
         self._taken.put(True)
-        self._given = time.perf_counter()
         return batch
-
-    def expected_shortage(self, least_seconds: Callable[[Batch], float]) -> str:
-        """What to tell the user, before the first update, if this process may have too few cores to make batches as fast as they
-        are used; else "". least_seconds: of an update on the devices; 0 = not known.
-        """
-        first, self._first = self._first, []
-        concurrent.futures.wait(first)
-        if not first or any(batch.exception() for batch in first):  # raised where the batch is taken
-            return ""
-        step = max(_FASTEST, least_seconds(first[0].result().batch))
-        return self._shortage("the devices may wait for batches: at their peak an update takes them", step)
-
-    def shortage(self) -> str:
-        """The same by the update with the last batch: called when it has ended, which began when the batch was given."""
-        step = time.perf_counter() - self._given
-        return self._shortage("the devices will wait for batches: an update takes them", step)
-
-    def _shortage(self, what: str, step: float) -> str:
-        seconds, cores = self._batches.ahead.seconds + self.seconds_filling, num_cores()
-        if seconds <= step * max(1, cores - 1):
-            return ""
-        return (
-            f"{what} {step:.4f} s, and laying it out and filling its arrays {seconds:.4f} s of one core. "
-            f"{math.ceil(seconds / step) + 1} cores would do; this process may use {cores}."
-        )
 
     def _start_for_taken(self) -> None:
         while self._taken.get():
             self._start_next()
 
-    def _start_next(self) -> concurrent.futures.Future[DeviceBatch] | None:
-        k = next(self._numbers, None)
-        if k is None:
-            return None
-        batch = self._filling.submit(self._put, self._laying_out.submit(self._batches.batch, k))
-        self._prefetched.put(batch)
-        return batch
+    def _start_next(self) -> None:
+        if (k := next(self._numbers, None)) is not None:
+            self._prefetched.put(self._filling.submit(self._put, self._laying_out.submit(self._batches.batch, k)))
 
     def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
         batch, began = laid_out.result(), time.thread_time()
         on_mesh = put_batch(batch, self._mesh)
-        self.seconds_filling = time.thread_time() - began
-        return on_mesh
+        return on_mesh._replace(seconds=self._batches.ahead.seconds + time.thread_time() - began)
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:

@@ -125,14 +125,14 @@ ELSEWHERE = {
     "evaluation/test_restore.py": "data.corpus",
     "tasks/test_translation_metrics.py": "data.pretokenized",
     "data/test_batch_sampler.py": "seed.data",
-    "extensions/subwords/test_bpe_dropout.py": "subwords.bpe_dropout",
+    "extensions/augmentation/test_bpe_dropout.py": "subwords.bpe_dropout",
     "extensions/learned_metrics/test_learned_metrics.py": "learned_metrics.names learned_metrics.comet learned_metrics.kiwi "
     "learned_metrics.metricx learned_metrics.metricx_tokenizer learned_metrics.precision learned_metrics.batch_size "
     "learned_metrics.environments",
     "extensions/alignments/test_alignments.py": "alignments.layer alignments.head alignments.row",
     "extensions/alignments/test_guided.py": "alignments.guided alignments.weight",
-    "extensions/noise/test_noise.py": "noise.unpunctuated noise.typos noise.lower_case noise.title_case noise.upper_case noise.placeholders noise.emoji noise.copies",
-    "extensions/subwords/test_unigram_sampling.py": "subwords.unigram_alpha",
+    "extensions/augmentation/test_noise.py": "noise.unpunctuated noise.typos noise.lower_case noise.title_case noise.upper_case noise.placeholders noise.emoji noise.copies",
+    "extensions/augmentation/test_unigram_sampling.py": "subwords.unigram_alpha",
     "extensions/corpora/test_language_filter.py": "filters.language",
     "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",

@@ -1,9 +1,7 @@
 """The data of a run: prepared once, by process 0, and reused by later versions."""
 
-import os
 import shutil
 import threading
-import time
 
 import pytest
 from etils import epath
@@ -149,20 +147,15 @@ def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_
     for name in ("train-1", "train-2", "tokenizer-3"):
         (cache / f"{name}.partial-{hexadecimal}").mkdir()
     (cache / f"train-1.plan-4.json.partial-{hexadecimal}").write_text("{")
-    for name, days in (("train-5", 8), ("train-6", 6), ("train-7", 8)):
-        shards = cache / f"{name}.shards-{hexadecimal}"
-        (shards / "0").mkdir(parents=True)
-        os.utime(shards, (time.time() - days * 24 * 3600,) * 2)
     with (
         exclusive_writer(cache / "train-2", "prepare"),
-        exclusive_writer(cache / "train-7", "prepare"),
         atomic_file(cache / "train-1.plan-5.json"),
     ):
         (cache / f"train-2.partial-{hexadecimal}").mkdir()
         prepare_corpus(task_of(config_of()), tmp_path / "run")
-    left = {path.name for path in cache.iterdir() if ".partial-" in path.name or ".shards-" in path.name}
+    left = {path.name for path in cache.iterdir() if ".partial-" in path.name}
     assert (cache / "train-1.plan-5.json").exists(), "its writer was alive"
-    assert left == {f"train-2.partial-{hexadecimal}", f"train-6.shards-{hexadecimal}", f"train-7.shards-{hexadecimal}"}
+    assert left == {f"train-2.partial-{hexadecimal}"}
 
 
 def test_several_preparations_in_one_cache_train_one_tokenizer(tmp_path):

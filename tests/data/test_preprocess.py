@@ -7,7 +7,6 @@ import sys
 import time
 from dataclasses import replace
 
-import numpy as np
 import psutil
 import pytest
 from helpers.corpora import open_pairs
@@ -300,8 +299,8 @@ class Fives(PairFilter):
 
     reason, shown = "five", "with fives"
 
-    def marks(self, parts):
-        return [np.array(["5" in source for source, _ in part.rows()]) for part in parts]
+    def rows(self, parts, rows, report):
+        return [(self.reason if "5" in row[0] else row for row in of_part) for of_part in rows]
 
 
 @pytest.mark.parametrize("num_workers", [1, 2])
@@ -312,7 +311,7 @@ def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, m
     policies = replace(POLICIES, filters=(OddNumbers(), Fives()))
     store = prepare_split(source, tokenizers, tmp_path / "filtered", policies, num_workers=num_workers)
     assert texts(store, tokenizers) == [(f"house {i}", f"Haus {i}") for i in (0, 2, 4, 6)]
-    (chunks,) = preprocess.encode_parts(preprocess.Encoder(tokenizers, policies), source, num_workers)
+    chunks = preprocess.encode_all(preprocess.Encoder(tokenizers, policies), source, num_workers)
     assert [(3 * n + i, reason) for n, chunk in enumerate(chunks) for i, reason in chunk.dropped] == [
         (1, "odd"), (3, "odd"), (5, "five"), (7, "empty")
     ]  # fmt: skip

@@ -2,7 +2,6 @@ import gzip
 import itertools
 import lzma
 import os
-import struct
 import subprocess
 import sys
 
@@ -14,8 +13,9 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import COMPRESSED, JoinedSource, Source, TaggedSource, open_source
+from t2t_flax.data.sources import COMPRESSED, JoinedSource, Source, open_source
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
 
 PAIRS = [
@@ -126,7 +126,7 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
             "a.zst,b",
             r"damaged \.zst data .*[Tt]runcated",
         ),
-        ({}, "", r"'' has no known form. Known forms: .*'tfds:NAME:SPLIT', .*'SRC,TGT'"),
+        ({}, "", r"'' has no known form. Known forms: .*'toy:SPLIT' .*'SRC,TGT'"),
         ({"a": b"x"}, "a", r"'a' has no known form"),
         ({"a": b"x"}, "a,a,", r"'a,a,' has no known form"),
         ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", r"a has 2 lines and .*b has 2 and .*c has 1: line i"),
@@ -135,9 +135,6 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({}, "toy:train:0", r"COUNT of at least 1, not '0'"),
         ({}, "toy:train:", r"COUNT of at least 1, not ''"),
         ({}, "toy:train:5:6", r"COUNT of at least 1, not '5:6'"),
-        ({}, "tfds:wmt14_translate", r"expected tfds:NAME:SPLIT"),
-        ({}, "tfds:huggingface:x:train", r"not those of a namespace"),
-        ({}, "tfds:somebody:x/de-en:1.0.0:train", r"not those of a namespace"),
     ],
 )
 def test_errors_name_file_and_line(tmp_path, files, spec, message):
@@ -197,110 +194,6 @@ def test_every_source_yields_texts_of_one_line():
 def test_errors_name_the_config_key(tmp_path):
     with pytest.raises(UserError, match=r"data\.valid = 'no,no': there is no file"):
         open_en_de("no,no", tmp_path, key="data.valid")
-
-
-BUILDER = """
-import tensorflow_datasets as tfds
-
-class Builder(tfds.core.GeneratorBasedBuilder):
-    VERSION = tfds.core.Version("1.0.0")
-    BUILDER_CONFIGS = [tfds.core.BuilderConfig(name="de-en"), tfds.core.BuilderConfig(name="broken")]
-
-    def _info(self):
-        return self.dataset_info_from_configs(features=tfds.features.Translation(languages=("de", "en")))
-
-    def _split_generators(self, download_manager):
-        if self.builder_config.name == "broken":
-            raise ConnectionError("statmt.org does not answer")
-        return {"train": self._generate_examples(30), "test": self._generate_examples(4)}
-
-    def _generate_examples(self, count):
-        for i in range(count):
-            yield i, {"de": f"Satz {i} ß", "en": f"sentence {i}\\r\\nof\\r{count}"}
-"""
-
-
-@pytest.fixture(scope="module")
-def tfds_dir(tmp_path_factory):
-    """Registers the dataset t2t_pairs and returns a data_dir for it."""
-    folder = tmp_path_factory.mktemp("tfds")
-    package = folder / "t2t_pairs"
-    package.mkdir()
-    (package / "__init__.py").touch()
-    (package / "t2t_pairs_dataset_builder.py").write_text(BUILDER)
-    sys.path.insert(0, str(folder))
-    import t2t_pairs.t2t_pairs_dataset_builder  # noqa: F401
-
-    yield folder / "data"
-    sys.path.remove(str(folder))
-
-
-def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
-    source = open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir)
-    pairs = list(source.pairs())
-    assert sorted(pairs) == sorted((f"sentence {i}  of 30", f"Satz {i} ß") for i in range(30))
-    assert source.count == 30 and list(source.pairs()) == pairs
-    assert source.where(2) == "tfds:t2t_pairs/de-en:train pair 3"
-    assert list(tfds_dir.rglob("*.array_record-*"))
-
-    part = open_en_de("tfds:t2t_pairs/de-en:1.0.0:train[10:20]", tfds_dir)
-    assert list(part.pairs()) == pairs[10:20] and part.count == 10
-    both = open_en_de("tfds:t2t_pairs/de-en:train[:10%]+test", tfds_dir)
-    assert list(both.pairs())[:3] == pairs[:3] and both.count == 3 + 4
-
-    swapped = open_source(source.spec, root=str(tfds_dir), source_language="de", target_language="en")
-    assert list(swapped.pairs()) == [pair[::-1] for pair in pairs]
-    assert len({s.fingerprint() for s in (source, part, both, swapped)}) == 4
-    assert open_en_de(source.spec, tfds_dir).fingerprint() == source.fingerprint()
-    assert "tensorflow" not in sys.modules
-
-
-def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
-    """The default format if TensorFlow is installed; converted here from the same dataset's ArrayRecord."""
-    from array_record.python.array_record_data_source import ArrayRecordDataSource
-
-    expected = list(open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir).pairs())
-    folder = tmp_path / "t2t_pairs" / "de-en" / "1.0.0"
-    folder.mkdir(parents=True)
-    for file in (tfds_dir / "t2t_pairs" / "de-en" / "1.0.0").iterdir():
-        if ".array_record" in file.name:
-            records = [bytes(record) for record in ArrayRecordDataSource([str(file)])]
-            framed = b"".join(struct.pack("<QI", len(r), 0) + r + struct.pack("<I", 0) for r in records)
-            (folder / file.name.replace("array_record", "tfrecord")).write_bytes(framed)
-        else:
-            (folder / file.name).write_text(file.read_text().replace('"array_record"', '"tfrecord"'))
-    assert list(open_en_de("tfds:t2t_pairs/de-en:train", tmp_path).pairs()) == expected
-    assert list(open_en_de("tfds:t2t_pairs/de-en:train[7:12]", tmp_path).pairs()) == expected[7:12]
-
-    shard = next(folder.glob("*train.tfrecord*"))
-    shard.write_bytes(shard.read_bytes()[:-3])
-    with pytest.raises(UserError, match="ends inside record 30 of 30"):
-        list(open_en_de("tfds:t2t_pairs/de-en:train", tmp_path).pairs())
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("tfds:t2t_pairs/de-en:dev", r"no split 'dev': .*The dataset has train \(30 pairs\), test \(4 pairs\)"),
-        ("tfds:t2t_pairs/de-en:train[:31]", r"no split 'train\[:31\]': .*incompatible with 30 examples"),
-        ("tfds:t2t_pairs/en-de:train", r"en-de not found.*Configurations of t2t_pairs: de-en, broken"),
-        ("tfds:no_such_data:train", r"knows no dataset 'no_such_data'.*or give your own files"),
-        ("tfds:wmt14_translate/en-de:train", r"Configurations of wmt14_translate: cs-en, de-en, fr-en"),
-        (
-            "tfds:t2t_pairs/broken:train",
-            r"could not download and prepare t2t_pairs/broken.*ConnectionError: statmt.org does not answer"
-            r"(?s:.*)prepare it where the download works.*data\.root, or give your own files",
-        ),
-    ],
-)
-def test_invalid_tfds_specs_are_rejected(tfds_dir, spec, message):
-    with pytest.raises(UserError, match=message):
-        open_en_de(spec, tfds_dir)
-
-
-def test_tfds_languages_must_be_features(tfds_dir):
-    with pytest.raises(UserError, match=r"target_language = 'fr'.*features of the dataset, which are de, en"):
-        open_source("tfds:t2t_pairs/de-en:test", root=str(tfds_dir), source_language="en", target_language="fr")
 
 
 def test_data_modules_import_no_heavy_library():

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import PairFilter
-from t2t_flax.data.sources import JoinedSource, Source, TaggedSource, draw_pairs
+from t2t_flax.data.sources import JoinedSource, Source, draw_pairs
 from t2t_flax.data.tokenizer_text import Shares, TokenizerText
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
 
 

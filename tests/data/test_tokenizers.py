@@ -61,26 +61,6 @@ def test_normalization_and_byte_fallback_have_an_effect():
     assert UNK in plain.encode("ß")
 
 
-def test_capped_training_sample_is_uniform_and_deterministic():
-    def stream(count):
-        for i in range(count):
-            yield f"{'early' if i < count // 2 else 'later'} word {i % 7}"
-
-    def shares(count):
-        from t2t_flax.data.tokenizers import _sample
-
-        sample = _sample(stream(count), 1000)
-        assert len(sample) == min(count, 1000) and sample == _sample(stream(count), 1000)
-        return sum(s.startswith("early") for s in sample) / len(sample)
-
-    assert shares(500) == 0.5
-    assert 0.45 < shares(20_000) < 0.55
-    settings = {**SETTINGS, "vocab_size": 278, "tokenizer": "bpe"}
-    capped = SentencePieceTokenizer.train(stream(5000), Data(tokenizer_sentences=50, **settings))
-    assert capped.digest == SentencePieceTokenizer.train(stream(5000), Data(tokenizer_sentences=50, **settings)).digest
-    assert capped.digest != SentencePieceTokenizer.train(stream(5000), Data(**settings)).digest
-
-
 def test_long_sentence_is_not_skipped():
     tokenizer = SentencePieceTokenizer.train(
         ["x" * 50_000 + "y"], Data(tokenizer="bpe", **{**SETTINGS, "vocab_size": 264})

@@ -82,13 +82,6 @@ def test_signal_while_compiling_exits_with_75(exits, capsys):
     assert exits == [75] and "SIGTERM while compiling: exiting" in capsys.readouterr().err
 
 
-def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
-    with supervisors(3) as (_, runs):
-        runs[1].broadcast_failure(2, "no such file")
-        wait_until(lambda: len(exits) == 2)
-    assert exits == [2, 2] and capsys.readouterr().err.count("failed: no such file") == 2
-
-
 def test_values_are_gathered_and_broadcast():
     _, groups = thread_groups(3)
 
@@ -106,9 +99,8 @@ def test_values_are_gathered_and_broadcast():
 def test_only_full_disk_is_a_user_error(number, code, monkeypatch):
     """A launcher restarts all processes after a failure; disk space must be freed by the user."""
     messages, broadcasts = [], []
-    supervisor = SimpleNamespace(
-        say=messages.append, broadcast_failure=lambda *message: broadcasts.append(message), signal=None
-    )
+    watcher = SimpleNamespace(failed=lambda *message, disconnected: broadcasts.append(message) or [])
+    supervisor = SimpleNamespace(say=messages.append, watchers=[watcher], signal=None)
 
     def end(code):
         raise SystemExit(code)

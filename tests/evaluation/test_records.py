@@ -1,6 +1,5 @@
 """Names of records: different evaluations never overwrite each other, repeated ones reuse their record."""
 
-import dataclasses
 import json
 import shutil
 
@@ -8,7 +7,6 @@ import pytest
 from helpers.records import without_search
 from helpers.runs import start, tiny_run
 
-from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
 from t2t_flax.data.dataset import sets_of, split_source
 from t2t_flax.data.sources import toy
@@ -166,7 +164,7 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
 
 
 def test_local_paths_are_never_read_from_a_run(copy, tmp_path):
-    """Not data.cache, or data.root for a TFDS dataset that is not prepared there."""
+    """Not data.cache."""
     config = json.loads((copy / "config.json").read_text())
     planted = tmp_path / "planted"
     config["data"] |= {"cache": str(planted), "root": str(planted), "test": "toy:test:4"}
@@ -176,9 +174,3 @@ def test_local_paths_are_never_read_from_a_run(copy, tmp_path):
     assert stored_config(copy, {"data.cache": "mine"}).data.cache == "mine"
     evaluated(copy)
     assert not planted.exists() and list((copy / "data").glob("test-*"))
-    tfds = dataclasses.replace(read_config(copy).data, test="a=tfds:wmt14_translate/de-en:test; b=toy:test")
-    (copy / "config.json").write_text(config_lib.to_json(dataclasses.replace(read_config(copy), data=tfds)))
-    assert stored_config(copy).data.root == ""
-    (planted / "wmt14_translate" / "de-en" / "1.0.0").mkdir(parents=True)
-    (planted / "wmt14_translate" / "de-en" / "1.0.0" / "dataset_info.json").write_text("{}")
-    assert stored_config(copy).data.root == str(planted)

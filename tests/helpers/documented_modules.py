@@ -8,12 +8,13 @@ from types import ModuleType
 
 from t2t_flax import registry
 from t2t_flax.config import schema
+from t2t_flax.extensions.augmentation import TEXT_CHANGES
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
     registry.COMMANDS, registry.SOURCES, registry.TASKS, registry.DECODERS, registry.GROUPS,
     registry.MIXERS, registry.SCORES, registry.FEED_FORWARDS, registry.ACTIVATIONS, registry.NORMS, registry.POSITIONS,
-    registry.SCHEDULES, registry.OPTIMIZERS, registry.HOOKS, registry.DATA_HOOKS,
+    registry.SCHEDULES, registry.OPTIMIZERS, registry.HOOKS, registry.DATA_HOOKS, TEXT_CHANGES,
 )  # fmt: skip
 
 

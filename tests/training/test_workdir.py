@@ -15,8 +15,8 @@ from helpers.configs import small_config
 from t2t_flax import config as config_lib
 from t2t_flax.cli import prepare, train
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.parameters_run import write_params_run
 from t2t_flax.locks import exclusive_writer
-from t2t_flax.training.checkpoints import write_params_run
 from t2t_flax.training.workdir import adopt_config, begin, check_run_folder, completed, read_config, writing
 
 

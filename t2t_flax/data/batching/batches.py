@@ -13,9 +13,9 @@ from typing import Protocol
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.ahead import Ahead
+from t2t_flax.data.batching.ahead import make_ahead
 from t2t_flax.data.batching.batch_sampler import smallest_fitting
-from t2t_flax.data.batching.layouts import MakeStream, WindowLayout, plain_stream
+from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.progress import Report
 from t2t_flax.data.stored_ids import Sentences
@@ -134,7 +134,7 @@ class Batches:
         make_stream: MakeStream = plain_stream,
         more: MoreArrays | None = None,
     ):
-        self.ahead, self.more = Ahead[WindowLayout](), more
+        self.ahead, self.more = make_ahead(), more
         self.stream = make_stream(store, config, seed, None)
         self.stream.use(self.ahead)
         self.updates_per_epoch = self.stream.updates_per_epoch

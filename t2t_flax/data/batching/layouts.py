@@ -170,16 +170,6 @@ class Layouts:
             atomic_write(self._path, json.dumps({"sizes": self.sizes, "updates": runs}))
 
 
-def common_sizes(lists: Sequence[Sequence[Size]]) -> list[Size]:
-    """One list for several: of rows of a length, as many as any needs, so that no program is compiled for each."""
-    if len(lists) == 1:
-        return list(lists[0])
-    most: dict[int, int] = {}
-    for length, rows in itertools.chain(*lists):
-        most[length] = max(most.get(length, 0), rows)
-    return sorted(most.items())
-
-
 MakeWindows = Callable[[TokenStore], Windows]
 MakeStream = Callable[[TokenStore, Data, int, MakeWindows | None], Stream]
 """(the store of the training pairs, config.data, seed, the windows of a store if not `whole_passes`) -> stream."""

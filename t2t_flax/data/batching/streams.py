@@ -116,22 +116,17 @@ def whole_passes(store: TokenStore, config: Data, seed: int) -> WholePasses:
 
 def windows_in_pass(pairs: float, store: TokenStore, config: Data) -> int:
     """Into how many windows a pass of so many pairs is divided: such that the last update of a window is nearly full."""
-    update = _pairs_of_update(store, config)
+    update = pairs_of_update(store, config)
     about = pairs / max(WINDOW_PAIRS, WINDOW_UPDATES * update)
     counts = range(max(1, round(0.8 * about)), max(1, round(1.25 * about)) + 1)
-    return max(counts, key=lambda count: (_fill(pairs / count / update), -abs(count - about)))
+    return max(counts, key=lambda count: (fill(pairs / count / update), -abs(count - about)))
 
 
-def passes_in_window(pairs: float, store: TokenStore, config: Data) -> int:
-    """How many passes of so few pairs a window has: such that its last update is nearly full."""
-    update = _pairs_of_update(store, config)
-    least = max(1, round(WINDOW_UPDATES * update / pairs))
-    return max(range(least, 2 * least + 1), key=lambda count: _fill(count * pairs / update))
-
-
-def _pairs_of_update(store: TokenStore, config: Data) -> float:
+def pairs_of_update(store: TokenStore, config: Data) -> float:
+    """The pairs of an update in random order, at least."""
     return _FILLED * config.batch_tokens / store.mean_length
 
 
-def _fill(updates: float) -> float:
+def fill(updates: float) -> float:
+    """How full the last of so many updates is, if the others are full."""
     return updates / math.ceil(updates)

@@ -1,4 +1,4 @@
-"""Data sources: sentence pairs in a fixed order, streamed. Text files, TFDS, the built-in corpus, and what extensions add to
+"""Data sources: sentence pairs in a fixed order, streamed. Text files, the built-in corpus, and what extensions add to
 `registry.SOURCES`.
 """
 
@@ -112,32 +112,6 @@ class Source(abc.ABC):
         return (tuple(map(one_line, row[1:])) for row in self.read() if not isinstance(row, str))
 
 
-class TaggedSource(Source):
-    """A source with a word before its source sentences, such as a control symbol of the tokenizer."""
-
-    def __init__(self, source: Source, tag: str):
-        super().__init__(source.spec, source.count, files=source.files)
-        self._source, self._first, self.reference_count = source, tag, source.reference_count
-        self.tag, self.reasons = f"{tag} {source.tag}".strip(), source.reasons
-
-    def read(self):
-        return map(self._tagged, self._source.read())
-
-    def _tagged(self, row: Row) -> Row:
-        if isinstance(row, str) or not row[0].strip():  # a blank side stays blank, so that it is counted as such
-            return row
-        return f"{self._first} {row[0]}", *row[1:]
-
-    def fingerprint(self):
-        return self._source.fingerprint()
-
-    def expected_count(self):
-        return self._source.expected_count()
-
-    def where(self, i):
-        return self._source.where(i)
-
-
 class JoinedSource(Source):
     """All pairs of several sources, one source after the other."""
 
@@ -186,7 +160,7 @@ def total(counts: Iterable[int | None]) -> int | None:
 class Context:
     """The arguments of a source's `open_spec` other than the spec.
 
-    root: folder of relative paths; for TFDS its data_dir. languages: (source, target).
+    root: folder of relative paths. languages: (source, target).
     label: the spec with its config key, for error messages.
     """
 
@@ -242,7 +216,7 @@ def one_line(text: str) -> str:
 def open_source(spec: str, *, root: str = "", source_language: str, target_language: str, key: str = "") -> Source:
     """The source that `spec` names, in one of the forms of `registry.SOURCES`, or as text files.
 
-    root: folder of relative paths; for TFDS its data_dir. key: the config key that holds `spec`, for error messages. Raises
+    root: folder of relative paths. key: the config key that holds `spec`, for error messages. Raises
     UserError for an unknown form and for a source that does not exist.
     """
     label = f"{key} = {spec!r}" if key else repr(spec)
@@ -253,6 +227,12 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
         absent = absent_extension("sources", _prefix(spec)) or absent_extension("sources", suffix)
         raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
+
+
+def writes_to(root: str, spec: str) -> bool:
+    """Whether opening the source would write files to the folder `root`."""
+    writes = getattr(_module_of(spec), "writes", None)
+    return bool(writes and writes(spec.strip(), root))
 
 
 def _module_of(spec: str) -> Any:

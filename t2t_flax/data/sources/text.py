@@ -3,6 +3,7 @@
 import bz2
 import codecs
 import contextlib
+import glob
 import gzip
 import io
 import itertools
@@ -15,9 +16,10 @@ from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256, note_lines
 from t2t_flax.data.sources import COMPRESSED, Context, Source, sha256_of
-from t2t_flax.data.sources.files import open_files
+from t2t_flax.data.sources.files import existing_file
 from t2t_flax.errors import UserError, require
 from t2t_flax.filesystem import is_transient
+from t2t_flax.registry import FILE_PATTERNS
 
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`_is_damage`)."""
@@ -62,8 +64,12 @@ class TextSource(Source):
 
 
 def open_spec(spec: str, context: Context) -> Source:
-    """Opens the files, of patterns those that match. Raises UserError if one is missing or has no partner."""
-    return open_files(spec, [name.strip() for name in spec.split(",")], context, TextSource)
+    """Opens the files; of patterns, with an extension, those that match. Raises UserError if one is missing."""
+    names = [name.strip() for name in spec.split(",")]
+    if any(map(glob.has_magic, names)):
+        for module in FILE_PATTERNS.load_all():
+            return module.open_files(spec, names, context, TextSource)
+    return TextSource(spec, *(existing_file(name, context) for name in names))
 
 
 def lines(path: epath.Path) -> Iterator[str]:

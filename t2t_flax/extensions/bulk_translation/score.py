@@ -11,8 +11,8 @@ from t2t_flax.extensions.bulk_translation.resumable_output import add_resume, ch
 from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:
-    from t2t_flax.decoding.scoring import PairScore
     from t2t_flax.evaluation.restore import TrainedModel
+    from t2t_flax.extensions.shared.scoring import PairScore
 
 
 def run(argv: list[str]) -> int:
@@ -80,13 +80,13 @@ def score_each(
     run: "TrainedModel", pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
 ) -> "list[PairScore | UserError]":
     """As `TrainedModel.score`, with an error in the place of each pair that cannot be scored."""
-    from t2t_flax.decoding.scoring import score_pairs
+    from t2t_flax.extensions.shared.scoring import encode_pair, score_pairs
 
     encoded: list[Any] = []
     for source, target in pairs:
         run.in_language(source)  # a missing language is an error of all pairs
         try:
-            encoded.append(run.encode_pair(source, target))
+            encoded.append(encode_pair(run, source, target))
         except UserError as error:
             encoded.append(error)
     scores = iter(score_pairs(run, [ids for ids in encoded if not isinstance(ids, UserError)], progress))

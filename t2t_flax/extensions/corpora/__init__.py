@@ -1,4 +1,6 @@
-"""Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, mtdata's index; filters of pairs."""
+"""Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, TFDS, mtdata's
+index; filters of pairs.
+"""
 
 import re
 from dataclasses import dataclass, fields
@@ -6,7 +8,7 @@ from dataclasses import dataclass, fields
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, DATA_HOOKS, GROUPS, SOURCES, Command, SourceForm
+from t2t_flax.registry import COMMANDS, DATA_HOOKS, FILE_PATTERNS, GROUPS, SOURCES, Command, SourceForm
 
 SIDES = ("source", "target", "either", "pair")
 """What of a held-out pair is looked for in the training pairs: one side, each of them, or both together."""
@@ -130,9 +132,11 @@ SOURCES.add(
         prefix="hf",
     ),
 )
+SOURCES.add("tfds", SourceForm("'tfds:NAME:SPLIT'", f"{_HERE}.tfds", prefix="tfds"))
 SOURCES.add(
     "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
 )
+FILE_PATTERNS.add("corpora", "t2t_flax.extensions.shared.file_patterns")
 GROUPS.add("filters", Filters)
 COMMANDS.add("list_dropped", Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"))
 DATA_HOOKS.add(f"{_HERE}.filters", *(f"filters.{item.name}" for item in fields(Filters) if item.name != "score"))

@@ -1,6 +1,8 @@
 """The filter of pairs that occurred before, in bounded memory."""
 
+import copy
 import dataclasses
+import functools
 import hashlib
 import itertools
 import logging
@@ -10,7 +12,9 @@ from typing import ClassVar
 
 import numpy as np
 
-from t2t_flax.data.sources import Source, sha256_of
+from t2t_flax.data.preprocess import Unread
+from t2t_flax.data.progress import Report, reported
+from t2t_flax.data.sources import Source, sha256_of, total
 from t2t_flax.extensions.corpora.rules import Rule
 
 log = logging.getLogger("t2t_flax")
@@ -34,8 +38,14 @@ class Duplicates(Rule):
     def as_stored(self):
         return {"drop_duplicates": True}
 
-    def marks(self, parts):
-        """Digests of the pairs are divided into partitions, temporary files where they are large, of which one at a time is
+    def rows(self, parts, rows, report):
+        marks = self.marks(_reported(parts, f"look for {self.shown}", report))
+        return [_marked(*of_part, self.reason) for of_part in zip(rows, marks, strict=True)]
+
+    def marks(self, parts: Sequence[Source]) -> Sequence[np.ndarray]:
+        """For each part, bool [rows]: which of its rows are dropped.
+
+        Digests of the pairs are divided into partitions, temporary files where they are large, of which one at a time is
         sorted: 24 bytes of disk and 1 byte of memory a pair, beside some 200 MB. Two different pairs of n have the same digest of
         128 bits with a probability of at most n^2 / 2^129: 1.5e-23 for 100 million.
         """
@@ -44,6 +54,24 @@ class Duplicates(Rule):
             _marks.clear()
             _marks[corpus] = _find(parts)
         return _marks[corpus]
+
+
+def _reported(parts: Sequence[Source], stage: str, report: Report) -> list[Source]:
+    """The parts, whose reading is reported."""
+    numbers = itertools.count()
+
+    def rows(part: Source) -> Iterator[Unread]:
+        return reported(part.rows(), numbers, stage, report, lambda: total(one.expected_count() for one in parts))
+
+    watched = [copy.copy(part) for part in parts]
+    for part, one in zip(parts, watched, strict=True):
+        one.rows = functools.partial(rows, part)  # type: ignore[method-assign]
+    return watched
+
+
+def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
+    """The pairs, with the reason in place of those that are marked."""
+    return (reason if mark and not isinstance(pair, str) else pair for pair, mark in zip(pairs, marks, strict=True))
 
 
 _marks: dict[str, Sequence[np.ndarray]] = {}

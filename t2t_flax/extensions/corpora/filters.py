@@ -3,13 +3,14 @@
 from collections.abc import Sequence
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import DataHook, directions_of
+from t2t_flax.data.hooks import DataHook
 from t2t_flax.extensions.corpora import Filters
 from t2t_flax.extensions.corpora.duplicates import Duplicates
 from t2t_flax.extensions.corpora.held_out import HeldOut
 from t2t_flax.extensions.corpora.language_filter import LanguageFilter, OtherLanguages
 from t2t_flax.extensions.corpora.rules import Copies, Length, LengthRatio, Letters, Numbers, Rule, Scripts
 from t2t_flax.extensions.corpora.scorer import Scorer
+from t2t_flax.extensions.shared.directions import directions_of
 
 
 class FiltersHook(DataHook):

@@ -8,9 +8,9 @@ from typing import ClassVar
 import regex
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import directions_of
 from t2t_flax.data.sources import one_line, sha256_of
 from t2t_flax.extensions.corpora.rules import Rule
+from t2t_flax.extensions.shared.directions import directions_of
 
 _NOT_COMPARED = regex.compile(r"[^\p{L}\p{M}\p{N}]+")
 _VARIATION_SELECTORS = regex.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]+")

@@ -7,7 +7,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import open_output
 from t2t_flax.config import Config, load_config
 from t2t_flax.data.dataset import split_source, training_policies
-from t2t_flax.data.preprocess import Encoder, Policies, encode_parts
+from t2t_flax.data.preprocess import Encoder, Policies, encode_all
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import OK
@@ -54,10 +54,9 @@ def list_dropped(
     num_workers: int = 0,
 ) -> Iterator[tuple[str, str]]:
     """(where it is, reason) of each pair that `preprocess.prepare_split` drops, in order; tokenizes the source again."""
-    encoded = encode_parts(Encoder(tokenizers, policies), source, num_workers)
-    for part, chunks in zip(source.parts, encoded, strict=True):
-        first = 0
-        with contextlib.closing(chunks):
-            for chunk in chunks:
-                yield from ((part.where(first + i), reason) for i, reason in chunk.dropped)
-                first += chunk.counts["pairs_read"]
+    part, first = 0, 0
+    with contextlib.closing(encode_all(Encoder(tokenizers, policies), source, num_workers)) as chunks:
+        for chunk in chunks:
+            part, first = chunk.part, first if chunk.part == part else 0
+            yield from ((source.parts[part].where(first + i), reason) for i, reason in chunk.dropped)
+            first += chunk.counts["pairs_read"]

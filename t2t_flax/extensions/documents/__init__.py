@@ -3,11 +3,12 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.data_keys import VALID_PREFIX, Data, named_entries
+from t2t_flax.config.data_keys import VALID_PREFIX, Data
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.config.schema import fields
 from t2t_flax.data.hooks import draws_pairs
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.named_entries import named_entries
 from t2t_flax.registry import ANALYSES, DATA_HOOKS, FLAGS, GROUPS, OUTPUTS, Flag
 
 _READ_OTHERWISE = {

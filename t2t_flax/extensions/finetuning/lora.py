@@ -16,7 +16,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.finetuning.frozen import matching
-from t2t_flax.models.dense import matrix_axes_of
+from t2t_flax.extensions.shared.matrices import matrix_axes_of
 
 NAME = "lora"
 """Of the adapters beside the parameters of the model."""

@@ -52,3 +52,4 @@ DECODERS.add("ctranslate2", "t2t_flax.extensions.interop.ctranslate2_decoder:CTr
 TOKENIZER_FILES.add(
     "SentencePiece model and vocabulary", "t2t_flax.extensions.interop.marian_tokenizer:MarianTokenizer"
 )
+TOKENIZER_FILES.add("symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer")

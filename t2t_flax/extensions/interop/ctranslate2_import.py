@@ -13,7 +13,7 @@ import numpy as np
 
 from t2t_flax.config import Model
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.ctranslate2_file import (
     read_model_bin,
@@ -31,6 +31,7 @@ from t2t_flax.extensions.interop.imported import (
 )
 from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, Positions, recognize_positions, reordered, sines_first
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 
 NAME = "CTranslate2"
 WEIGHTS = ("model.bin", "weights.npz")

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import Direction, codes_of, model_directions
-from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
 from t2t_flax.extensions.interop.marian_export import marian_token
@@ -16,6 +15,8 @@ from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.model_card import Score, front_matter, sections
 from t2t_flax.extensions.interop.model_folder import MODEL_FILE, write_model
 from t2t_flax.extensions.interop.safetensors_file import check_representable
+from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.filesystem import atomic_directory, refuse_existing
 
 FORMATS = {

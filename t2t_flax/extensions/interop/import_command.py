@@ -38,7 +38,7 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--workdir", args.workdir, folder=True)
 
     from t2t_flax import config as config_lib
-    from t2t_flax.data.hooks import model_directions
+    from t2t_flax.extensions.shared.directions import model_directions
     from t2t_flax.filesystem import check_workdir, refuse_existing
     from t2t_flax.model_forms import check_writable
     from t2t_flax.process_setup import prepare_process
@@ -48,8 +48,8 @@ def run(argv: list[str]) -> int:
     from t2t_flax.config.overrides import check_same_model
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
+    from t2t_flax.extensions.shared.parameters_run import write_params_run
     from t2t_flax.training.checkpoint_files import array_shapes, shape_differences
-    from t2t_flax.training.checkpoints import write_params_run
     from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
 
     check_writable(args.workdir, "give a new folder as --workdir")

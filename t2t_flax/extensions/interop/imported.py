@@ -14,11 +14,11 @@ import numpy as np
 from t2t_flax.config import Config, Data, Model, resolve
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.config.keys import keys_of
-from t2t_flax.data.hooks import SEVERAL
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer, language_of
 from t2t_flax.extensions.interop.safetensors_file import check_finite
+from t2t_flax.extensions.shared.directions import SEVERAL
 
 IMPROBABLE = -100.0
 """Bias of a token that the other program never predicts: without probability, but finite in a loss over all classes."""

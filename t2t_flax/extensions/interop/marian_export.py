@@ -14,12 +14,12 @@ import numpy as np
 
 from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD
-from t2t_flax.data.hooks import codes_of, model_directions
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.layer_names import MARIAN, MARIAN_KEYS, reordered, require_supported, sines_first
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer
 from t2t_flax.extensions.interop.safetensors_file import save
+from t2t_flax.extensions.shared.directions import codes_of, model_directions
 
 POSITIONS = 1024
 EPSILON = 1e-5

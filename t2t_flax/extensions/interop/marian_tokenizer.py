@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import ListTokenizer
+from t2t_flax.extensions.shared.list_tokenizer import ListTokenizer
 
 _TAG = re.compile(r">>[^<>]*<<")
 _LANGUAGE = re.compile(r">>([A-Za-z][\w-]*)<<|<2([A-Za-z][\w-]*)>")

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import Direction
+from t2t_flax.extensions.shared.directions import Direction
 
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}

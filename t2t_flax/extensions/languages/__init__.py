@@ -8,10 +8,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from t2t_flax.config import Config, Data
-from t2t_flax.config.data_keys import VALID_PREFIX, named_entries
+from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.config.keys import key
-from t2t_flax.data.hooks import Direction
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.directions import Direction
+from t2t_flax.extensions.shared.named_entries import named_entries
 from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, SUMMARIES, Flag
 
 BY_NAME = "by_name"

@@ -3,9 +3,9 @@
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.sources import TaggedSource
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages import parse_directions, symbol_of
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 
 
 class LanguagesHook(DataHook):

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Model
 from t2t_flax.extensions.layer_types import LayerTypes
+from t2t_flax.extensions.shared.matrices import MATRIX_AXES
 from t2t_flax.models.attention import MixerInputs
-from t2t_flax.models.dense import MATRIX_AXES, Einsum
+from t2t_flax.models.dense import Einsum
 
 MATRIX_AXES["taps"] = (1, 2)  # [taps, d_model, d_model]: one matrix per tap
 # Dilations start again at 1 once the layers connect a row of this many positions, as in ByteNet.

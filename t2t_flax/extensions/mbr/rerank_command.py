@@ -144,8 +144,8 @@ def _columns(
 
 def _log_probs(workdir: str, overrides: dict[str, str], pairs: list[tuple[str, str]], *, first: bool) -> list[float]:
     """nan for a pair that has no score."""
-    from t2t_flax.decoding.scoring import score_pairs
     from t2t_flax.evaluation.restore import load
+    from t2t_flax.extensions.shared.scoring import encode_pair, score_pairs
 
     if first:
         arguments.prepare_to_load(workdir, overrides)
@@ -155,7 +155,7 @@ def _log_probs(workdir: str, overrides: dict[str, str], pairs: list[tuple[str, s
         model.in_language(source)  # a missing language is an error of all pairs
         try:
             encoded.append(
-                model.encode_pair(source, reverse_words(target) if Rerank.of(model.config).right_to_left else target)
+                encode_pair(model, source, reverse_words(target) if Rerank.of(model.config).right_to_left else target)
             )
             places.append(place)
         except UserError:

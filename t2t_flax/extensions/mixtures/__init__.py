@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from t2t_flax.config import Config
-from t2t_flax.config.data_keys import named_entries
 from t2t_flax.config.keys import TRAINING, key
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.named_entries import named_entries
 from t2t_flax.registry import DATA_HOOKS, GROUPS
 
 _RESERVED = re.compile("<unk>|<pad>|</?s>|<0x[0-9A-Fa-f]{2}>|<2.*>|>>.*<<")

@@ -2,11 +2,11 @@
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.sources import TaggedSource
 from t2t_flax.data.tokenizer_text import Shares
 from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_limits, parse_samples, parse_shares, parse_tags
 from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 
 
 class MixturesHook(DataHook):

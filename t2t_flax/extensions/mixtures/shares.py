@@ -19,8 +19,16 @@ import numpy as np
 from t2t_flax.config import Config, Data
 from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import Size
-from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update, common_sizes
-from t2t_flax.data.batching.streams import PairStream, Visits, join, passes_in_window, windows_in_pass
+from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update
+from t2t_flax.data.batching.streams import (
+    WINDOW_UPDATES,
+    PairStream,
+    Visits,
+    fill,
+    join,
+    pairs_of_update,
+    windows_in_pass,
+)
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import TokenStore
@@ -181,6 +189,23 @@ def _mixture(
     passes = 1 if by_size or a_pass > 1 else passes_in_window(pairs, store, data)
     rates = tuple(share / shares[reference] * count * passes / a_pass for share in shares)
     return Mixture(names, sources, rates, reference)
+
+
+def passes_in_window(pairs: float, store: TokenStore, config: Data) -> int:
+    """How many passes of so few pairs a window has: such that its last update is nearly full."""
+    update = pairs_of_update(store, config)
+    least = max(1, round(WINDOW_UPDATES * update / pairs))
+    return max(range(least, 2 * least + 1), key=lambda count: fill(count * pairs / update))
+
+
+def common_sizes(lists: Sequence[Sequence[Size]]) -> list[Size]:
+    """One list for several: of rows of a length, as many as any needs, so that no program is compiled for each."""
+    if len(lists) == 1:
+        return list(lists[0])
+    most: dict[int, int] = {}
+    for length, rows in itertools.chain(*lists):
+        most[length] = max(most.get(length, 0), rows)
+    return sorted(most.items())
 
 
 class Phases:

@@ -9,7 +9,7 @@ from optax.contrib import MuonDimensionNumbers
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.optimizers import Optimizers
-from t2t_flax.models.dense import matrix_axes_of
+from t2t_flax.extensions.shared.matrices import matrix_axes_of
 from t2t_flax.training.train_state import path_names
 
 

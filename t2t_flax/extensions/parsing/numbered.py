@@ -9,8 +9,9 @@ from collections.abc import Iterable
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
-from t2t_flax.data.tokenizers import ListTokenizer, SentencePieceTokenizer, SymbolTokenizer, Tokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from t2t_flax.extensions.parsing.trees import is_bracket
+from t2t_flax.extensions.shared.list_tokenizer import ListTokenizer, SymbolTokenizer
 from t2t_flax.json_file import parse_json
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols, NumberedWords
@@ -23,6 +23,7 @@ from t2t_flax.extensions.parsing.trees import (
     read_trees,
     unescaped,
 )
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 WORDS = (1, 11, 21, 31, 46, 10**6)
@@ -131,7 +132,7 @@ class Parsing(Task):
         return open_trees(spec, root=self.config.data.root, key=key)
 
     def train_tokenizers(self, source):
-        sentences = (sentence for sentence, _ in source.pairs())
+        sentences = (sentence for sentence, _ in source.sample(self.config.data.tokenizer_sentences))
         trees = (target for _, target in source.pairs())
         if count := self.config.group("parsing").word_numbers:
             return TokenizerPair(NumberedWords.of(sentences, self.config.data, count), NumberedSymbols.of(trees, count))

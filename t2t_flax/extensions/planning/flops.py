@@ -6,7 +6,7 @@ XLA's count is not used: it counts the body of a loop once, and is per device.
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -17,6 +17,8 @@ from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config, Model
 from t2t_flax.data.batching.batches import Batch
+from t2t_flax.data.workers import num_cores
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.training.hooks import Hook
@@ -142,10 +144,19 @@ def lines(config: Config, state: TrainState, sizes: tuple[int, int]) -> list[str
     return lines
 
 
+_FASTEST = 0.005
+"""Seconds of the smallest updates on a device: to launch some hundred kernels."""
+_MEASURED = 3
+"""Updates by whose batches the time of making one is known: the first takes longer."""
+
+
 class Mfu(Hook):
-    """Adds `mfu` to the lines of metrics.jsonl: of the updates since the line before. Knows the least time of an update: that at
-    the peak of the devices.
+    """Adds `mfu` to the lines of metrics.jsonl: of the updates since the line before. Says, with `say`, if batches may be made
+    more slowly than they are used.
     """
+
+    def __init__(self, say: Callable[[str], None]):
+        self._say, self._seen = say, 0
 
     def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
         self._run = run
@@ -153,12 +164,11 @@ class Mfu(Hook):
         self._peaks = peaks_of(run)
         self._hardware = self._useful = self._tokens = 0.0
 
-    def least_seconds(self, batch: Batch) -> float:
-        hardware, _ = update_flops(self._run, batch, self._products)
-        return hardware / max(filter(None, self._peaks.values()))
-
     def on_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
         hardware, useful = update_flops(self._run, batch.batch, self._products)
+        self._seen += 1
+        if self._seen == _MEASURED and (text := shortage(batch.seconds, self.least_seconds(hardware), num_cores())):
+            self._say(text)
         self._hardware += hardware
         self._useful += useful
         self._tokens += batch.batch.target_tokens
@@ -167,10 +177,27 @@ class Mfu(Hook):
             values |= mfu(self._hardware, self._useful, seconds, self._peaks)
             self._hardware = self._useful = self._tokens = 0.0
 
+    def least_seconds(self, flops: float) -> float:
+        """Of an update of so many FLOPs: at the peak of the devices."""
+        return flops / max(filter(None, self._peaks.values()))
 
-def hook(config: Config, workdir: epath.Path, group: Any) -> Mfu:
+
+def shortage(seconds: float, update: float, cores: int) -> str:
+    """What to tell the user if a process with so many cores may make batches more slowly than they are used; else "". seconds: of
+    one core, for a batch; update: the least that it takes on the devices.
+    """
+    update = max(_FASTEST, update)
+    if seconds <= update * max(1, cores - 1):
+        return ""
+    return (
+        f"the devices may wait for batches: at their peak an update takes them {update:.4f} s, and laying it out and filling its "
+        f"arrays {seconds:.4f} s of one core. {math.ceil(seconds / update) + 1} cores would do; this process may use {cores}."
+    )
+
+
+def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Mfu:
     """Of a run with planning.mfu."""
-    return Mfu()
+    return Mfu(group.say)
 
 
 def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:

@@ -1,11 +1,11 @@
 """Resilience: processes that hang, are dead or slow are named, and end the run instead of letting it wait; damaged checkpoints
-are set aside.
+are set aside; a killed preparation of data goes on.
 """
 
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import GROUPS, HOOKS, REPAIRS, WATCHERS
+from t2t_flax.registry import CHUNKS, GROUPS, HOOKS, REPAIRS, WATCHERS
 
 
 @dataclass(frozen=True)
@@ -30,3 +30,4 @@ GROUPS.add("resilience", Resilience)
 REPAIRS.add("resilience", "t2t_flax.extensions.resilience.repair")
 WATCHERS.add("resilience", "t2t_flax.extensions.resilience.watcher")
 HOOKS.add("t2t_flax.extensions.resilience.watcher", "resilience.straggler_share")
+CHUNKS.add("resilience", "t2t_flax.extensions.resilience.shards")

@@ -1,4 +1,4 @@
-"""Ends a process that hangs, and all processes of a run where one is dead, with the stack traces of their threads."""
+"""Ends a process that hangs, with the stack traces of its threads, and all processes of a run where one is dead or has failed."""
 
 import contextlib
 import faulthandler
@@ -7,6 +7,7 @@ import tempfile
 import threading
 import time
 import traceback
+from collections.abc import Mapping
 
 from etils import epath
 
@@ -123,7 +124,15 @@ class Watcher:
                 "(config.distributed.heartbeat_timeout)."
             )
 
-    def communicate(self) -> None:
+    def communicate(self, news: Mapping[str, str]) -> None:
+        for name, text in news.items():
+            kind, _, index = name.partition("/")
+            if kind == "failed" and int(index) != self._group.index:
+                code, _, reason = text.partition(" ")
+                self._run.say(f"exiting because {self._group.name_of(int(index))} failed: {reason}")
+                if self._group.is_lead:
+                    time.sleep(2 * supervision.INTERVAL)  # without the coordinator the others would hear nothing
+                supervision.end(int(code))
         self.heartbeats.send(self._run.stop_checks)
         late = self.quiet_seconds() > min(self._hang_timeout / 2 or 30.0, 30.0)
         if self._group.is_lead or self._suspicious or late:  # not always on the others: there may be many hosts
@@ -131,15 +140,24 @@ class Watcher:
         silent = self.heartbeats.silent_processes(self._silence) if self._group.is_lead else []
         if silent:
             reason = f"{', '.join(map(self._group.name_of, silent))} silent for {self._silence} s"
-            self._run.broadcast_failure(FAILURE, reason)
+            self._tell(FAILURE, reason)
             self._end(f"{reason} (config.distributed.heartbeat_timeout).")
 
-    def suspect(self) -> None:
+    def failed(self, code: int, reason: str, *, disconnected: bool) -> list[str]:
+        if not disconnected:
+            self._tell(code, reason)
+            return []
         self._suspicious = True
-
-    def dead_processes(self) -> list[str]:
+        time.sleep(4 * supervision.INTERVAL)  # for the message of one that failed
         silent = self.heartbeats.silent_processes(2.5 * supervision.INTERVAL)
         return [self._group.name_of(i) for i in silent]
+
+    def _tell(self, code: int, reason: str) -> None:
+        """Tells the other processes why this one is about to end."""
+        if self._group.count > 1:
+            with contextlib.suppress(ProcessGroupError):
+                self._group.put(f"news/failed/{self._group.index}", f"{code} {reason}")
+                time.sleep(2 * supervision.INTERVAL)
 
     def _end(self, reason: str) -> None:
         """Ends this process, with the stack traces of its threads on standard error and in the folder `stacks`."""

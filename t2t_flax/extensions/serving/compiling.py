@@ -19,17 +19,17 @@ from typing import Any
 
 import jax
 
-from t2t_flax.decoding.programs import (
+from t2t_flax.decoding.programs import Program
+from t2t_flax.errors import first_line
+from t2t_flax.extensions.serving.programs import (
     Made,
-    Program,
     Programs,
     compile_abstract,
     described,
     from_description,
     serialized,
 )
-from t2t_flax.errors import first_line
-from t2t_flax.process_setup import child_environment
+from t2t_flax.extensions.shared.processes import child_environment
 
 log = logging.getLogger("t2t_flax")
 _NICE = 10

@@ -8,13 +8,13 @@ from typing import Any
 from fastapi import APIRouter, Request
 from fastapi.responses import JSONResponse, Response
 
-from t2t_flax.data.hooks import Direction
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving import schemas
 from t2t_flax.extensions.serving.languages import can_detect, detected, matching, name_of
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import RequestError, join_lines, split_lines
+from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.registry import ANALYSES
 
 _PAUSE = 500

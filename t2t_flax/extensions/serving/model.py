@@ -16,7 +16,6 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import Direction, codes_of, model_directions
 from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
 from t2t_flax.decoding.token_rules import read_lines
 from t2t_flax.errors import UserError, first_line
@@ -30,6 +29,7 @@ from t2t_flax.extensions.serving.probe import NotFinite, check_finite
 from t2t_flax.extensions.serving.reload import other_checkpoints
 from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text, rest_of_usual, usual
+from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
 from t2t_flax.registry import ANALYSES, TOKEN_RULES
 from t2t_flax.tasks import task_of
 

@@ -20,12 +20,12 @@ import uvicorn
 from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from t2t_flax.decoding.programs import program_folder
 from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.compiling import Compiler
 from t2t_flax.extensions.serving.model import ServedModel
-from t2t_flax.process_setup import on_stop_signal
-from t2t_flax.training.precision import faster_precision
+from t2t_flax.extensions.serving.programs import program_folder
+from t2t_flax.extensions.shared.processes import on_stop_signal
+from t2t_flax.training import precision
 
 HEAD_SECONDS = 10.0
 """From the beginning of a connection, or the end of an answer, to the end of the head of the next request."""
@@ -205,7 +205,7 @@ def serve(
         described = model.describe()
         steps = " and ".join(map(str, described["steps"]))
         print(f"{model.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
-        if faster := faster_precision(model.config):
+        if faster := precision.advice(model.config, decoding=True):
             print(faster, file=sys.stderr, flush=True)
         if all(model.ready for model in models) and first.acquire(blocking=False):
             compiler.begin()

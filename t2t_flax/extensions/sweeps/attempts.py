@@ -12,12 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax import errors
+from t2t_flax.extensions.shared.processes import RUNS_FOLDER, child_environment
 from t2t_flax.extensions.sweeps import child_process
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, FAILED, OUT_OF_MEMORY, STOPPED, Folder, Status
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.filesystem import read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.process_setup import ALONE, RUNS_FOLDER, child_environment
+from t2t_flax.process_setup import ALONE
 
 DEVICES = "devices.json"
 """In a workdir; as `training.workdir` names it, which would import JAX here."""

@@ -19,7 +19,6 @@ from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.config.schema import MESH_AXES
-from t2t_flax.data.batching.batches import Batch
 from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
@@ -210,9 +209,6 @@ class StackedRuns:
             run.end_if_complete()
             self._report_if_finished(run)
         self._to_evaluate = [run for run in self.runs if run.evaluation_due]
-
-    def least_seconds(self, batch: Batch) -> float:
-        return sum(run.least_seconds(batch) for run in self.runs) / self.mesh.size
 
     def update(self, step: int, batches: Prefetcher) -> None:
         running = self._to_evaluate = self.running

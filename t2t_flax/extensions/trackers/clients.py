@@ -18,9 +18,9 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.extensions.shared.processes import RUNS_FOLDER
 from t2t_flax.extensions.trackers import Trackers
 from t2t_flax.filesystem import is_remote
-from t2t_flax.process_setup import RUNS_FOLDER
 
 PROJECT = "t2t_flax"
 FINISH_SECONDS = 30.0

@@ -5,13 +5,13 @@ import pytest
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
-from t2t_flax.decoding.scoring import rows_of
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.alignments import attention
 from t2t_flax.extensions.alignments.attention import Head, Pair, weights_of_heads, word_weights
 from t2t_flax.extensions.alignments.choice import head_of, ranked
 from t2t_flax.extensions.alignments.links import hard_links, parse_gold, pharaoh
+from t2t_flax.extensions.shared.scoring import encode_pair, rows_of
 from tools.toy_corpus.alignments import gold
 
 RUN, ONE = "pretrained:toy", "--config.mesh.cpu_devices=1"
@@ -40,7 +40,7 @@ def command(capsys, *words, code=0):
 
 def by_hand(run, pair, head):
     """The weights of a pair alone, by loops over the model's own weights and SentencePiece's pieces."""
-    ids = run.encode_pair(pair.source, pair.target)
+    ids = encode_pair(run, pair.source, pair.target)
     batch = {name: np.asarray(x) for name, x in rows_of([ids], 1).items()}
     _, state = run.model.apply({"params": run.params}, batch, method="hidden", mutable=["intermediates"])
     layer = state["intermediates"][f"decoder_{head.layer - 1}"]["cross_attention"]["weights"][0][0]

@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import toy
-from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer
 from t2t_flax.extensions.alignments.words import tokens_of
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 
 LINES = [side for pair in toy.pairs("train", 400) for side in pair]
 TEXTS = st.text(alphabet="abcdeß½…¨Ａé\u200b ,.", max_size=30)

@@ -11,13 +11,14 @@ from helpers.configs import devices_mesh, model_and_state, rows_alone, small_con
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
-from t2t_flax.decoding.programs import described
 from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.constraints.coverage import LEAST, CoveringModel, Penalty
+
+described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 
 VOCAB, EOS, CAP = 6, 1, 3
 SOURCES = [4, 3, 5, EOS], [2, 5, EOS]

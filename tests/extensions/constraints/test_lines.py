@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.sources import toy
-from t2t_flax.data.tokenizers import SentencePieceTokenizer, SymbolTokenizer
+from t2t_flax.data.tokenizers import SentencePieceTokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints.lines import Wanted, contains, read_glossary, read_line, read_phrases
 from t2t_flax.extensions.constraints.segmentation import MOST, begins_word, forms, segmentations
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Predictions, task_of
 
 TEXT = st.text(st.characters(exclude_categories=("Cc", "Cs", "Zl", "Zp")), min_size=1).filter(str.strip)

@@ -5,11 +5,12 @@ import pytest
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
-from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
-from t2t_flax.decoding.programs import described
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.search_loop import grow
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.registry import SEARCHES, TOKEN_RULES
 
+described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 CONSTRAINED = {"decode.strategy": "constrained_beam", "constraints.lines": "tabs", "decode.beam_size": 4}
 DIVERSE = {"decode.strategy": "diverse_beam", "constraints.no_repeat_ngram": 4, "decode.beam_size": 4}
 BEAM = {"constraints.ordered": True, "decode.beam_size": 6, "decode.alpha": 0.7, "decode.n_best": 2,

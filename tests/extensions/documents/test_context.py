@@ -214,7 +214,7 @@ def test_commands_read_lines_in_windows(run, tmp_path, capsys):
 
 @pytest.mark.parametrize("command", ["translate", "translate_file"])
 def test_lines_follow_blank_lines_and_resume_from_their_place(command, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("t2t_flax.training.precision.has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr("t2t_flax.training.precision.advice", lambda config, decoding: "")
     run = capitals_run.use(monkeypatch, tmp_path)
     (tmp_path / "in").write_text("a\n<2de> b\n\nc\nd\ne\n<2de> f\n")
     t2t = capitals_run.command(command, monkeypatch, capsys)

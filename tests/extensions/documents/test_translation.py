@@ -111,7 +111,7 @@ def test_samples_and_other_tasks_are_refused():
 @pytest.mark.smoke
 @pytest.mark.parametrize("command", ["translate", "translate_file"])
 def test_commands_split_lines_with_the_flag(command, monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("t2t_flax.training.precision.has_fast_bfloat16", lambda: False)
+    monkeypatch.setattr("t2t_flax.training.precision.advice", lambda config, decoding: "")
     capitals_run.use(monkeypatch, tmp_path).tokenizers.source = source()
     (tmp_path / "in").write_text("".join(line + "\n" for line in PARAGRAPHS))
     t2t = capitals_run.command(command, monkeypatch, capsys)

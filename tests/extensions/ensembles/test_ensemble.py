@@ -9,7 +9,6 @@ import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
 
 from t2t_flax.decoding.beam_search import BeamSearch
-from t2t_flax.decoding.programs import described
 from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
@@ -124,6 +123,8 @@ def test_kept_programs_are_told_apart_by_models_weights_and_mean(members):
     """And equal ensembles share them."""
     _, params = together(members, "probabilities")
     source = jnp.asarray(rows_alone(random_pairs(1, longest=4, vocab=VOCAB))["source"])
+
+    described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 
     def description(mean, weights, count=3):
         model = Ensemble(tuple(model for model, _ in members[:count]), weights, mean)

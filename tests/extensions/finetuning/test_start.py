@@ -9,11 +9,12 @@ from helpers.configs import devices_mesh, small_config
 from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import parse_init_checkpoint
 from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, tables_by_piece
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.model_summary import describe

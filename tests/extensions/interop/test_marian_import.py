@@ -17,6 +17,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
 from t2t_flax.extensions.interop.safetensors_file import flatten
+from t2t_flax.extensions.shared.scoring import encode_pair
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")
@@ -281,8 +282,8 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):
         for text in (f"<2{language}> {LINES[0]}", f">>{language}<< {LINES[0]}", f">>{language}<<{LINES[0]}"):
-            pair = loaded.encode_pair(
-                loaded.in_language(text, "deu"), "x"
+            pair = encode_pair(
+                loaded, loaded.in_language(text, "deu"), "x"
             )  # a text that has its tag gets no second one
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected

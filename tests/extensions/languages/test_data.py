@@ -13,10 +13,11 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import hooks
 from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
-from t2t_flax.data.sources import TaggedSource, open_source
+from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages.hook import hook
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 

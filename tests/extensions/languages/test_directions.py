@@ -5,9 +5,10 @@ from types import SimpleNamespace
 import pytest
 
 from t2t_flax.config import Config, Data, resolve
-from t2t_flax.data.hooks import Direction, codes_of, control_symbols, directions_of, model_directions
+from t2t_flax.data.hooks import control_symbols
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages import parse_directions
+from t2t_flax.extensions.shared.directions import Direction, codes_of, directions_of, model_directions
 from t2t_flax.tasks import task_of
 
 TRAIN = "en-de=a.tsv; de-en=b.tsv; en-zh_Hans.web=c.tsv; bt=d.tsv"

@@ -17,12 +17,13 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.data.hooks import control_symbols, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split
-from t2t_flax.data.sources import JoinedSource, TaggedSource, open_source
+from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_shares
 from t2t_flax.extensions.mixtures.selections import FirstPairs
 from t2t_flax.extensions.mixtures.shares import mixtures
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe

@@ -14,7 +14,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.optimizers.optimizers import muon_axes
-from t2t_flax.models.dense import MATRIX_AXES
+from t2t_flax.extensions.shared.matrices import MATRIX_AXES
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.tokenizers import SymbolTokenizer, TokenizerPair
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.sampling import Sampling, random_keys
 from t2t_flax.decoding.search_loop import Sentences, run_search
@@ -22,6 +22,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.grammar import token_rule
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import from_linear
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 
 EOS = 1
 

@@ -9,10 +9,11 @@ from helpers.configs import small_config
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
 from t2t_flax.config.data_keys import EOS, UNK
-from t2t_flax.data.tokenizers import SymbolTokenizer, load_tokenizer
+from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.extensions.parsing.trees import leaves, linear, read_trees
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Predictions, task_of
 
 WORDS = {"DT": ["the", "a"], "NN": ["dog", "cat", "fish"], "VBD": ["saw", "ate"], "IN": ["with", "of"]}

@@ -25,6 +25,13 @@ def test_lead_reports_a_dead_process_and_exits(exits, capsys):
     assert "process 1 on" in (err := capsys.readouterr().err) and "silent for 1 s" in err and "Thread 0x" in err
 
 
+def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
+    with supervisors(3) as (_, runs):
+        runs[1].watchers[0].failed(2, "no such file", disconnected=False)
+        wait_until(lambda: len(exits) == 2)
+    assert exits == [2, 2] and capsys.readouterr().err.count("failed: no such file") == 2
+
+
 def test_process_that_dies_within_its_first_second_is_reported(exits, capsys, monkeypatch):
     for name in ("_communicate", "_supervise"):
         thread = getattr(RunSupervisor, name)

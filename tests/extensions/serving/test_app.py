@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.data.sources import toy
-from t2t_flax.decoding.programs import Programs
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.serving.programs import Programs
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import pytest
 
 from t2t_flax.data.sources import toy
-from t2t_flax.decoding.programs import Programs
+from t2t_flax.extensions.serving.programs import Programs
 
 for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")

@@ -13,11 +13,11 @@ from fake_sweep import FakeSweep
 from hypothesis import strategies as st
 
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.processes import child_environment
 from t2t_flax.extensions.sweeps.attempts import training_command
 from t2t_flax.extensions.sweeps.folder import Folder, read_proposals, read_sweep
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.extensions.sweeps.trials import folder_name, is_folder_name
-from t2t_flax.process_setup import child_environment
 
 
 def test_extend_adds_rows_and_seeds(fake_sweep):

@@ -15,7 +15,6 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import NonFiniteUpdate, UserError
 from t2t_flax.extensions.sweeps.stacked_runs import (
-    StackedRuns,
     VectorizedProgram,
     split_time,
     train_stacked,
@@ -222,10 +221,3 @@ def test_time_of_shared_work_is_split_evenly():
         time.sleep(0.02)
     first, second = (run.progress.seconds["step"] - start for run, start in zip(runs, (1.0, 2.0), strict=True))
     assert 0.01 <= first < 1.0 and first == pytest.approx(second, abs=1e-3)
-
-
-@pytest.mark.parametrize("devices, expected", [(1, 12.0), (2, 6.0), (4, 3.0)])
-def test_an_update_takes_each_device_the_time_of_its_own_runs(devices, expected):
-    runs = [SimpleNamespace(least_seconds=lambda batch: 3.0)] * 4
-    stack = SimpleNamespace(runs=runs, mesh=trial_mesh(4, DEVICES[:devices]))
-    assert StackedRuns.least_seconds(stack, None) == expected

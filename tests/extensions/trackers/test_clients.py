@@ -10,10 +10,10 @@ import pytest
 from etils import epath
 from tracked_runs import board, config_of, expected, write_run
 
+from t2t_flax.extensions.shared.processes import RUNS_FOLDER
 from t2t_flax.extensions.trackers import NAMES, hook
 from t2t_flax.extensions.trackers import clients as clients_lib
 from t2t_flax.extensions.trackers.clients import without_credentials
-from t2t_flax.process_setup import RUNS_FOLDER
 
 
 def wandb_records(workdir):

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.data.sources import open_source
-from t2t_flax.data.sources.files import _regex
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.file_patterns import _regex
 
 
 def open_en_de(spec, root):

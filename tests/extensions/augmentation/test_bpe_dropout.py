@@ -17,9 +17,9 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.subwords import samplers
-from t2t_flax.extensions.subwords.hook import DrawnSubwords
-from t2t_flax.extensions.subwords.samplers import BpeDropout
+from t2t_flax.extensions.augmentation import samplers
+from t2t_flax.extensions.augmentation.hook import DrawnSubwords
+from t2t_flax.extensions.augmentation.samplers import BpeDropout
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 

@@ -8,12 +8,12 @@ from helpers.runs import start, tiny_run
 from jax import random
 from jax.experimental.compilation_cache import compilation_cache
 
-from t2t_flax.decoding import programs
-from t2t_flax.decoding.programs import Programs
 from t2t_flax.decoding.sampling import random_keys
 from t2t_flax.decoding.search_loop import grow
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.serving import programs
+from t2t_flax.extensions.serving.programs import Programs
 from t2t_flax.training import loop
 
 LINES = ["It is late.", "a", "Where is the dog? " * 6]

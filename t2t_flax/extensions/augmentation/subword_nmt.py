@@ -13,8 +13,8 @@ from collections.abc import Iterable
 from etils import epath
 
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.data.tokenizers import ListTokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.list_tokenizer import ListTokenizer
 
 _MARK = "@@"
 _INSPECTED_SENTENCES = 2000

@@ -12,7 +12,7 @@ from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources.text import lines
 from t2t_flax.data.tokenizers import load_tokenizer
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.subwords.subword_nmt import read_codes, with_vocabulary
+from t2t_flax.extensions.augmentation.subword_nmt import read_codes, with_vocabulary
 from t2t_flax.tasks import task_of
 
 CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"

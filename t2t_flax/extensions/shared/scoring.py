@@ -11,12 +11,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up, source_ids
 from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.models.transformer import Transformer
+from t2t_flax.tasks import task_of
 
 _WHOLE_BATCH = 256
 """`pair_batches` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
@@ -49,10 +50,26 @@ class PairIds:
     target: list[int]
 
 
-def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_eos: bool, limit: int) -> PairIds:
-    """Token ids of a pair. Raises UserError for a side that is empty or over `limit` ids."""
-    ids = PairIds(source_ids(tokenizers.source, source), tokenizers.target.encode_text(target))
-    for side, text, tokens in (("source", source, ids.source), ("target", target, ids.target)):
+def score(run: TrainedModel, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairScore]:
+    """See `TrainedModel.score`."""
+    encoded = []
+    for number, pair in enumerate(pairs, 1):
+        try:
+            encoded.append(encode_pair(run, *pair))
+        except UserError as error:
+            raise UserError(f"{where(number)}: {error}") from None
+    return score_pairs(run, encoded)
+
+
+def encode_pair(run: TrainedModel, source: str, target: str) -> PairIds:
+    """Token ids of a pair. Raises UserError for an empty or too long side, for a target that is invalid for the task, and as
+    `TrainedModel.in_language`.
+    """
+    if source.strip() and target.strip():
+        target = task_of(run.config).preprocess_target(source, target)
+    source_tokens = source_ids(run.tokenizers.source, run.source_text(source))
+    target_tokens, limit = run.tokenizers.target.encode_text(target), run.max_source_length
+    for side, text, tokens in (("source", source, source_tokens), ("target", target, target_tokens)):
         if not text.strip() or not tokens:
             raise UserError(f"the {side} is empty; both sides must have text.")
         if len(tokens) + 1 > limit:
@@ -60,11 +77,11 @@ def encode_pair(tokenizers: TokenizerPair, source: str, target: str, *, source_e
                 f"the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
                 "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
             )
-    return PairIds(ids.source + [EOS] * source_eos, ids.target + [EOS])
+    return PairIds(source_tokens + [EOS] * run.config.data.source_eos, target_tokens + [EOS])
 
 
 def score_pairs(
-    run: Any, pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
+    run: TrainedModel, pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
 ) -> list[PairScore]:
     """One PairScore per pair of a trained run (`TrainedModel`), in order, independent of the rest of the batch.
     progress(pairs done, total) is called after each batch.
@@ -81,7 +98,7 @@ def score_pairs(
     return [scores[i] for i in range(len(pairs))]
 
 
-def pair_batches(run: Any, pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
+def pair_batches(run: TrainedModel, pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
     """(numbers of pairs, the batch of model inputs with one of them a row), shortest pairs first, for a trained run.
 
     Longer pairs than 256 tokens are in smaller batches, so that the memory of attention stays constant until each shard has one

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.streams import Visits
-from t2t_flax.data.drawn_pairs import DrawnPairs
 from t2t_flax.data.preprocess import Policies, prepare_split
-from t2t_flax.data.sources import JoinedSource, Source, TaggedSource
+from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.extensions.augmentation.drawn_pairs import DrawnPairs
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
 
 POLICIES = Policies(max_length=60, on_too_long="truncate", empty_lines="drop", keep_texts=True)
 CONFIG = small_config(data=dict(max_length=60, pack_length=60, batch_tokens=300)).data

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.noise import Noise
-from t2t_flax.extensions.noise.changes import CHANGES, PUT_IN
-from t2t_flax.extensions.noise.hook import NoiseHook
+from t2t_flax.extensions.augmentation import Noise
+from t2t_flax.extensions.augmentation.changes import CHANGES, PUT_IN
+from t2t_flax.extensions.augmentation.hook import AugmentationHook
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.model_summary import describe
@@ -230,7 +230,9 @@ def test_unsuitable_configs_are_refused(tmp_path):
 @pytest.mark.parametrize(("name", "absent"), [("emoji", "🌍"), ("placeholders", "%"), ("copies", "φ")])
 @pytest.mark.parametrize("side", ["source", "target"])
 def test_tokenizers_of_both_sides_must_spell_every_sign_that_a_change_puts_in(name, absent, side):
-    (hook,) = [one for one in data_hooks(small_config(data=DATA, noise={name: 0.1})) if isinstance(one, NoiseHook)]
+    (hook,) = [
+        one for one in data_hooks(small_config(data=DATA, noise={name: 0.1})) if isinstance(one, AugmentationHook)
+    ]
 
     def tokenizer(without=""):
         return SimpleNamespace(changes=lambda text: bool(without) and without in text)

@@ -73,6 +73,13 @@ def open_spec(spec: str, context: Context) -> TfdsSource:
     return TfdsSource(spec, context.languages, data_dir=context.root, label=context.label)
 
 
+def writes(spec: str, root: str) -> bool:
+    """Whether the dataset is not prepared in `root` yet."""
+    folder = epath.Path(root) / spec.split(":")[1].partition("/")[0]
+    levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
+    return not any(any(folder.glob(level)) for level in levels)
+
+
 def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:
     """Records skip .. skip + take - 1 of an ArrayRecord file."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource

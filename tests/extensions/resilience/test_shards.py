@@ -4,8 +4,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
 
-import numpy as np
 import pytest
 from helpers.corpora import open_pairs
 from helpers.writer_processes import remove_locks
@@ -20,6 +20,8 @@ from t2t_flax.data.sources import JoinedSource
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.resilience import shards
+from t2t_flax.locks import exclusive_writer
 
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 PAIRS = [(f"sentence {i % 90} of houses", f"Satz {i % 90} von Häusern") for i in range(120)]
@@ -30,12 +32,13 @@ class Repeated(PairFilter):
 
     reason, shown = "repeated", "repeated"
 
-    def marks(self, parts):
+    def rows(self, parts, rows, report):
         seen: set[str] = set()
-        return [
-            np.array([not isinstance(row, str) and (row[0] in seen or bool(seen.add(row[0]))) for row in part.rows()])
-            for part in parts
-        ]
+
+        def repeated(row):
+            return not isinstance(row, str) and (row[0] in seen or bool(seen.add(row[0])))
+
+        return [(self.reason if repeated(row) else row for row in of_part) for of_part in rows]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +54,7 @@ def corpus(tmp_path_factory):
 def small_shards(monkeypatch):
     """Shards of 10 pairs."""
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
-    monkeypatch.setattr(preprocess, "SHARD_CHUNKS", 5)
+    monkeypatch.setattr(shards, "SHARD_CHUNKS", 5)
 
 
 @pytest.fixture
@@ -92,14 +95,14 @@ def test_stopped_preparation_ends_with_the_bytes_of_one_that_was_not(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(filesystem, "_fsync", lambda path: None)  # it takes most of the time
         patch.setattr(preprocess, "CHUNK_PAIRS", chunk)
-        patch.setattr(preprocess, "SHARD_CHUNKS", chunks)
+        patch.setattr(shards, "SHARD_CHUNKS", chunks)
         for stop in stops:
             try:
                 prepare(corpus, folder / "stopped", stop_at=stop, policies=policies)
             except Stopped:
                 assert not (folder / "stopped").exists()
         store = prepare(corpus, folder / "stopped", policies=policies)
-        patch.setattr(preprocess, "SHARD_CHUNKS", 1000)
+        patch.setattr(shards, "SHARD_CHUNKS", 1000)
         whole = prepare(corpus, folder / "whole", policies=policies)
     assert content(store.folder) == content(whole.folder)
     assert store.meta["pairs_read"] == 121 and (store.num_pairs == 90) == filtered
@@ -111,9 +114,10 @@ import os, signal, sys
 from t2t_flax.data import preprocess
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.extensions.resilience import shards
 
 if __name__ == "__main__":
-    preprocess.CHUNK_PAIRS, preprocess.SHARD_CHUNKS, preprocess.INLINE_PAIRS = 2, 5, 4
+    preprocess.CHUNK_PAIRS, shards.SHARD_CHUNKS, preprocess.INLINE_PAIRS = 2, 5, 4
     folder = sys.argv[1]
     source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
@@ -187,6 +191,15 @@ def test_without_locks_two_preparations_share_their_shards_and_the_slower_one_fi
     os.utime(other, (0, 0))
     prepare(corpus, tmp_path / "s", policies=Policies(70, "drop", "drop"))
     assert {path.name for path in tmp_path.iterdir()} == {"s", "whole"}, "nobody has changed the others for long"
+
+
+def test_shards_of_which_nobody_went_on_in_a_week_are_removed_unless_somebody_writes_the_store(tmp_path, corpus):
+    for name, days in (("a", 8), ("b", 6), ("c", 8)):
+        (tmp_path / f"{name}.shards-0" / "0").mkdir(parents=True)
+        os.utime(tmp_path / f"{name}.shards-0", (time.time() - days * 24 * 3600,) * 2)
+    with exclusive_writer(tmp_path / "c", "prepare"):
+        prepare(corpus, tmp_path / "s")
+    assert {path.name for path in tmp_path.glob("*.shards-*")} == {"b.shards-0", "c.shards-0"}
 
 
 @pytest.mark.parametrize(("changes_at", "shards"), [(34, 3), (116, 11), (120, 11)])

@@ -11,9 +11,9 @@ import time
 import psutil
 import pytest
 
-from t2t_flax.data.batching import ahead as ahead_module
-from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.layout_processes import ahead as ahead_module
+from t2t_flax.extensions.layout_processes.ahead import AheadInProcesses
 
 
 @dataclasses.dataclass
@@ -53,7 +53,7 @@ def wait_until_laid_out(ahead):
 
 
 def test_windows_after_the_first_come_from_other_processes(slow):
-    layouter, ahead = Layouter(), Ahead()
+    layouter, ahead = Layouter(), AheadInProcesses()
     with ahead.in_processes(2):
         processes = []
         for number in [*range(7), 7, 3, 4, 5, 20, 21]:
@@ -68,7 +68,7 @@ def test_windows_after_the_first_come_from_other_processes(slow):
 
 
 def test_another_layouter_gets_processes_of_its_own(slow):
-    first, second, ahead = Layouter(), Layouter(failing=2), Ahead()
+    first, second, ahead = Layouter(), Layouter(failing=2), AheadInProcesses()
     with ahead.in_processes(1):
         for layouter, number in [(first, 0), (first, 1), (second, 0), (second, 1)]:
             assert ahead.window(layouter, number).number == number
@@ -78,7 +78,7 @@ def test_another_layouter_gets_processes_of_its_own(slow):
 
 
 def test_a_killed_process_is_an_error(slow):
-    layouter, ahead = Layouter(killed=2), Ahead()
+    layouter, ahead = Layouter(killed=2), AheadInProcesses()
     with ahead.in_processes(1), pytest.raises(UserError, match="lays out updates was killed or could not"):
         for number in range(3):
             ahead.window(layouter, number)
@@ -87,14 +87,14 @@ def test_a_killed_process_is_an_error(slow):
 
 def test_small_windows_start_no_process(monkeypatch):
     monkeypatch.setattr(ahead_module, "Workers", None)
-    ahead = Ahead()
+    ahead = AheadInProcesses()
     with ahead.in_processes(8):
         assert {ahead.window(Layouter(), number).process for number in range(5)} == {os.getpid()}
 
 
 def test_without_processes_windows_are_laid_out_here(slow, monkeypatch):
     monkeypatch.setattr(ahead_module, "Workers", None)
-    ahead = Ahead()
+    ahead = AheadInProcesses()
     with ahead.in_processes(0):
         assert {ahead.window(Layouter(), number).process for number in range(5)} == {os.getpid()}
 
@@ -102,11 +102,11 @@ def test_without_processes_windows_are_laid_out_here(slow, monkeypatch):
 KILLED = """
 import multiprocessing, time
 from test_ahead import Layouter
-from t2t_flax.data.batching import ahead as ahead_module
+from t2t_flax.extensions.layout_processes import ahead as ahead_module
 
 if __name__ == "__main__":
     ahead_module.INLINE_SECONDS = -1.0
-    ahead, layouter = ahead_module.Ahead(), Layouter()
+    ahead, layouter = ahead_module.AheadInProcesses(), Layouter()
     with ahead.in_processes(2):
         for number in range(3):
             ahead.window(layouter, number)

@@ -4,8 +4,9 @@ import dataclasses
 
 import pytest
 
-from t2t_flax import process_setup
 from t2t_flax.config import Config
+from t2t_flax.extensions.kernels import cpu_bfloat16
+from t2t_flax.extensions.shared import processes
 from t2t_flax.training import precision
 
 
@@ -14,7 +15,7 @@ def fast(monkeypatch):
     """Sets whether bfloat16 is fast on this CPU."""
 
     def set_to(value: bool) -> None:
-        monkeypatch.setattr(precision, "has_fast_bfloat16", lambda: value)
+        monkeypatch.setattr(cpu_bfloat16, "has_fast_bfloat16", lambda: value)
 
     return set_to
 
@@ -31,38 +32,38 @@ def with_precision(train: str = "float32", decode: str = "auto", remat: str = "n
 def test_a_cpu_without_the_instructions_has_no_fast_bfloat16(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_vnni avx512_bf16x\n")
     for path in (tmp_path / "cpuinfo", tmp_path / "absent"):
-        monkeypatch.setattr(process_setup, "_CPU_INFO", path)
-        assert not precision.has_fast_bfloat16.__wrapped__()
+        monkeypatch.setattr(processes, "_CPU_INFO", path)
+        assert not cpu_bfloat16.has_fast_bfloat16.__wrapped__()
 
 
 def test_a_version_without_the_option_has_no_fast_bfloat16(tmp_path, monkeypatch):
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16 amx_tile\n")
-    monkeypatch.setattr(process_setup, "_CPU_INFO", tmp_path / "cpuinfo")
-    monkeypatch.setattr(precision, "_ONEDNN", {"xla_cpu_option_of_another_version": True})
-    assert not precision.has_fast_bfloat16.__wrapped__()
+    monkeypatch.setattr(processes, "_CPU_INFO", tmp_path / "cpuinfo")
+    monkeypatch.setattr(cpu_bfloat16, "_ONEDNN", {"xla_cpu_option_of_another_version": True})
+    assert not cpu_bfloat16.has_fast_bfloat16.__wrapped__()
 
 
 def test_users_of_the_slower_precision_are_told_of_the_key(fast):
     fast(True)
     for trained in ("auto", "float32", "bfloat16"):
-        assert "--config.decode.precision=bfloat16" in precision.faster_precision(with_precision(trained))
-    assert not precision.slow_precision(with_precision("bfloat16"))
+        assert "--config.decode.precision=bfloat16" in precision.advice(with_precision(trained), decoding=True)
+    assert not precision.advice(with_precision("bfloat16"), decoding=False)
     fast(False)
-    assert not precision.faster_precision(with_precision())
-    assert "slower than float32" in precision.slow_precision(with_precision("bfloat16"))
-    assert not precision.slow_precision(with_precision())
+    assert not precision.advice(with_precision(), decoding=True)
+    assert "slower than float32" in precision.advice(with_precision("bfloat16"), decoding=False)
+    assert not precision.advice(with_precision(), decoding=False)
 
 
 def test_nobody_is_told_of_a_key_that_is_set_or_without_effect(fast, monkeypatch):
     fast(True)
     for config in (with_precision(decode="float32"), with_precision(decode="bfloat16")):
-        assert not precision.faster_precision(config)
+        assert not precision.advice(config, decoding=True)
     other = with_precision()
     other = dataclasses.replace(other, decode=dataclasses.replace(other.decode, engine="ctranslate2"))
-    assert not precision.faster_precision(other)
+    assert not precision.advice(other, decoding=True)
     monkeypatch.setattr(precision.jax, "default_backend", lambda: "tpu")
-    assert not precision.faster_precision(with_precision())
-    assert not precision.slow_precision(with_precision("bfloat16"))
+    assert not precision.advice(with_precision(), decoding=True)
+    assert not precision.advice(with_precision("bfloat16"), decoding=False)
 
 
 def test_compiler_options_follow_precision_rematerialization_and_backend(fast, monkeypatch):

@@ -1,0 +1,47 @@
+"""Directions of translation: of sources and sets, and of a model."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from t2t_flax.config import Config
+from t2t_flax.data.hooks import config_of_set
+from t2t_flax.data.tokenizers import Tokenizer
+
+SEVERAL = "mul"
+"""ISO 639-2's code of several languages."""
+
+
+class Direction(NamedTuple):
+    """Codes of the source and the target language."""
+
+    source: str
+    target: str
+
+    def __str__(self) -> str:
+        return f"{self.source}-{self.target}"
+
+
+def directions_of(config: Config, names: Iterable[str]) -> list[Direction]:
+    """The directions of training sources, validation and test sets, by their names."""
+    data = [config_of_set(config, name).data for name in names]
+    return list(dict.fromkeys(Direction(d.source_language, d.target_language) for d in data))
+
+
+def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction], list[Direction]]:
+    """(those that a model was trained for, others of its config's validation and test sets). source: its tokenizer, by whose
+    target languages it translates into several.
+    """
+    d, languages = config.data, source.target_languages
+    own = Direction(d.source_language, d.target_language)
+    if not languages:
+        return [own], []
+    trained = [one for one in directions_of(config, d.train_sources) if one.target in languages]
+    sets = directions_of(config, [*d.valid_sets, *d.test_sets])
+    others = [one for one in sets if one.target in languages and one not in trained]
+    return trained or [Direction(own.source, target) for target in languages], others if trained else []
+
+
+def codes_of(directions: Iterable[Direction]) -> Direction:
+    """The codes of the source and the target language, `SEVERAL` where they differ."""
+    sides = (set(codes) for codes in zip(*directions, strict=True))
+    return Direction(*(min(codes) if len(codes) == 1 else SEVERAL for codes in sides))

@@ -1,0 +1,39 @@
+"""Child processes, signals, and the processor."""
+
+import contextlib
+import os
+import platform
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+_CPU_INFO = Path("/proc/cpuinfo")
+RUNS_FOLDER = "T2T_RUNS_FOLDER"
+"""Set for a child that trains one of several runs that belong together: the folder of all of them."""
+
+
+def child_environment(**more: str) -> dict[str, str]:
+    """This process's environment with `more`, in which `python -m t2t_flax` finds this package even if the working folder
+    holds another copy.
+    """
+    package = str(Path(__file__).parents[3])
+    inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
+    path = os.pathsep.join(dict.fromkeys([package, *map(os.path.abspath, inherited)]))
+    return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
+
+
+@contextlib.contextmanager
+def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
+    """Calls `callback` at SIGTERM and SIGINT within the block; the earlier handlers come back after it."""
+    signals = (signal.SIGTERM, signal.SIGINT)
+    handlers = {number: signal.signal(number, lambda *_: callback()) for number in signals}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def cpu_info() -> str:
+    """What Linux says about the processor, "flags" among the lines; elsewhere its name."""
+    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()
