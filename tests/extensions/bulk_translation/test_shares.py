@@ -92,6 +92,7 @@ def translate(monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "w").mkdir()
     monkeypatch.setattr(shared_translation, "Share", lambda index, count: Share(index, count, turn=5))
+    monkeypatch.setattr(restore, "stored_config", lambda workdir, overrides: Config())
 
     def run(
         count,
