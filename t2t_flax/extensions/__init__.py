@@ -35,6 +35,7 @@ EXTENSIONS = (
     "constraints",  # after ensembles: a coverage penalty is one of all models together
     "mbr",
     "scaling",
+    "selftest",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -112,6 +113,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "scaling": {"commands": ("fit_scaling", "branch")},
     "layout_processes": {},
     "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
+    "selftest": {"commands": ("selftest",), "groups": ("selftest",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
 messages of a checkout that lacks one.

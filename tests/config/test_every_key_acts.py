@@ -164,6 +164,7 @@ ELSEWHERE = {
     "extensions/trackers/test_clients.py": "trackers.group",
     "extensions/inspection/test_inspection.py": "inspection.profile_steps",
     "extensions/planning/test_mfu.py": "planning.mfu",
+    "extensions/selftest/test_processes.py": "selftest.at_start",
     "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 

@@ -1,0 +1,188 @@
+"""Compares what each device holds with a reference: bit for bit, or within what the precision explains."""
+
+import dataclasses
+import json
+import zlib
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from t2t_flax.distributed.coordination import ProcessGroup
+
+UNIT = {"bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24}
+"""Relative distance of neighbouring numbers."""
+_SLACK = {"bfloat16": 1.0, "tf32": 2.0, "float32": 64.0}
+"""float32 sums of up to some thousand terms in another order differ by this many units; in bfloat16 they are sums of float32."""
+NORM, LARGEST = 4.0, 8.0
+"""How many times the explained error is allowed, of a tensor's norm and of its largest element."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Compared:
+    """A tensor on a device. error: its norm over that of the reference; explained: by the precision. ratio: of what is
+    allowed; above 1 it is wrong. wrong: a sentence that says how, where it is not the size of an error.
+    """
+
+    stage: str
+    tensor: str
+    device: jax.Device
+    error: float
+    explained: float
+    ratio: float
+    wrong: str = ""
+
+
+@dataclasses.dataclass(frozen=True)
+class Expected:
+    """A tensor in float32, and the error that is expected of each element. valid: where it is compared."""
+
+    value: np.ndarray
+    error: np.ndarray
+    valid: np.ndarray | None = None
+
+
+def expected(exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: float = 0.0) -> Expected:
+    """rounded: as `exact`, computed in bfloat16. In another precision the error is as many times smaller as the numbers are
+    denser. more: relative error of what the reference does not do, such as sums over devices in bfloat16.
+    """
+    scale = _SLACK[precision] * UNIT[precision] / UNIT["bfloat16"]
+    real = np.abs(exact) < 1e8  # the logits of rows that pad the vocabulary are not
+    floor = (
+        (_SLACK[precision] * UNIT[precision] + more) * np.sqrt(np.mean(np.square(exact), where=real))
+        if real.any()
+        else 0
+    )
+    error = scale * np.abs(rounded.astype(np.float32) - exact) + np.float32(floor)
+    return Expected(exact, error)
+
+
+def compare(stage: str, name: str, array: jax.Array, wanted: Expected) -> list[Compared]:
+    """What each device of this process holds of an array, beside its part of the reference."""
+    found = []
+    all_norm, all_largest = _norm(wanted.error), float(wanted.error.max(initial=0.0))
+    for shard in array.addressable_shards:
+        here, value = wanted.value[shard.index], np.asarray(shard.data, np.float32)
+        difference = value - here
+        if wanted.valid is not None:
+            valid = wanted.valid[shard.index[: wanted.valid.ndim]]
+            difference = np.where(valid.reshape(valid.shape + (1,) * (difference.ndim - valid.ndim)), difference, 0)
+        # A small part may be luckier than the whole.
+        share = (here.size / max(1, wanted.value.size)) ** 0.5
+        norm = NORM * max(_norm(wanted.error[shard.index]), share * all_norm) + 1e-30
+        error = _norm(difference)
+        largest = float(np.abs(difference).max(initial=0.0))
+        ratio = max(error / norm, largest / (LARGEST * all_largest + 1e-30))
+        ratio = ratio if np.isfinite(ratio) else np.inf
+        size = _norm(np.where(np.abs(here) < 1e8, here, 0)) + 1e-30
+        found.append(Compared(stage, name, shard.device, error / size, norm / NORM / size, ratio))
+    return found
+
+
+def _norm(x: np.ndarray) -> float:
+    return float(np.linalg.norm(x.reshape(-1).astype(np.float64)))
+
+
+def compare_number(stage: str, name: str, device: jax.Device, value: float, wanted: float, allowed: float) -> Compared:
+    """A scalar."""
+    size = abs(wanted) + 1e-30
+    ratio = abs(value - wanted) / (allowed + 1e-30)
+    text = f"{name} is {value:.6g}, on the CPU {wanted:.6g}, and differences up to {allowed:.2g} are explained"
+    return Compared(
+        stage, name, device, abs(value - wanted) / size, allowed / size, ratio if ratio == ratio else np.inf, text
+    )
+
+
+def compare_bits(stage: str, arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarray]) -> list[Compared]:
+    """What each device of this process holds, beside its part of what was put there."""
+    found = []
+    for name, array in arrays.items():
+        parts = {shard.device: np.asarray(shard.data) for shard in array.addressable_shards}
+        for shard in array.addressable_shards:
+            here = np.asarray(wanted[name])[shard.index]
+            if not (count := _different(parts[shard.device], here)):
+                continue
+            other = next((d for d, part in parts.items() if d != shard.device and not _different(part, here)), None)
+            if other is not None:
+                text = _copies(name, shard, other, parts[shard.device], here)
+            else:
+                text = (
+                    f"{_place(shard, name, array)} differs from what was put there at {count:,} of {here.size:,} values"
+                )
+                swapped = _owner(array, parts[shard.device], np.asarray(wanted[name]))
+                text += f": it is the shard of {device_name(swapped)}" if swapped else ""
+            found.append(_wrong(stage, name, shard.device, text))
+    return found
+
+
+def compare_copies(stage: str, arrays: Mapping[str, jax.Array], group: ProcessGroup) -> list[Compared]:
+    """Devices that hold the same part of an array, of this process and of others, must hold the same bits."""
+    found, sums = [], {}
+    for name, array in arrays.items():
+        first: dict[str, Any] = {}
+        for shard in array.addressable_shards:
+            key, value = str(shard.index), np.asarray(shard.data)
+            if key not in first:
+                first[key] = shard.device, value
+                sums[f"{name} {key}"] = [zlib.crc32(np.ascontiguousarray(value).tobytes()), str(shard.device.id)]
+            elif _different(value, first[key][1]):
+                found.append(
+                    _wrong(stage, name, shard.device, _copies(name, shard, first[key][0], value, first[key][1]))
+                )
+    if group.count > 1:
+        found += _between_processes(stage, arrays, sums, group)
+    return found
+
+
+def _between_processes(stage: str, arrays: Mapping[str, jax.Array], sums: dict, group: ProcessGroup) -> list[Compared]:
+    everywhere = [json.loads(text) for text in group.all_gather(f"self-test: {stage}", json.dumps(sums))]
+    found = []
+    for part, (checksum, device) in sums.items():
+        for index, others in enumerate(everywhere[: group.index]):
+            if part in others and others[part][0] != checksum:
+                name = part.partition(" ")[0]
+                here = next(d for d in arrays[name].sharding.device_set if str(d.id) == device)
+                text = f"device {device}'s copy of {name} differs from that of device {others[part][1]} of {group.name_of(index)}"
+                found.append(_wrong(stage, name, here, text))
+                break
+    return found
+
+
+def _wrong(stage: str, name: str, device: jax.Device, text: str) -> Compared:
+    return Compared(stage, name, device, np.inf, 0.0, np.inf, text)
+
+
+def _different(x: np.ndarray, y: np.ndarray) -> int:
+    """Elements whose bits differ."""
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return x.size
+    bits = f"u{x.dtype.itemsize}"
+    return int((np.ascontiguousarray(x).view(bits) != np.ascontiguousarray(y).view(bits)).sum())
+
+
+def _copies(name: str, shard: Any, other: jax.Device, value: np.ndarray, right: np.ndarray) -> str:
+    differing = f"{_different(value, right):,} of {value.size:,} values"
+    return f"{device_name(shard.device)}'s copy of {name} differs from {device_name(other)}'s at {differing}"
+
+
+def _place(shard: Any, name: str, array: jax.Array) -> str:
+    if array.is_fully_replicated:
+        return f"{device_name(shard.device)}'s copy of {name}"
+    spans = ", ".join(
+        "{}:{}".format(*index.indices(size)[:2]) for index, size in zip(shard.index, array.shape, strict=True)
+    )
+    return f"{device_name(shard.device)}'s shard [{spans}] of {name}"
+
+
+def _owner(array: jax.Array, value: np.ndarray, whole: np.ndarray) -> jax.Device | None:
+    """The device whose shard these values are."""
+    for device, index in array.sharding.devices_indices_map(array.shape).items():
+        if not _different(value, whole[index]):
+            return device
+    return None
+
+
+def device_name(device: jax.Device) -> str:
+    """ "device 3"."""
+    return f"device {device.id}"

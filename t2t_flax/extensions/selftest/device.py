@@ -1,0 +1,136 @@
+"""The probe on the mesh of the run, by the run's own programs: where its arrays are, its layers, one update, a checkpoint."""
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from etils import epath
+
+from t2t_flax import config as config_lib
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.extensions.selftest.probe import Probe
+from t2t_flax.extensions.selftest.reference import activations
+from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.precision import compiler_options
+from t2t_flax.training.setup import batch_struct
+from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
+from t2t_flax.training.train_step import make_train_step
+
+
+class Recorded(NamedTuple):
+    """State of the optimizer with the gradients that it was given."""
+
+    grads: Any
+    inner: Any
+
+
+def recording(tx: optax.GradientTransformation) -> optax.GradientTransformation:
+    """The optimizer, whose state also holds the gradients: so they leave the train step, which returns no others."""
+
+    def init(params):
+        return Recorded(jax.tree.map(jnp.zeros_like, params), tx.init(params))
+
+    def update(grads, state, params=None):
+        updates, inner = tx.update(grads, state.inner, params)
+        return updates, Recorded(grads, inner)
+
+    return optax.GradientTransformation(init, update)
+
+
+class Programs(NamedTuple):
+    """layers: (params, batch) -> activations [shards, B / shards, L, ...] of the first microbatch by name. update: the train
+    step. lowered: its text as it was asked for; compiled: as it runs.
+    """
+
+    layers: Any
+    update: Any
+    lowered: str
+    compiled: str
+
+
+class DeviceRun:
+    """The probe on its mesh."""
+
+    def __init__(self, probe: Probe):
+        self.probe, self.config, self.mesh = probe, probe.config, probe.mesh
+        self.model = make_model(self.config, *probe.vocab, platform=self.mesh.devices.flat[0].platform)
+        self._tx = recording(make_optimizer(self.config))
+        self.abstract, self.shardings = init_state(self.config, self.model, self._tx, self.mesh, abstract=True)
+
+    def place(self, state: TrainState) -> TrainState:
+        """The state, of NumPy arrays, on the devices; the recorded gradients are zeros."""
+        zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.abstract.opt_state.grads)
+        state = state.replace(opt_state=Recorded(zeros, state.opt_state))
+        return jax.tree.map(_put, state, self.shardings)
+
+    def batch(self) -> dict[str, jax.Array]:
+        """The batch [A, B, L] on the devices."""
+        rows = lambda first, last: {name: x[:, first:last] for name, x in self.probe.arrays.items()}  # noqa: E731
+        return mesh_lib.to_global(rows, self.probe.size, mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS))
+
+    def compile(self) -> Programs:
+        """The programs, of which the second is made as for a training."""
+        rows = mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS)
+        struct = batch_struct(self.probe.size, rows)
+        step = make_train_step(self.config, self.model, self._tx, self.mesh, self.shardings)
+        layers = jax.jit(self._layers, in_shardings=(self.shardings.params, rows))
+        options = compiler_options(self.config)
+        with mesh_lib.use(self.mesh):
+            lowered = step.lower(self.abstract, struct)
+            update = lowered.compile(options)
+            by_layer = layers.lower(self.abstract.params, struct).compile(options)
+        return Programs(by_layer, update, lowered.as_text(), update.as_text() or "")
+
+    def _layers(self, params, batch):
+        def of_shard(params, part):
+            rows, numbers = part
+            noise = Noise(noise_key(self.config.seed.dropout, 0), numbers)
+            return activations(self.model, parameters_of(self.config).merge(params), rows, noise)
+
+        numbers = jnp.arange(self.probe.size[1], dtype=jnp.uint32)
+        first = jax.tree.map(lambda x: x[0], batch)
+        seen = mesh_lib.over_shards(of_shard, self.probe.shards)(params, (first, numbers))
+        return seen if self.probe.shards > 1 else jax.tree.map(lambda x: x[None], seen)
+
+    def whole(self, tree: Any) -> Any:
+        """Arrays of the mesh as NumPy arrays, on every process."""
+        return jax.device_get(mesh_lib.replicated(tree, self.mesh))
+
+    def round_trip(self, state: TrainState, folder: epath.Path, group: ProcessGroup) -> TrainState:
+        """The state, without the recorded gradients, written as a checkpoint into a new folder and read again."""
+        plain = lambda state: state.replace(opt_state=state.opt_state.inner)  # noqa: E731
+        with _own_folder(folder, group):
+            checkpoints = Checkpoints(folder / "checkpoints", group=group)
+            meta = {"step": 1, "updates_per_epoch": 1, "config": config_lib.as_json(self.config), "digests": {}}
+            checkpoints.save(plain(state), meta)
+            checkpoints.close()
+            checkpoints.check_for_errors()
+            group.barrier("the self-test has saved", group.MINUTES)
+            reread = Checkpoints(folder / "checkpoints", group=group).restore_latest(plain(self.abstract), self.config)
+            assert reread
+            return reread[0]
+
+
+@contextlib.contextmanager
+def _own_folder(folder: epath.Path, group: ProcessGroup) -> Iterator[None]:
+    if group.is_lead and folder.exists():
+        folder.rmtree()
+    group.barrier("the folder of the self-test is new", group.MINUTES)
+    try:
+        yield
+    finally:
+        group.barrier("the self-test has read", group.MINUTES)
+        if group.is_lead and folder.exists():
+            folder.rmtree()
+
+
+def _put(x: np.ndarray, sharding: jax.sharding.NamedSharding) -> jax.Array:
+    x = np.asarray(x)
+    return jax.make_array_from_callback(x.shape, sharding, lambda index: x[index])

@@ -1,0 +1,104 @@
+"""Whether a compiled train step does what was asked for: kernels, the type of its products, the exchange of gradients."""
+
+import math
+import re
+from typing import NamedTuple
+
+_ASKED_PRODUCT = re.compile(r"stablehlo\.dot_general .*?: \(tensor<(?:\d+x)*(\w+)>, tensor<(?:\d+x)*(\w+)>\)")
+_TARGET = re.compile(r'custom_call(?:_target="|\s*@)([\w$.\-]+)')
+_KERNELS = re.compile(r"fmha|tpu_custom_call|mosaic|triton", re.IGNORECASE)
+_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
+_ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
+_NAME = re.compile(r"%([\w.\-]+)")
+_REDUCTIONS = ("all-reduce", "all-reduce-start", "reduce-scatter")
+_EXCHANGES = (*_REDUCTIONS, "collective-permute", "collective-permute-start", "all-to-all", "async-start")
+_NARROW = ("bf16", "f16", "f8e4m3fn", "f8e5m2", "s8")
+
+
+class Checked(NamedTuple):
+    """faults: sentences. summary: of what was found."""
+
+    faults: list[str]
+    summary: str
+
+
+def check_programs(
+    lowered: str,
+    compiled: str,
+    *,
+    precision: str,
+    platform: str,
+    kernel: str,
+    shards: int,
+    exchanged: int,
+    only_data: bool,
+) -> Checked:
+    """lowered: StableHLO; compiled: HLO, for "cpu", "gpu" or "tpu". precision: of products, as asked for. kernel: of attention.
+    shards: of the batch. exchanged: elements of gradients that a device sums with others. only_data: the mesh divides the
+    batch alone.
+    """
+    faults, bfloat16 = [], precision == "bfloat16"
+    asked = [pair for pair in _ASKED_PRODUCT.findall(lowered)]
+    narrow = sum("bf16" in pair for pair in asked)
+    if not bfloat16 and narrow:
+        faults.append(f"{narrow} of {len(asked)} matrix products are in bfloat16, where float32 was asked for")
+    if bfloat16 and 2 * narrow < len(asked):
+        faults.append(f"only {narrow} of {len(asked)} matrix products are in bfloat16, which was asked for")
+    made = _products(compiled)
+    # TPUs multiply wider numbers in several passes of bfloat16.
+    if (
+        precision == "float32"
+        and platform != "tpu"
+        and (wrong := sum(any(t in _NARROW for t in types) for types in made))
+    ):
+        faults.append(f"the compiler has made {wrong} products in 16 bits or less, where float32 was asked for")
+    if bfloat16 and platform != "cpu" and made and not any("bf16" in types for types in made):
+        faults.append("the compiler has left no product in bfloat16, which was asked for")
+    wanted = {name for name in _TARGET.findall(lowered) if _KERNELS.search(name)}
+    if lost := wanted - {name for name in _TARGET.findall(compiled)}:
+        faults.append(
+            f"the kernel {', '.join(sorted(lost))} of attention was asked for and is not in the compiled program"
+        )
+    reductions = _elements(compiled, _REDUCTIONS)
+    if shards > 1 and only_data and sum(reductions) < exchanged:
+        faults.append(
+            f"its all-reduces sum {sum(reductions):,} numbers of the {shards} shards of a batch, of {exchanged:,} that the "
+            "gradients have: some gradients are not summed over the devices"
+        )
+    if shards > 1 and not only_data and not _elements(compiled, _EXCHANGES):
+        faults.append(
+            f"nothing is exchanged between the {shards} shards of a batch: no gradient is summed over the devices"
+        )
+    kind = f"{narrow} of {len(asked)} products in bfloat16" if bfloat16 else f"{len(asked)} products in float32"
+    kernels = (
+        f", attention by {', '.join(sorted(wanted))}" if wanted else "" if kernel == "einsum" else f", no {kernel}"
+    )
+    exchange = f", {len(reductions)} all-reduces of {sum(reductions):,} numbers" if shards > 1 else ""
+    return Checked(faults, kind + kernels + exchange)
+
+
+def _instructions(compiled: str):
+    for line in compiled.splitlines():
+        if match := _INSTRUCTION.match(line):
+            yield match.groups()
+
+
+def _products(compiled: str) -> list[set[str]]:
+    """The types of the operands of each matrix product."""
+    types, products = {}, []
+    for name, result, op, rest in _instructions(compiled):
+        if first := _ARRAY.search(result):
+            types[name] = first[1]
+        if op in ("dot", "convolution") or op == "custom-call" and re.search(r'target="[^"]*(gemm|matmul)', rest):
+            operands = rest.partition(")")[0]
+            products.append({types[n] for n in _NAME.findall(operands) if n in types})
+    return products
+
+
+def _elements(compiled: str, ops: tuple[str, ...]) -> list[int]:
+    """Elements of the result of each such instruction."""
+    found = []
+    for _, result, op, _ in _instructions(compiled):
+        if op in ops:
+            found.append(sum(math.prod(int(n) for n in sizes.split(",") if n) for _, sizes in _ARRAY.findall(result)))
+    return found

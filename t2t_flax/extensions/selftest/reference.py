@@ -1,0 +1,186 @@
+"""The probe on one CPU device: in float32 with plain attention, and in bfloat16, whose distance measures what rounding does."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.selftest.probe import Probe, draw_parameters
+from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.models.transformer import Transformer, products
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.train_state import TrainState, init_state, join, make_model, parameters_of
+from t2t_flax.training.train_step import loss_sums
+
+_CHUNK = 2048
+"""Tokens whose logits exist at once."""
+
+
+def cpu_device() -> jax.Device:
+    """A CPU device of this process. Raises UserError where JAX was told to use none."""
+    try:
+        return jax.local_devices(backend="cpu")[0]
+    except RuntimeError:
+        raise UserError(
+            "the self-test compares with the CPU, which JAX_PLATFORMS leaves out: add cpu to it, as in JAX_PLATFORMS=tpu,cpu, or "
+            "train with --config.selftest.at_start=never."
+        ) from None
+
+
+def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], noise: Noise) -> dict[str, jax.Array]:
+    """Outputs [B, L, ...] of the modules of the model by name, in the order in which they are computed, the logits last."""
+    found: dict[str, jax.Array] = {}
+    batch_length = rows["target"].shape
+
+    def keep(call, args, kwargs, context):
+        out = call(*args, **kwargs)
+        module, method = context.module, context.method_name
+        traced = isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, jnp.floating) and out.ndim > 2
+        weights = module.name in ("score", "position_bias")  # [B, heads, L, L]
+        if traced and not weights and method in ("__call__", "attend", "logits") and out.shape[:2] == batch_length:
+            name = ".".join([*module.path, *([] if method == "__call__" else [method])])
+            calls = sum(known.partition(" (")[0] == name for known in found)
+            found[f"{name} (call {calls + 1})" if calls else name] = out
+        return out
+
+    with nn.intercept_methods(keep):
+        plain = model.clone(remat="none")  # whose values may leave the layers
+        hidden = plain.apply({"params": params}, rows, noise, method="hidden")
+        plain.apply({"params": params}, hidden, method="logits")
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Computed:
+    """Of the probe. activations: of its first microbatch, the real columns. sums: over all tokens. grads: per token."""
+
+    activations: dict[str, np.ndarray]
+    sums: dict[str, float]
+    grads: Any
+
+
+class Reference:
+    """The probe on the CPU of this process. state: as the devices get it, NumPy arrays."""
+
+    def __init__(self, probe: Probe):
+        self.probe, self.device = probe, cpu_device()
+        self.config = _plain(probe.config)
+        self.tx = make_optimizer(self.config)
+        with jax.default_device(self.device):
+            self.state = self._start()
+
+    def _start(self) -> TrainState:
+        model, mesh = (
+            self._model("float32"),
+            jax.sharding.Mesh(np.array(self.device).reshape(1, 1, 1), self.probe.mesh.axis_names),
+        )
+        abstract, _ = init_state(self.config, model, self.tx, mesh, abstract=True)
+        params = draw_parameters(abstract.params)
+        trained, _ = parameters_of(self.config).split(params)
+        opt_state = jax.device_get(self.tx.init(trained))
+        return TrainState(np.int32(0), params, opt_state, params if self.config.optimizer.ema_decay else None)  # type: ignore[arg-type]
+
+    def _model(self, precision: str) -> Transformer:
+        return make_model(self.config, *self.probe.vocab, platform="cpu", precision=precision)
+
+    def compute(self, precision: str) -> Computed:
+        """All of it in "float32" or "bfloat16"."""
+        params, rows, numbers = self._on_cpu((self.state.params, self._rows(), self._numbers()))
+        config, model = self.config, self._model(precision)
+        first, order = self.probe.size[1], []  # jit sorts the names
+
+        @jax.jit
+        def all_at_once(params, rows, numbers):
+            (loss, others), grads = _gradient(config, model)(params, rows, numbers)
+            noise = Noise(noise_key(config.seed.dropout, 0), numbers[:first])
+            seen = activations(
+                model, parameters_of(config).merge(params), {name: x[:first] for name, x in rows.items()}, noise
+            )
+            order.extend(seen)
+            return {name: x.astype(jnp.float32) for name, x in seen.items()}, {"loss": loss} | others, grads
+
+        seen, sums, grads = jax.device_get(all_at_once(params, rows, numbers))
+        tokens = float(sums["tokens"])
+        return Computed(
+            {name: seen[name] for name in order},
+            {name: float(value) for name, value in sums.items()},
+            jax.tree.map(lambda g: g / np.float32(tokens), grads),
+        )
+
+    def gradient_of_parts(self, parts: list[np.ndarray]) -> list[Any]:
+        """The gradients, per token of the batch, of some rows [A * B] (bool) each. They sum to the whole where parts do."""
+        params, rows, numbers = self._on_cpu((self.state.params, self._rows(), self._numbers()))
+        gradient = jax.jit(_gradient(self.config, self._model("float32")))
+        tokens = float((rows["target_segments"] > 0).sum())
+        found = []
+        for part in parts:
+            only = rows | {"target_segments": jnp.where(part[:, None], rows["target_segments"], 0)}
+            _, grads = gradient(params, only, numbers)
+            found.append(jax.tree.map(lambda g: np.asarray(g) / np.float32(tokens), grads))
+        return found
+
+    def updated(self, grads: Any, relative_noise: float = 0.0) -> TrainState:
+        """The state after an update with these gradients (of the trained parameters), of which each element is first changed
+        by at most a share of `relative_noise`. NumPy arrays.
+        """
+        rng = np.random.default_rng(1)
+        noisy = lambda g: g * (1 + np.float32(relative_noise) * (2 * rng.random(g.shape, np.float32) - 1))  # noqa: E731
+        grads = jax.tree.map(noisy, grads) if relative_noise else grads
+        return jax.device_get(self._update(*self._on_cpu((grads, self.state))))
+
+    @functools.cached_property
+    def _update(self):
+        parameters, decay = parameters_of(self.config), self.config.optimizer.ema_decay
+
+        def update(grads, state):
+            trained, frozen = parameters.split(state.params)
+            updates, opt_state = self.tx.update(grads, state.opt_state, trained)
+            params = join(jax.tree.map(lambda p, u: (p + u).astype(p.dtype), trained, updates), frozen)
+            ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, state.ema, params) if decay else None
+            return TrainState(state.step + 1, params, opt_state, ema)
+
+        return jax.jit(update)
+
+    def multiplies_in_optimizer(self) -> bool:
+        """Whether the optimizer has matrix products, which devices round more than sums."""
+        trained, _ = parameters_of(self.config).split(self.state.params)
+        return "dot_general" in str(jax.make_jaxpr(self.tx.update)(trained, self.state.opt_state, trained))
+
+    def _rows(self) -> dict[str, np.ndarray]:
+        return {name: x.reshape(-1, x.shape[-1])[:, : self.probe.real] for name, x in self.probe.arrays.items()}
+
+    def _numbers(self) -> np.ndarray:
+        return np.arange(self.probe.size[0] * self.probe.size[1], dtype=np.uint32)
+
+    def _on_cpu(self, tree: Any) -> Any:
+        return jax.device_put(tree, self.device)
+
+
+def _plain(config: Config) -> Config:
+    """Without kernels, recomputation and chunks of logits other than the CPU's own. What it computes is the same."""
+    plain = {"model.attention_kernel": "einsum", "train.remat": "none", "loss.logits_chunk_size": _CHUNK}
+    return config.with_values(plain | {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.slices": 0})
+
+
+def _gradient(config: Config, model: Transformer):
+    """(params, rows [A * B, L], their numbers) -> ((loss, other sums), gradients of the trained parameters)."""
+    parameters = parameters_of(config)
+
+    def gradient(params, rows, numbers):
+        trained, frozen = parameters.split(params)
+        noise = Noise(noise_key(config.seed.dropout, 0), numbers)
+
+        def loss(trained):
+            return loss_sums(config, model, parameters.merge(join(trained, frozen)), rows, noise)
+
+        with products(model.matmul_precision):
+            return jax.value_and_grad(loss, has_aux=True)(trained)
+
+    return gradient

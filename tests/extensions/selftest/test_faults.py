@@ -1,0 +1,294 @@
+"""Faults that are put into the program of the devices alone are found and named; clean devices are not suspected."""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, small_config
+from jax.sharding import PartitionSpec
+
+from t2t_flax.data.batching.batches import Shape
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.selftest import device, reference
+from t2t_flax.extensions.selftest.run import Report, run_test
+from t2t_flax.models import dense
+from t2t_flax.models.attention import SegmentMask, mask_array
+from t2t_flax.registry import ATTENTION_KERNELS
+from t2t_flax.training import train_step
+
+SHAPE = Shape(length=24, rows=16, micro=3)
+
+
+def report(tmp_path, mesh=(8, 1, 1), precision="float32", **groups) -> Report:
+    """Of a self-test on simulated devices."""
+    sizes = dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))
+    config = small_config(train=dict(precision=precision), mesh=sizes, **groups)
+    return run_test(config, devices_mesh(*mesh), (37, 37), SHAPE, tmp_path)
+
+
+def faults(tmp_path, **options) -> dict[str, list[str]]:
+    """{stage: what is said}."""
+    found: dict[str, list[str]] = {}
+    for fault in report(tmp_path, **options).faults:
+        print(fault)
+        stage, _, text = fault.partition(": ")
+        found.setdefault(stage, []).append(text)
+    return found
+
+
+def on_mesh() -> bool:
+    """Whether a program for the devices of the run is traced, not the reference."""
+    return not jax.sharding.get_abstract_mesh().empty
+
+
+def with_shard(array: jax.Array, number: int, change) -> jax.Array:
+    """The array of which the device with this number holds `change(its values)`."""
+    parts = []
+    for shard in array.addressable_shards:
+        value = np.array(shard.data)
+        parts.append(jax.device_put(change(value) if shard.device.id == number else value, shard.device))
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, parts)
+
+
+def change_parameter(params, path: tuple[str, ...], number: int, change):
+    """The parameters, one of which a device holds changed."""
+    here = lambda names: tuple(key.key for key in names) == path  # noqa: E731
+    return jax.tree_util.tree_map_with_path(
+        lambda names, x: with_shard(x, number, change) if here(names) else x, params
+    )
+
+
+def flipped(value: np.ndarray) -> np.ndarray:
+    """The lowest bit of one element."""
+    value.reshape(-1)[5:6].view(np.uint32)[:] ^= 1
+    return value
+
+
+@pytest.mark.parametrize("mesh, precision", [((8, 1, 1), "float32"), ((2, 2, 2), "bfloat16")])
+def test_clean_devices_pass(tmp_path, mesh, precision):
+    clean = report(tmp_path, mesh, precision)
+    assert not clean.faults, clean.summary
+    assert {c.stage for c in clean.compared} == {"layers", "loss", "gradients", "update"}
+    assert not list(tmp_path.iterdir())
+    clean.raise_if_faulty()
+
+
+QUERY = ("decoder_0", "self_attention", "query", "kernel")
+
+
+def test_a_flipped_bit_in_the_copy_of_a_device(tmp_path, monkeypatch):
+    place = device.DeviceRun.place
+
+    def faulty(self, state):
+        state = place(self, state)
+        return state.replace(params=change_parameter(state.params, QUERY, 3, flipped))
+
+    monkeypatch.setattr(device.DeviceRun, "place", faulty)
+    broken = report(tmp_path)
+    assert (
+        "parameters: device 3's copy of decoder_0.self_attention.query.kernel differs from device 0's at 1 of 256"
+        in (broken.faults[0])
+    )
+    with pytest.raises(UserError, match="do not train here: .*device 3's copy"):
+        broken.raise_if_faulty()
+
+
+def test_a_flipped_bit_after_the_update(tmp_path, monkeypatch):
+    compile_programs = device.DeviceRun.compile
+
+    def faulty(self):
+        programs = compile_programs(self)
+
+        def update(state, batch):
+            state, metrics = programs.update(state, batch)
+            return state.replace(params=change_parameter(state.params, QUERY, 6, flipped)), metrics
+
+        return programs._replace(update=update)
+
+    monkeypatch.setattr(device.DeviceRun, "compile", faulty)
+    (text,) = faults(tmp_path)["copies"]
+    assert text.startswith(
+        "device 6's copy of decoder_0.self_attention.query.kernel differs from device 0's at 1 of 256"
+    )
+
+
+def test_a_wrong_shard_on_a_device(tmp_path, monkeypatch):
+    put = device._put
+
+    def faulty(x, sharding):
+        array = put(x, sharding)
+        if array.shape != (40, 16) or array.is_fully_replicated:  # the table of embeddings
+            return array
+        other = next(np.array(s.data) for s in array.addressable_shards if s.device.id == 1)
+        return with_shard(array, 4, lambda value: other)
+
+    monkeypatch.setattr(device, "_put", faulty)
+    text = faults(tmp_path, mesh=(1, 8, 1))["parameters"][0]
+    assert "device 4's shard [20:25, 0:16] of shared_embedding.table" in text and "it is the shard of device 1" in text
+
+
+def test_gradients_that_are_not_summed_over_the_devices(tmp_path, monkeypatch):
+    def own(x_SxN, dtype, sharding=None):
+        alone = jax.shard_map(
+            lambda x: x[0], in_specs=PartitionSpec(("data", "fsdp")), out_specs=PartitionSpec(), check_vma=False
+        )
+        return alone(x_SxN)
+
+    monkeypatch.setattr(train_step, "sum_over_shards", own)
+    found = faults(tmp_path)
+    assert "some gradients are not summed over the devices" in found["programs"][0]
+    wrong, *why = found["gradients"]
+    assert "is wrong on every device" in wrong
+    assert any("on device 5 is the sum of the rows of shard 5 of the batch alone" in text for text in why)
+    assert "copy of" in found["copies"][0]
+    assert "layers" not in found and "parameters" not in found
+
+
+def test_a_microbatch_that_is_not_accumulated(tmp_path, monkeypatch):
+    """As in openxla/xla#49143: the gradient of the table loses one."""
+    scan = jax.lax.scan
+
+    def faulty(function, start, parts, **options):
+        if (
+            not isinstance(start, tuple)
+            or not isinstance(parts, tuple)
+            or len(parts[1]) != SHAPE.micro
+            or not on_mesh()
+        ):
+            return scan(function, start, parts, **options)
+        (grads, sums), rest = scan(function, start, parts, **options)
+        (without, _), _ = scan(function, start, jax.tree.map(lambda x: x[1:], parts), **options)
+        return (grads | {"shared_embedding": without["shared_embedding"]}, sums), rest
+
+    monkeypatch.setattr(jax.lax, "scan", faulty)
+    wrong, why = faults(tmp_path, mesh=(4, 2, 1))["gradients"]
+    assert wrong.startswith("the gradient of shared_embedding.table is wrong on every device")
+    assert why.endswith("lacks microbatch 1 of 3: it is not accumulated")
+
+
+@pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 2, 4)])
+def test_a_product_in_another_precision(tmp_path, monkeypatch, mesh):
+    call = dense.Einsum.__call__
+    wrong = "decoder_0/feed_forward/Einsum_1"
+
+    def faulty(self, x):
+        if on_mesh() and "/".join(self.path) == wrong:
+            x = x.astype(jnp.bfloat16).astype(jnp.float32)
+        return call(self, x)
+
+    monkeypatch.setattr(dense.Einsum, "__call__", faulty)
+    (text,) = faults(tmp_path, mesh=mesh)["layers"]
+    assert text.startswith(f"the output of {wrong.replace('/', '.')} is wrong on every device")
+    assert "and float32 explains" in text
+
+
+def test_products_in_bfloat16_where_float32_was_asked_for(tmp_path, monkeypatch):
+    product = jnp.einsum
+
+    def faulty(equation, *operands, **options):
+        if on_mesh() and equation == "...d,dnh->...nh":
+            return product(equation, *(x.astype(jnp.bfloat16) for x in operands), preferred_element_type=jnp.float32)
+        return product(equation, *operands, **options)
+
+    monkeypatch.setattr(dense.jnp, "einsum", faulty)
+    found = faults(tmp_path)
+    assert "matrix products are in bfloat16, where float32 was asked for" in found["programs"][0]
+    assert found["layers"][0].startswith("the output of encoder_0.self_attention.key is wrong on every device")
+
+
+class Kernel:
+    """A fused kernel as of `ATTENTION_KERNELS`, of simulated devices."""
+
+    PLATFORM = "cpu"
+
+    def __init__(self, segments: bool):
+        self._segments = segments
+
+    def takes(self, q, k, v, mask) -> bool:
+        return isinstance(mask, SegmentMask)
+
+    def attend(self, q, k, v, mask, *, scaled: bool):
+        if not self._segments:
+            ones = (jnp.minimum(x, 1) for x in (mask.query_segments, mask.key_segments))
+            mask = dataclasses.replace(mask, **dict(zip(("query_segments", "key_segments"), ones, strict=True)))
+        return jax.nn.dot_product_attention(q, k, v, mask=mask_array(mask), scale=None if scaled else 1.0)
+
+
+@pytest.mark.parametrize("segments", [True, False])
+def test_a_kernel_that_ignores_segments(tmp_path, monkeypatch, segments):
+    monkeypatch.setitem(ATTENTION_KERNELS, "simulated", "simulated")
+    load = ATTENTION_KERNELS.load
+    monkeypatch.setattr(
+        ATTENTION_KERNELS, "load", lambda n: Kernel(segments) if n == "simulated" else load(n), raising=False
+    )
+    options = dict(mesh=(4, 1, 2), precision="bfloat16", model=dict(attention_kernel="simulated"))
+    found = faults(tmp_path, **options)
+    if segments:
+        assert not found
+    else:
+        text = found["layers"][0]
+        assert text.startswith("the output of encoder_0.self_attention.attend is wrong on every device")
+
+
+def test_a_device_that_computes_wrong(tmp_path, monkeypatch):
+    """One layer of one device."""
+    compile_programs = device.DeviceRun.compile
+
+    def compile_faulty(self):
+        programs = compile_programs(self)
+
+        def layers(params, batch):
+            seen = programs.layers(params, batch)
+            name = "decoder_0.cross_attention.value"
+            return seen | {name: with_shard(seen[name], 2, lambda value: value * np.float32(1.001))}
+
+        return programs._replace(layers=layers)
+
+    monkeypatch.setattr(device.DeviceRun, "compile", compile_faulty)
+    (text,) = faults(tmp_path)["layers"]
+    assert text.startswith(
+        "the output of decoder_0.cross_attention.value is wrong on device 2: its relative error is 0.001"
+    )
+
+
+def test_a_wrong_optimizer(tmp_path, monkeypatch):
+    recording = device.recording
+
+    def faulty(tx):
+        made = recording(tx)
+
+        def update(grads, state, params=None):
+            updates, state = made.update(grads, state, params)
+            updates["decoder_0"] = jax.tree.map(lambda u: -u, updates["decoder_0"])
+            return updates, state
+
+        return made._replace(update=update)
+
+    monkeypatch.setattr(device, "recording", faulty)
+    text = faults(tmp_path, optimizer=dict(lr_scale=2.0))["update"][0]
+    assert text.startswith("after the update decoder_0.")
+
+
+def test_a_checkpoint_that_is_not_restored_as_it_was_saved(tmp_path, monkeypatch):
+    round_trip = device.DeviceRun.round_trip
+
+    def faulty(self, state, folder, group):
+        again = round_trip(self, state, folder, group)
+        return again.replace(params=change_parameter(again.params, QUERY, 7, flipped))
+
+    monkeypatch.setattr(device.DeviceRun, "round_trip", faulty)
+    (text,) = faults(tmp_path)["checkpoint"]
+    assert text == "decoder_0.self_attention.query.kernel on device 7 is not restored as it was saved"
+
+
+def test_without_a_cpu_it_says_so(monkeypatch):
+    monkeypatch.setattr(jax, "local_devices", functools.partial(_no_backend))
+    with pytest.raises(UserError, match="JAX_PLATFORMS leaves out: add cpu"):
+        reference.cpu_device()
+
+
+def _no_backend(*, backend):
+    raise RuntimeError(f"unknown backend {backend}")
