@@ -32,7 +32,7 @@ def get_config(size: str = "small"):
     c.model.pad_vocab_to_multiple = 8
     c.optimizer.name = "muon"
     c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "wsd", 3e-3, 200
-    c.train.steps = c.optimizers.decay_steps = 2400
+    c.train.steps = c.optimizers.decay_steps = 2700
     c.optimizers.cooldown_steps = 800
     c.eval.every_steps = 600
     c.checkpoint.every_steps = 300
