@@ -37,6 +37,6 @@ def get_config(size: str = "small"):
     c.eval.every_steps = 600
     c.checkpoint.every_steps = 300
     c.checkpoint.keep_last, c.checkpoint.average_last = 5, 0
-    c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset = 8, 0.3, 300
+    c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset = 4, 0.3, 300
     c.mesh.cpu_devices = 2
     return c

@@ -168,19 +168,19 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
         "data.root": treebank, "data.train": "train.trees", "data.valid": "dev.trees", "data.test": "dev.trees",
         "data.vocab_size": 64, "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 1024, "model.d_model": 64,
         "model.d_ff": 128, "model.num_heads": 4, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
-        "model.dropout": 0.0, "train.steps": 250, "optimizer.warmup_steps": 50, "optimizer.peak_lr": 5e-3,
-        "eval.every_steps": 125, "eval.decode_every_steps": 125, "eval.metric": "f1", "mesh.cpu_devices": 1,
-        "decode.beam_size": 4, "checkpoint.average_last": 0, "checkpoint.every_steps": 125,
+        "model.dropout": 0.0, "train.steps": 120, "optimizer.warmup_steps": 50, "optimizer.peak_lr": 5e-3,
+        "eval.every_steps": 60, "eval.decode_every_steps": 60, "eval.metric": "f1", "mesh.cpu_devices": 1,
+        "decode.beam_size": 4, "checkpoint.average_last": 0, "checkpoint.every_steps": 60,
     }  # fmt: skip
     run = tmp_path / "run"
     flags = [f"--config.{key}={value}" for key, value in words.items()]
     assert main(["train", "--config=configs/parsing.py", f"--workdir={run}", *flags]) == 0
     out = capsys.readouterr().out
     assert "F1" in out and "well-formed" in out
-    record = json.loads((run / "eval" / "test-250.json").read_text())
+    record = json.loads((run / "eval" / "test-120.json").read_text())
     assert record["scores"]["f1"]["score"] > 90 and record["scores"]["well_formed"]["score"] > 90
     metrics = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in metrics if "valid_f1" in line] == [125, 250]
+    assert [line["step"] for line in metrics if "valid_f1" in line] == [60, 120]
     (tmp_path / "in.txt").write_text("the dog saw a cat .\n\nthe fish ate the cat of a dog .\n")
     assert main(["translate", f"--workdir={run}", f"--input={tmp_path}/in.txt", f"--output={tmp_path}/out.txt"]) == 0
     lines = (tmp_path / "out.txt").read_text().split("\n")
@@ -200,10 +200,10 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     assert main(prefixed) == 2 and "cannot be given a prefix" in capsys.readouterr().err
     other = tmp_path / "other"
     other.mkdir()
-    for name in ("test-250.json", "test-250.hyp.txt", "test-250.ref.txt"):
+    for name in ("test-120.json", "test-120.hyp.txt", "test-120.ref.txt"):
         (other / name).write_bytes((run / "eval" / name).read_bytes())
     compared = pytest.importorskip("t2t_flax.extensions.sweeps.compare")
-    same = compared.compare(run / "eval" / "test-250.json", other / "test-250.json")
+    same = compared.compare(run / "eval" / "test-120.json", other / "test-120.json")
     assert same["score"] == "f1" and same["difference"] == 0 and same["p_value"] == 1
     with pytest.raises(UserError, match="are compared by f1, not by 'sacrebleu'"):
-        compared.compare(run / "eval" / "test-250.json", other / "test-250.json", score="sacrebleu")
+        compared.compare(run / "eval" / "test-120.json", other / "test-120.json", score="sacrebleu")
