@@ -1,7 +1,6 @@
-"""A ladder of sizes on Multi30k, to which `fit_scaling` fits a law; a quarter of an hour on two cores.
+"""A ladder of sizes on the built-in corpus, to which `fit_scaling` fits a law; minutes on two cores.
 
-    python -m t2t_flax sweep --sweep=configs/sweeps/ladder.py --workdir=sweeps/ladder --parallel=2 \\
-        --config.data.root=DATA/multi30k/raw
+    python -m t2t_flax sweep --sweep=configs/sweeps/ladder.py --workdir=sweeps/ladder --parallel=2
     python -m t2t_flax fit_scaling sweeps/ladder --hold-out=1
 
 `:sides` varies the numbers of layers of encoder and decoder apart.
@@ -12,16 +11,13 @@ from t2t_flax.extensions.sweeps.space import Sweep, concat, named
 WIDTHS = (16, 24, 32, 48, 64, 96)
 DEPTHS = (1, 2, 4)
 SHORT = {
-    "model.num_encoder_layers": 2,
-    "model.num_decoder_layers": 2,
-    "model.dropout": 0.0,
-    "data.batch_tokens": 1000,
-    "data.test": "",
-    "train.steps": 600,
+    "train.steps": 300,
     "optimizer.warmup_steps": 100,
-    "eval.every_steps": 200,
+    "eval.every_steps": 300,
     "checkpoint.every_steps": 0,
     "log.every_steps": 10,
+    "data.test": "",
+    "mesh.cpu_devices": 1,
 }
 
 
@@ -36,4 +32,4 @@ def get_sweep(variant: str = "widths") -> Sweep:
     else:
         raise KeyError(f"variant {variant!r}: expected widths or sides")
     rows = concat(*(named(name, SHORT | size) for name, size in sizes.items()))
-    return Sweep(rows, config="configs/multi30k_small.py", seeds=2)
+    return Sweep(rows, config="toy", seeds=2)

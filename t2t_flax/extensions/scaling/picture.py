@@ -21,6 +21,7 @@ def draw(
     """
     import matplotlib
     from matplotlib.figure import Figure
+    from matplotlib.ticker import NullFormatter
 
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=(6, 3.6), layout="constrained")
@@ -40,6 +41,9 @@ def draw(
                 )
         axes.set_xscale("log")
         axes.set_yscale("log")
+        axes.xaxis.set_minor_formatter(NullFormatter())
+        for set_formatter in (axes.yaxis.set_major_formatter, axes.yaxis.set_minor_formatter):
+            set_formatter("{x:g}")
         axes.set_xlabel(found.law.inputs[0])
         axes.set_ylabel("validation loss (nats per token)")
         axes.legend(frameon=False, fontsize=8)
