@@ -1,7 +1,13 @@
 """Documents in which `it` is the thing of the first sentence: er, sie or es in German, which single sentences do not tell.
 
-python -m benchmarks.discourse --write=FOLDER              texts and document ids of train, valid and test
-python -m benchmarks.discourse --records RECORD.json ...   right pronouns of evaluations of its test set
+python -m benchmarks.discourse --write=data/discourse      texts and document ids of train, valid and test
+python -m t2t_flax train --config=configs/toy.py --workdir=runs/discourse-1-0 --config.data.root=data/discourse \\
+    --config.data.train=train.en,train.de --config.data.valid=valid.en,valid.de --config.data.test=test.en,test.de \\
+    --config.data.vocab_size=400 --config.documents.ids='train=train.ids, valid=valid.ids, test=test.ids' \\
+    --config.documents.context=1 --config.documents.target_context=0 --config.model.d_model=64 --config.model.d_ff=256 \\
+    --config.train.steps=400 --config.eval.every_steps=400 --config.checkpoint.every_steps=200 \\
+    --config.optimizer.warmup_steps=100 --config.decode.strategy=greedy --config.mesh.cpu_devices=1
+python -m benchmarks.discourse --records runs/discourse-*/eval/test-400.json     right pronouns of evaluations
 """
 
 import argparse
