@@ -135,8 +135,10 @@ SEARCHES = Table({
     "sample": "t2t_flax.decoding.sampling:sample",
 })  # fmt: skip
 """Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`, of decode.beam_size hypotheses
-but for greedy and sample.
+but for sample and `ONE_OUTPUT`.
 """
+ONE_OUTPUT = {"greedy"}
+"""Those that find one output of each sentence."""
 TOKEN_RULES = Features()
 """Modules with `token_rule(config, tokenizers) -> decoding.token_rules.TokenRule`, and with `prepare(config, tokenizers, lines,
 first_line)`: source lines as the model reads them, and arrays [lines, ...] by name for `Sentences.more`.

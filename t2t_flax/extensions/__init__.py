@@ -36,6 +36,7 @@ EXTENSIONS = (
     "mbr",
     "scaling",
     "selftest",
+    "speculative",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -108,6 +109,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "storage": {"paths": ("*://*",)},
     "ensembles": {"groups": ("ensembles",), "repeated flags": ("--workdir",)},
     "mbr": {"commands": ("mbr", "rerank"), "groups": ("rerank",)},
+    "speculative": {"groups": ("speculative",), "decode.strategy": ("speculative",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
     "scaling": {"commands": ("fit_scaling", "branch")},

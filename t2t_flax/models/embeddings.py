@@ -124,7 +124,7 @@ class PositionVectors(nn.Module):
     @nn.compact
     def __call__(self, position: jax.Array) -> jax.Array:
         vectors = POSITIONS.load(self.config.position).vectors
-        return vectors(self, position).astype(self.dtype) if vectors else jnp.zeros((), self.dtype)
+        return vectors(self, position).astype(self.dtype) if vectors else jnp.zeros((*position.shape, 1), self.dtype)
 
 
 class PositionBias(nn.Module):

@@ -136,6 +136,7 @@ ELSEWHERE = {
     "extensions/corpora/test_language_filter.py": "filters.language",
     "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
+    "extensions/speculative/test_commands.py": "speculative.draft speculative.tokens",
     "extensions/mbr/test_rerank.py": "rerank.right_to_left",
     "extensions/parsing/test_grammar.py": "parsing.grammar",
     "extensions/parsing/test_numbered.py": "parsing.word_numbers",

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.decoding.batches import PREFIX_LENGTHS, round_up
+from t2t_flax.decoding.batches import PREFIX_LENGTHS, hypotheses_per_sentence, round_up
 from t2t_flax.decoding.token_rules import read_lines
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
@@ -129,11 +129,11 @@ class ServedModel:
     @property
     def max_n_best(self) -> int:
         decode = self.config.decode
-        return {"greedy": 1, "sample": MAX_SAMPLES}.get(decode.strategy, decode.beam_size)
+        return MAX_SAMPLES if decode.strategy == "sample" else hypotheses_per_sentence(decode)
 
     def describe(self) -> dict[str, Any]:
         """The model's entry in GET /api/models."""
-        model, loaded = self.config.model, self._restored
+        model, decode, loaded = self.config.model, self.config.decode, self._restored
         source, target = codes_of(self.directions)
         return {
             "name": self.name,
@@ -146,7 +146,7 @@ class ServedModel:
             "target_languages": self.target_languages,
             "layers": {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers},
             "heads": model.num_heads,
-            "beam_size": 1 if self.config.decode.strategy in ("greedy", "sample") else self.config.decode.beam_size,
+            "beam_size": 1 if decode.strategy == "sample" else hypotheses_per_sentence(decode),
             "max_n_best": self.max_n_best,
             "max_source_tokens": loaded.max_source_length,
             "parameters": _count(loaded.params),
