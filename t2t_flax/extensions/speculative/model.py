@@ -103,12 +103,12 @@ class WithDraft:
         """Names of the top-level parameters that `logits` reads."""
         return ("model",)
 
-    def apply(self, variables: dict[str, Any], *args: Any, method: str) -> Any:
+    def apply(self, variables: dict[str, Any], *args: Any, method: str, **options: Any) -> Any:
         """As `flax.linen.Module.apply`."""
         params = variables["params"]
         if method in ("start_cache", "decode_step"):
             return getattr(self, method)(params, *args)
-        return self.model.apply({"params": params["model"]}, *args, method=method)
+        return self.model.apply({"params": params["model"]}, *args, method=method, **options)
 
     def start_cache(self, params: Any, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
         """See `Transformer.start_cache`; beam_size is 1."""

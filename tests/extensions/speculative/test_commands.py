@@ -16,7 +16,7 @@ from t2t_flax.model_forms import run_folder
 from t2t_flax.training import loop
 
 TOY = "pretrained:toy"
-GREEDY = {"decode.strategy": "greedy", "mesh.data": "1"}
+GREEDY = {"decode.strategy": "greedy"}
 LINES = [source for source, _ in toy.pairs("test", 300)]
 
 
@@ -30,7 +30,9 @@ def trained(folder, cache, **groups):
 def draft(tmp_path_factory, cache):
     """A run of one update with the tokenizer of the model: its proposals are bad."""
     tokenizer = str(run_folder(TOY) / "tokenizer")
-    return trained(tmp_path_factory.mktemp("draft") / "run", cache, data=dict(tokenizer_model=tokenizer))
+    return trained(
+        tmp_path_factory.mktemp("draft") / "run", cache, data=dict(tokenizer_model=tokenizer, vocab_size=2000)
+    )
 
 
 def keys_of(draft, **more):
@@ -85,7 +87,10 @@ def test_commands_that_translate(command, greedy, tmp_path, capsys):
 def test_records_name_the_draft_and_have_the_scores_of_the_model(draft, tmp_path):
     scores = []
     for keys in (GREEDY, keys_of(draft)):
-        words = [f"--config.{key}={value}" for key, value in (keys | {"data.test": "toy:test:30"}).items()]
+        words = [
+            f"--config.{key}={value}"
+            for key, value in (keys | {"data.test": "toy:test:30", "mesh.cpu_devices": "1"}).items()
+        ]
         folder = tmp_path / keys["decode.strategy"]
         assert main(["evaluate", f"--workdir={TOY}", f"--output={folder}", *words]) == 0
         (path,) = (folder / "eval").glob("*.json")
@@ -136,7 +141,7 @@ def test_a_draft_that_does_not_fit_is_named(tmp_path, cache, draft):
     other = trained(tmp_path / "tok", cache)
     with pytest.raises(UserError, match="tok has another target tokenizer than .*tokenizer_model"):
         load(TOY, overrides=keys_of(other))
-    data = dict(tokenizer_model=str(run_folder(TOY) / "tokenizer"))
+    data = dict(tokenizer_model=str(run_folder(TOY) / "tokenizer"), vocab_size=2000)
     recurrent = trained(tmp_path / "gru", cache, data=data, model=dict(mixer="gru"))
     with pytest.raises(UserError, match="gru has config.model.mixer = gru, whose state cannot go back"):
         load(TOY, overrides=keys_of(recurrent))
