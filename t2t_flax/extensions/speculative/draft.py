@@ -27,14 +27,13 @@ def extend(
     run = dataclasses.replace(run, model=model)
     draft = TrainedModel(**vars(run), checkpoint=mean(run.restore(CheckpointChoice(), group)))
     together: Any = WithDraft(loaded.model, draft.model, settings.tokens)
-    records = tuple(_record(name, each) for name, each in ((str(loaded.workdir), loaded), (settings.draft, draft)))
-    both = dataclasses.replace(loaded, model=together, models=records)
+    both = dataclasses.replace(loaded, model=together, models=tuple(map(_record, (loaded, draft))))
     return both.with_params({"model": loaded.params, "draft": draft.params})
 
 
-def _record(workdir: str, run: TrainedModel) -> dict[str, Any]:
+def _record(run: TrainedModel) -> dict[str, Any]:
     parameters = count_params(run.params, run.config, *run.tokenizers.vocab_sizes)
-    return {"workdir": workdir, "steps": list(run.steps), "parameters": parameters}
+    return {"workdir": str(run.workdir), "steps": list(run.steps), "parameters": parameters}
 
 
 def _check(loaded: TrainedModel, run: StoredRun, draft: str) -> None:
