@@ -10,7 +10,6 @@ from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_al
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.decoding.programs import described
 from t2t_flax.decoding.sampling import Sampling
 from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
@@ -156,15 +155,3 @@ def test_logits_of_a_run_in_training_are_searched_greedily():
     caps = np.full(8, 12)
     results = [search(model, params, s(temperature=0.0), sources_of(8), caps) for s in (Sampling, GreedySearch)]
     jax.tree.map(np.testing.assert_array_equal, *results)
-
-
-def test_kept_programs_are_told_apart_by_draft_and_number_of_tokens():
-    model, params = made("plain")
-    other, _ = made("none")
-    both = {"model": params, "draft": params}
-
-    def description(draft, tokens):
-        return described(start_search, (WithDraft(model, draft, tokens), both, sources_of(2), 1, 8))
-
-    assert description(model, 3) == description(model, 3)
-    assert len({description(model, 3), description(model, 4), description(other, 3)}) == 3
