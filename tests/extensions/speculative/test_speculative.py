@@ -155,3 +155,16 @@ def test_logits_of_a_run_in_training_are_searched_greedily():
     caps = np.full(8, 12)
     results = [search(model, params, s(temperature=0.0), sources_of(8), caps) for s in (Sampling, GreedySearch)]
     jax.tree.map(np.testing.assert_array_equal, *results)
+
+
+def test_kept_programs_are_told_apart_by_draft_and_number_of_tokens():
+    described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
+    model, params = made("plain")
+    other, _ = made("none")
+    both = {"model": params, "draft": params}
+
+    def description(draft, tokens):
+        return described(start_search, (WithDraft(model, draft, tokens), both, sources_of(2), 1, 8))
+
+    assert description(model, 3) == description(model, 3)
+    assert len({description(model, 3), description(model, 4), description(other, 3)}) == 3
