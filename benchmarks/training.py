@@ -93,7 +93,7 @@ def summary(results: list[dict[str, Any]], tokens: int, flops: float, peak: floa
         "last_loss": round(first["losses"][1], 3),
         "settings": first["settings"],
         "versions": first["versions"],
-    } | ({"compile_seconds": round(first["compile_seconds"], 1)} if "compile_seconds" in first else {})
+    }
 
 
 def speed(result: dict[str, Any], tokens: int) -> float:

@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -49,8 +49,8 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
     return {name: x[None].astype(np.int32) for name, x in out.items()}
 
 
-def measure(task: dict[str, Any]) -> dict[str, Any]:
-    """Seconds of training steps; the first pass includes a compilation for every shape."""
+def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any], list[str], dict[Any, Any]]:
+    """(trains on a batch and returns its loss, the task's batches, notes on the process, compiled programs by shape)."""
     size, devices, precision = task["size"], task.get("devices", 1), task.get("precision", "float32")
     c = config_of(size, devices=devices, precision=precision)
     os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
@@ -68,7 +68,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
     state, shardings = init_state(c, model, tx, mesh)
     train_step = make_train_step(c, model, tx, mesh, shardings)
     sharding = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
-    programs, compile_seconds = {}, 0.0
+    programs = {}
 
     def put(arrays: dict[str, np.ndarray]) -> dict[str, jax.Array]:
         out = {}
@@ -80,24 +80,26 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
 
     def step(batch: dict[str, jax.Array]) -> float:
         """Trains on a batch, and returns its loss."""
-        nonlocal state, compile_seconds
+        nonlocal state
         shape = batch["source"].shape, batch["target"].shape
         with mesh_lib.use(mesh):
             if shape not in programs:
-                began = time.perf_counter()
                 programs[shape] = train_step.lower(state, batch).compile(compiler_options(c))
-                compile_seconds += time.perf_counter() - began
             state, metrics = programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
     batches = [put(row_arrays(*batch, devices)) for batch in load_batches(task["batches"])]
-    result = time_training(step, batches, task["passes"])
-    return result | {
-        "compile_seconds": compile_seconds,
-        "programs": len(programs),
-        "settings": [precision, *notes, f"{devices} devices", "one pair a row"],
-        "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
-    }
+    return step, batches, [precision, *notes, f"{devices} devices", "one pair a row"], programs
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds of training steps; the first pass includes a compilation for every shape."""
+    step, batches, notes, programs = make_steps(task)
+    import jax
+
+    return time_training(step, batches, task["passes"]) | {
+        "programs": len(programs), "settings": notes, "versions": {"jax": jax.__version__, "t2t_flax": source_digest()},
+    }  # fmt: skip
 
 
 if __name__ == "__main__":

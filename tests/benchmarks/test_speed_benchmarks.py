@@ -111,7 +111,7 @@ def test_train_step_is_measured_and_missing_peers_are_named(tmp_path, monkeypatc
     record = json.loads((tmp_path / "record.json").read_text())
     assert record["command"] == "python -m benchmarks.training --model=mini --rounds=1 --passes=1 --engines=ours,torch"
     ours = record["engines"]["ours"]
-    assert 0 < ours["fraction_of_peak"] < 1 and ours["peak_rss_mb"] > 100 and ours["compile_seconds"] > 0
+    assert 0 < ours["fraction_of_peak"] < 1 and ours["peak_rss_mb"] > 100
     assert "no complete environment" in record["skipped"]["torch"] and record["ratio_of"] == "ours"
 
 

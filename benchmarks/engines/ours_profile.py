@@ -1,0 +1,158 @@
+"""Our train step or search under JAX's profiler on one core: seconds of each instruction of its compiled programs."""
+
+import collections
+import math
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from benchmarks.engines.child import main
+
+_OP_NAME = re.compile(r'op_name="([^"]*)"')
+_CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
+_PROGRAM = re.compile(r"module_(\d+)\..*cpu_after_optimizations\.txt")
+
+
+def facts_of(text: str) -> dict[str, dict[str, Any]]:
+    """Of each instruction of an optimized program: what it computes (`opcodes`), where in the model (`op_name`), the `sizes` of
+    the axes that it reads and writes, and of a product (batch, rows, contracted, columns), else None.
+    """
+    from t2t_flax.extensions.planning import hlo
+
+    program, found = hlo.parse(text, "cpu"), {}
+    for computation in program.computations.values():
+        for name, instruction in computation.instructions.items():
+            inside = [(computation, instruction)]
+            if instruction.op == "fusion":
+                fused = program.computations[instruction.called[0]]
+                inside += [(fused, each) for each in fused.instructions.values()]
+            arrays = [a for each in (instruction, *computation.operands(instruction)) for a in each.arrays]
+            op_name = _OP_NAME.search(instruction.attributes)
+            found[name] = {
+                "opcodes": sorted({each.op for _, each in inside}),
+                "op_name": op_name[1] if op_name else "",
+                "sizes": sorted({size for array in arrays for size in array.sizes}),
+                "product": next((_product(*each) for each in inside if _multiplies(each[1])), None),
+            }
+    return found
+
+
+def _multiplies(instruction: Any) -> bool:
+    return instruction.op == "dot" or "__onednn$matmul" in instruction.attributes
+
+
+def _product(computation: Any, instruction: Any) -> tuple[int, int, int, int]:
+    left, right = (math.prod(operand.arrays[0].sizes) for operand in computation.operands(instruction)[:2])
+    result = instruction.arrays[0].sizes
+    contracted = _CONTRACTED.search(instruction.attributes)
+    if contracted is None:  # oneDNN's, whose leading axes number matrices
+        batch = math.prod(result[:-2])
+        inner = round(math.sqrt(left * right / math.prod(result) / batch))
+    else:
+        sizes = computation.operands(instruction)[0].arrays[0].sizes
+        inner = math.prod(sizes[int(axis)] for axis in contracted[1].split(",") if axis)
+        batch = round(left * right / inner**2 / math.prod(result))
+    return batch, left // inner // batch, inner, right // inner // batch
+
+
+def measure(task: dict[str, Any]) -> dict[str, Any]:
+    """Seconds, executions and `facts_of` each instruction, and of the whole."""
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder}/programs --xla_dump_hlo_as_text"
+        run, notes, table_rows = _work(task)
+        import jax
+
+        run()
+        peak = _peak(task["size"])
+        repeats = [_traced(run, Path(folder, str(i))) for i in range(task["repeats"])]
+        texts = {int(_PROGRAM.match(path.name)[1]): path for path in Path(folder, "programs").glob("*after_optimizations.txt")
+                 if _PROGRAM.match(path.name)}  # fmt: skip
+        facts = {number: facts_of(texts[number].read_text()) for number in {number for number, _ in repeats[0][0]}}
+    _, whole = min(repeats, key=lambda repeat: repeat[1])
+    instructions = [
+        {"seconds": min(seconds[key][0] for seconds, _ in repeats), "times": count} | facts[key[0]][key[1]]
+        for key, (_, count) in repeats[0][0].items()
+    ]
+    return {
+        "instructions": instructions,
+        "seconds": whole,
+        "table_rows": table_rows,
+        "peak_gflops": peak,
+        "settings": ["1 core", *notes],
+        "versions": {"jax": jax.__version__},
+    }
+
+
+def _work(task: dict[str, Any]) -> tuple[Callable[[], Any], list[str], int]:
+    """(one step or search, notes on the process, rows of the embedding table)."""
+    if task["kind"] == "training":
+        from benchmarks.engines.ours_training import make_steps
+
+        step, batches, notes, _ = make_steps(task)
+        return lambda: [step(batch) for batch in batches], notes, -(-task["size"]["vocab"] // 8) * 8
+    from benchmarks.engines.ours_decoding import make_translate, read_model
+
+    translate, notes = make_translate(task)
+    return translate, notes, len(read_model(task["folder"])[1]["shared_embedding"]["table"])
+
+
+def _peak(size: dict[str, Any]) -> float:
+    """GFLOP/s of the fastest float32 product at the shapes of the model."""
+    import jax
+    import jax.numpy as jnp
+
+    from benchmarks.engines.matmul import rate, shapes
+
+    program = jax.jit(jnp.dot)
+    dot = lambda x, y: program(x, y).block_until_ready()  # noqa: E731
+    return max(rate(dot, jnp.ones((m, k)), jnp.ones((k, n)), flops=2.0 * m * k * n) for m, k, n in shapes(size))
+
+
+Key = tuple[int, str]
+"""The number of a program, and the name of an instruction."""
+
+
+def _traced(run: Callable[[], Any], folder: Path) -> tuple[dict[Key, tuple[float, int]], float]:
+    """({instruction: (seconds, executions)}, seconds of the whole) of a run under the profiler."""
+    import jax
+
+    options = jax.profiler.ProfileOptions()
+    options.python_tracer_level = 0
+    with jax.profiler.trace(str(folder), profiler_options=options), jax.profiler.TraceAnnotation("whole"):
+        run()
+    data = jax.profiler.ProfileData.from_file(str(next(folder.rglob("*.xplane.pb"))))
+    lines = [list(line.events) for plane in data.planes for line in plane.lines]
+    [whole] = [event.duration_ns / 1e9 for events in lines for event in events if event.name == "whole"]
+    found = collections.defaultdict(list)
+    for events in lines:
+        for key, seconds in own_seconds(events):
+            found[key].append(seconds)
+    return {key: (sum(each), len(each)) for key, each in found.items()}, whole
+
+
+def own_seconds(events: list[Any]) -> Iterator[tuple[Key, float]]:
+    """Each executed instruction of a thread, with its seconds less those of the instructions that it runs, as a loop does."""
+    stack: list[list[Any]] = []  # [key or None, end, nanoseconds, of which inside]
+
+    def ended(before: float) -> Iterator[tuple[Key, float]]:
+        while stack and stack[-1][1] <= before:
+            key, _, nanoseconds, inside = stack.pop()
+            if stack:
+                stack[-1][3] += nanoseconds if key else inside
+            if key:
+                yield key, max(0.0, nanoseconds - inside) / 1e9
+
+    for event in sorted(events, key=lambda event: (event.start_ns, -event.duration_ns)):
+        yield from ended(event.start_ns)
+        stats = dict(event.stats)
+        key = (int(stats["program_id"]), stats["hlo_op"]) if "hlo_op" in stats else None
+        stack.append([key, event.start_ns + event.duration_ns, event.duration_ns, 0.0])
+    yield from ended(math.inf)
+
+
+if __name__ == "__main__":
+    main(measure)
