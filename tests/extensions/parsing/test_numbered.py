@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config.data_keys import EOS, UNK
+from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
@@ -23,15 +24,15 @@ TREES = ["(S DT # NN )S", "(X VB )X ,"]
 def numbered(count: int) -> TokenizerPair:
     data = dict(task="parsing", joint_vocabulary=False, vocab_size=40 + count, byte_fallback=False)
     config = small_config(data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count))
-    return task_of(config).train_tokenizers(Pairs(zip(SENTENCES, TREES * 2, strict=True)))
+    return task_of(config).train_tokenizers(Pairs("pairs"))
 
 
-class Pairs:
-    def __init__(self, pairs):
-        self._pairs = list(pairs)
+class Pairs(Source):
+    def read(self):
+        return zip(SENTENCES, TREES * 2, strict=True)
 
-    def pairs(self):
-        return iter(self._pairs)
+    def fingerprint(self):
+        return ""
 
 
 @pytest.mark.parametrize("count", [1, 3, 16])
