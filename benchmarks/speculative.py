@@ -15,7 +15,6 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
-from t2t_flax.decoding.scoring import PairIds, pair_batches
 
 from benchmarks.record import command_of, machine, publish
 from benchmarks.rounds import ratios, spread
@@ -24,6 +23,7 @@ from t2t_flax.data.dataset import split_source
 from t2t_flax.decoding.batches import source_ids
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import TrainedModel, load
+from t2t_flax.extensions.shared.scoring import PairIds, pair_batches
 from t2t_flax.tasks import task_of
 
 
