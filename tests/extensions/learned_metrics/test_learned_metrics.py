@@ -9,6 +9,7 @@ import stat
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.records import without_search
@@ -22,6 +23,7 @@ from t2t_flax.extensions.learned_metrics import LearnedMetrics
 from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
 from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment, score_sentences
 from t2t_flax.extensions.sweeps.compare import compare
+from t2t_flax.jobs import check_scores
 from t2t_flax.tasks import Predictions, task_of
 
 COMET_PYTHON = os.environ.get("T2T_FLAX_COMET", "")
@@ -100,6 +102,10 @@ def test_without_weights_the_error_says_what_to_fetch(environments):
     with pytest.raises(UserError, match="snapshot_download"):  # before anything is decoded
         task_of(config_with(environments, comet="missing")).check_requirements()
     task_of(config_with(environments)).check_requirements()
+    absent = config_with(environments, comet="missing").with_values({"data.test": "toy:test"})
+    check_scores(absent, ["test"], SimpleNamespace(is_lead=False))  # process 0 scores
+    with pytest.raises(UserError, match="snapshot_download"):
+        check_scores(absent, ["test"], SimpleNamespace(is_lead=True))
 
 
 def test_an_environment_that_cannot_be_made_is_named_and_leaves_nothing(tmp_path, monkeypatch):
