@@ -22,6 +22,8 @@ SAMPLE = {"decode.temperature": 0.5, "decode.top_k": 3, "decode.top_p": 0.5, "de
           "decode.n_best": 3}  # fmt: skip
 READ_AS_ARRAYS = {"constraints.lines", "constraints.glossary"}
 """What they ask for is an input of the program."""
+OF_THE_MODEL = {"constraints.coverage", "constraints.coverage_layer"}
+"""See test_coverage.py."""
 
 
 def program_of(values, words="a b c"):
@@ -44,4 +46,5 @@ def test_each_key_of_a_search_or_rule_changes_the_program(base, changes):
 
 def test_every_key_that_changes_translations_is_tried():
     keys = {name for name in keys_that_change(TRANSLATIONS) if name.startswith("constraints.")}
-    assert keys == READ_AS_ARRAYS | {name for name in BEAM | RULES | GROUPS if name.startswith("constraints.")}
+    tried = {name for name in BEAM | RULES | GROUPS if name.startswith("constraints.")}
+    assert keys == READ_AS_ARRAYS | OF_THE_MODEL | tried
