@@ -74,7 +74,7 @@ def compare(stage: str, name: str, array: jax.Array, wanted: Expected) -> list[C
         error = _norm(difference)
         largest = float(np.abs(difference).max(initial=0.0))
         ratio = max(error / norm, largest / (LARGEST * all_largest + 1e-30))
-        ratio = ratio if np.isfinite(ratio) else np.inf
+        ratio = float(ratio) if np.isfinite(ratio) else np.inf
         size = _norm(np.where(np.abs(here) < 1e8, here, 0)) + 1e-30
         found.append(Compared(stage, name, shard.device, error / size, norm / NORM / size, ratio))
     return found
@@ -87,7 +87,7 @@ def _norm(x: np.ndarray) -> float:
 def compare_number(stage: str, name: str, device: jax.Device, value: float, wanted: float, allowed: float) -> Compared:
     """A scalar."""
     size = abs(wanted) + 1e-30
-    ratio = abs(value - wanted) / (allowed + 1e-30)
+    ratio = float(abs(value - wanted) / (allowed + 1e-30))
     text = f"{name} is {value:.6g}, on the CPU {wanted:.6g}, and differences up to {allowed:.2g} are explained"
     return Compared(
         stage, name, device, abs(value - wanted) / size, allowed / size, ratio if ratio == ratio else np.inf, text

@@ -30,6 +30,7 @@ def test_a_training_tests_its_devices_first(tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_processes_test_together(tmp_path, cache):
     words = command(tmp_path / "run", cache, mesh_cpu_devices=2, mesh_fsdp=2, train_steps=1, selftest_at_start="always")
     with Processes(tmp_path / "logs", 2, words) as processes:
