@@ -37,8 +37,9 @@ def loaded(tmp_path, *words, stdin="") -> set[str]:
 
 
 def of_unused_extensions(modules: set[str], used: set[str]) -> set[str]:
-    """What is more than the registration and the keys of extensions that are not `used`."""
+    """What is more than the registration and the keys of extensions that are not `used`, and what they share."""
     parts = [name.split(".") for name in modules if name.startswith("t2t_flax.extensions.")]
+    used = used | {"shared"}
     return {".".join(name) for name in parts if name[2] not in used and name[3:] not in ([], ["keys"])}
 
 
