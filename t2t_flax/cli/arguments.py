@@ -153,7 +153,7 @@ def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
     for flag, row in FLAGS.items():
         if row.commands in commands:
             value: dict[str, Any] = (
-                dict(metavar=row.metavar) if row.metavar else dict(action="store_const", const="yes")
+                dict(metavar=row.metavar) if row.metavar else dict(action="store_const", const="true")
             )
             text = f"{row.summary}: config.{row.key}" if row.key else row.summary
             arguments.add_argument(flag, help=text, **value)

@@ -30,6 +30,7 @@ class DataTask(Protocol):
     """The part of a task (`t2t_flax.tasks`) that this package uses."""
 
     config: Config
+    tokenizer_keys: Sequence[str]
 
     def of_set(self, name: str) -> "DataTask": ...
 
@@ -340,6 +341,7 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, repor
     shares = next(filter(None, (hook.shares() for hook in data_hooks(task.config))), None)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
     settings |= {"filters": [one.as_stored() for one in filters], "shares": shares}
+    settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
     settings |= {"control_symbols": symbols, "tags": tags_of(source), "separators": separators(task.config)}
     cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):

@@ -115,6 +115,8 @@ class Task(abc.ABC):
     metrics: Sequence[Metric]
     supports_prefixes: ClassVar[bool] = True
     """Whether users can force the beginning of an output."""
+    tokenizer_keys: Sequence[str] = ()
+    """Config keys of an extension that `train_tokenizers` reads."""
 
     def __init__(self, config: Config):
         self.config = config

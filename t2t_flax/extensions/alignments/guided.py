@@ -99,7 +99,7 @@ class AlignmentArrays:
         """Of all pairs. It is kept in the folder of the training store, which says from which text and tokenizers it is."""
         with self._lock:
             path = self._corpus.train.folder / f"alignments-{self.digests['word alignments'][:32]}.npz"
-            with contextlib.suppress(OSError, ValueError, KeyError, zipfile.BadZipFile):
+            with contextlib.suppress(OSError, EOFError, ValueError, KeyError, zipfile.BadZipFile):
                 with np.load(path) as arrays:
                     return Table(*(arrays[name] for name in ("keys", "offsets", "spans")), int(arrays["pairs"]))
             made, file = _read(self._config, self._corpus), io.BytesIO()

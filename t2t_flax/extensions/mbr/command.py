@@ -16,7 +16,7 @@ from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.mbr.candidates import read_candidates
 from t2t_flax.extensions.mbr.decision import METHODS, decide
-from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Question, Utility
+from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Chrf, OfExtension, Question, Utility
 from t2t_flax.registry import METRICS, absent_extension, load_extensions
 
 if TYPE_CHECKING:
@@ -160,14 +160,13 @@ def _utility_name(text: str) -> str:
 
 
 def _utility(args: argparse.Namespace, config: Config) -> Utility:
-    from t2t_flax.extensions.mbr.utilities import OfExtension
     from t2t_flax.tasks.translation import tokenizer_of
 
     name = args.utility
     if name in METRICS:
         if args.method == "aggregate":
             raise UserError(f"--utility={name} has no mean reference: give --method=pairwise or aggregate_to_fine.")
-        utility = OfExtension(name, config)
+        utility = OfExtension(name, config, Chrf() if args.method == "aggregate_to_fine" else None)
         if utility.reads_sources and not args.input:
             raise UserError(f"--utility={name} needs the source lines: --input=FILE.")
         return utility
@@ -210,7 +209,7 @@ def _samples(
     without control symbols.
     """
     from t2t_flax.config.keys import TRANSLATIONS
-    from t2t_flax.config.schema import keys_that_change
+    from t2t_flax.config.schema import fields, keys_that_change
     from t2t_flax.tasks import task_of
 
     lines = iterate_lines(args.input)
@@ -231,7 +230,10 @@ def _samples(
                     write("".join(text + "\n" for text in texts))
                     yield texts
 
-    decode = {name: loaded.config.value(name) for name in keys_that_change(TRANSLATIONS) if name.startswith("decode.")}
+    settings = loaded.config.compared(keys_that_change(TRANSLATIONS))
+    decode = {
+        name: value for name, value in settings.items() if name.startswith("decode.") or value != fields()[name].default
+    }
     origin = {"workdir": str(args.workdir), "steps": list(loaded.steps), "input": args.input, "decode": decode}
     return loaded.config, groups(), origin | ({"models": list(loaded.models)} if loaded.models else {})
 

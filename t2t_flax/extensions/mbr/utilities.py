@@ -126,12 +126,12 @@ _Counts = Any
 
 class OfExtension:
     """A metric of `registry.METRICS`, such as a learned one: the pairs of all questions are scored at once. One of which lower is
-    better counts with a minus. With the mean of references it is chrF, which so chooses what is scored pairwise. Raises
-    UserError for a metric that cannot be computed.
+    better counts with a minus. coarse: scores with the mean of references in its place, and so chooses what is scored pairwise.
+    Raises UserError for a metric that cannot be computed.
     """
 
-    def __init__(self, name: str, config: Config) -> None:
-        self._metric, self._config = METRICS.load(name), config
+    def __init__(self, name: str, config: Config, coarse: Utility | None = None) -> None:
+        self._metric, self._config, self._coarse = METRICS.load(name), config, coarse
         self.FAMILY, self.reads_sources, self.signature = (name,), self._metric.reads_sources, ""
         if self._metric.check:
             self._metric.check(config)
@@ -152,11 +152,8 @@ class OfExtension:
 
     def aggregated(self, hypotheses, references, counts):
         """See `Utility`."""
+        assert self._coarse
         return self._coarse.aggregated(hypotheses, references, counts)
-
-    @functools.cached_property
-    def _coarse(self) -> Chrf:
-        return Chrf()
 
 
 def _signature(metric: Any) -> str:

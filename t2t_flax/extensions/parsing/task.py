@@ -113,6 +113,7 @@ class Parsing(Task):
 
     metrics = METRICS
     supports_prefixes = False
+    tokenizer_keys = ("parsing.word_numbers",)
 
     def validate_config(self):
         super().validate_config()

@@ -1,6 +1,7 @@
 """Restores the draft of a model."""
 
 import dataclasses
+import os
 from typing import Any
 
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -8,6 +9,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import StoredRun, TrainedModel, open_run
 from t2t_flax.extensions.speculative import Speculative
 from t2t_flax.extensions.speculative.model import WithDraft
+from t2t_flax.filesystem import is_remote
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean
 from t2t_flax.training.precision import decoding_precision
@@ -33,7 +35,8 @@ def extend(
 
 def _record(run: TrainedModel) -> dict[str, Any]:
     parameters = count_params(run.params, run.config, *run.tokenizers.vocab_sizes)
-    return {"workdir": str(run.workdir), "steps": list(run.steps), "parameters": parameters}
+    workdir = str(run.workdir) if is_remote(run.workdir) else os.path.abspath(run.workdir)
+    return {"workdir": workdir, "steps": list(run.steps), "parameters": parameters}
 
 
 def _check(loaded: TrainedModel, run: StoredRun, draft: str) -> None:

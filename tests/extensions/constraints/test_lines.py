@@ -125,3 +125,9 @@ def test_the_use_of_terms_is_counted_in_evaluations(tmp_path):
     entry = metric.statistics(predictions, config).entry()
     assert (entry["score"], entry["used"], entry["terms"], entry["used_by_references"]) == (50.0, 2, 4, [3])
     assert "term_use" not in [metric.name for metric in task_of(Config()).metrics]
+
+
+def test_a_missing_glossary_is_named_before_anything_is_decoded(tmp_path):
+    config = Config().with_values({"constraints.counted_terms": str(tmp_path / "absent")})
+    with pytest.raises(UserError, match="absent' cannot be read"):
+        task_of(config).check_requirements()

@@ -231,6 +231,11 @@ def test_mbr_chooses_by_a_learned_metric(environments, tmp_path, capsys, monkeyp
     assert "--utility=comet needs the source lines: --input=FILE" in capsys.readouterr().err
     assert main([*words, "--method=aggregate"]) == 2
     assert "--utility=comet has no mean reference" in capsys.readouterr().err
+    asked.clear()
+    with monkeypatch.context() as patch:
+        patch.setattr("importlib.util.find_spec", lambda name: None)
+        assert main([*words, "--method=aggregate_to_fine"]) == 2
+    assert "the utility chrf needs the package fastchrf" in capsys.readouterr().err and not asked
     assert main([*words[:-2], "--utility=bleurt"]) == 2
     assert "expected one of chrf, bleu," in capsys.readouterr().err
 

@@ -10,11 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.config.data_keys import EOS, UNK
+from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import Node, is_bracket, linear
+from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import task_of
 
 SENTENCES = ["the dog saw a cat .", "a fish", "-LRB- the <word> cat#0 -RRB-", "saw"]
@@ -77,6 +79,19 @@ def test_files_are_read_back(tmp_path):
     assert loaded.digest == pair.digest and loaded.vocab_sizes == pair.vocab_sizes
     assert loaded.source.encode(SENTENCES[2]) == pair.source.encode(SENTENCES[2])
     assert loaded.target.encode(TREES[0]) == pair.target.encode(TREES[0])
+
+
+def test_runs_that_share_a_cache_have_their_own_tokenizers(tmp_path):
+    (tmp_path / "train.trees").write_text("(TOP (S (DT the) (NN dog)))\n(TOP (S (NN fish) (VB saw)))\n" * 20)
+    sources = dict(train="train.trees", valid="", test="", root=str(tmp_path), cache=str(tmp_path / "cache"))
+
+    def target(count):
+        data = sources | dict(task="parsing", joint_vocabulary=False, vocab_size=24, byte_fallback=False)
+        config = small_config(data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count))
+        return prepare_corpus(task_of(config), tmp_path / str(count)).tokenizers.target
+
+    assert [type(target(count)) for count in (0, 2)] == [SymbolTokenizer, NumberedSymbols]
+    assert [target(count).count for count in (2, 4)] == [2, 4]
 
 
 def test_numbers_are_for_this_task():
