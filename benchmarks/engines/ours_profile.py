@@ -22,7 +22,7 @@ def facts_of(text: str) -> dict[str, dict[str, Any]]:
     """
     from t2t_flax.extensions.planning import hlo
 
-    program, found = hlo.parse(text, "cpu"), {}
+    program, found = hlo.parse(text), {}
     for computation in program.computations.values():
         for name, instruction in computation.instructions.items():
             inside = [(computation, instruction)]

@@ -79,5 +79,5 @@ def test_a_loop_is_not_counted_twice():
 def test_a_profile_names_the_products(part, tmp_path):
     task, what = task_of(part, tmp_path, 1, Environments("", install=False))
     found = summary(run(Engine(part, "ours_profile"), task, Environments("", install=False)), what)
-    assert sum(found["shares"].values()) == pytest.approx(1, abs=0.02) and found["shares"][PRODUCTS] > 0.02
+    assert sum(found["shares"].values()) == pytest.approx(1, abs=0.02) and found["shares"][PRODUCTS] > 0
     assert any(kind.startswith("logits") for kind in found["products"])
