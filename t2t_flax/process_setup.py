@@ -1,4 +1,4 @@
-"""Process settings that must be applied before JAX starts, child processes, and what the host is."""
+"""Process settings that must be applied before JAX starts, and what the host is."""
 
 import contextlib
 import ctypes

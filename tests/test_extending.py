@@ -48,6 +48,7 @@ def test_new_hook_logs_the_gradient_norm_of_every_layer(documented, tmp_path, ca
 
 
 def test_new_change_of_the_training_text(documented, tmp_path):
+    pytest.importorskip("t2t_flax.extensions.augmentation")
     keys = documented("A new change of the training text").ShuffledWords
     config = dataclasses.replace(tiny_run(tmp_path), extensions=(("shuffled_words", keys(share=0.5)),))
     corpus = prepare_corpus(task_of(config), tmp_path)

@@ -4,7 +4,8 @@ import ast
 import functools
 from pathlib import Path
 
-PACKAGE = Path(__file__).parent.parent / "t2t_flax"
+TESTS = Path(__file__).parent
+PACKAGE = TESTS.parent / "t2t_flax"
 ALLOWED_IMPORTS = {
     "errors": set(),
     "registry": {"extensions"},  # loads them
@@ -78,15 +79,15 @@ JAX = ("jax", "flax", "optax", "orbax")
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
+def imports_of(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names}
+    return {f"{node.module}.{alias.name}" for alias in node.names} if isinstance(node, ast.ImportFrom) else set()
+
+
 @functools.cache
 def imports(path: Path) -> set[str]:
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            names |= {f"{node.module}.{alias.name}" for alias in node.names}
-    return names
+    return {name for node in ast.walk(ast.parse(path.read_text())) for name in imports_of(node)}
 
 
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "extensions"]
@@ -146,6 +147,29 @@ def test_what_is_shared_serves_several_extensions():
             if any(name.startswith(module) for name in imports(other))
         }
         assert path.stem == "__init__" or len(users - {"shared"}) > 1, path
+
+
+def test_tests_of_the_core_need_no_extension():
+    """They are collected where one is removed. What helps tests of extensions is used by these alone."""
+    helpers = ("http_server.py", "random_trees.py")
+    files = [
+        path for path in TESTS.rglob("*.py") if path.relative_to(TESTS).parts[0] not in ("extensions", "benchmarks")
+    ]
+    for path in files:
+        if path.name in helpers:
+            continue
+        found = {name for node in ast.parse(path.read_text()).body for name in imports_of(node)}
+        of_helpers = tuple(f"helpers.{name.removesuffix('.py')}" for name in helpers)
+        assert not [name for name in found if name.startswith(of_helpers)], path
+        of_extensions = [name.split(".")[2] for name in found if name.startswith("t2t_flax.extensions.")]
+        assert not set(of_extensions) - {"shared"}, path
+
+
+def test_each_extension_has_a_test_in_the_default_suite():
+    names = {package_part_of_extension(path) for path in EXTENSION_FILES} - {"shared"}
+    for name in sorted(names):
+        texts = [path.read_text() for path in (TESTS / "extensions" / name).glob("test_*.py")]
+        assert any("mark.smoke" in text for text in texts), name
 
 
 def test_only_one_module_imports_orbax():

@@ -21,7 +21,9 @@ from t2t_flax.registry import (
     COMMANDS,
     DECODERS,
     FEED_FORWARDS,
+    FLAGS,
     GROUPS,
+    METRICS,
     MIXERS,
     NORMS,
     OPTIMIZERS,
@@ -40,6 +42,8 @@ ROOT = Path(__file__).parents[2]
 REGISTERED = {
     "commands": COMMANDS,
     "groups": GROUPS,
+    "flags": FLAGS,
+    "metrics": METRICS,
     "sources": SOURCES,
     "decode.engine": DECODERS,
     "decode.strategy": SEARCHES,
@@ -57,15 +61,20 @@ REGISTERED = {
 }
 
 
+def module_of(row) -> str:
+    """Of a row of a table; of a flag that stands for a config key, that of its group."""
+    if isinstance(row, str):
+        return row
+    return getattr(row, "module", row.__module__) or GROUPS[row.key.partition(".")[0]].__module__
+
+
 def test_what_extensions_add_is_known():
     """By `KNOWN`, from which messages name an extension that is absent."""
     load_extensions()
     assert set(KNOWN) == set(EXTENSIONS)
     for kind, table in REGISTERED.items():
         known = {name: extension for extension, rows in KNOWN.items() for name in rows.get(kind, ())}
-        modules = {
-            name: row if isinstance(row, str) else getattr(row, "module", row.__module__) for name, row in table.items()
-        }
+        modules = {name: module_of(row) for name, row in table.items()}
         shared = {name for name, module in modules.items() if module.startswith("t2t_flax.extensions.shared.")}
         added = {
             name: known[name] if name in shared else module.split(".")[2]
@@ -159,6 +168,11 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, run: Callable[
             assert named in run(
                 "prepare", *TINY_FLAGS, f"--config.data.train={spec}", f"--workdir={tmp_path / 'new'}", code=2
             )
+    if "patterns" in KNOWN[extension]:
+        pattern = "--config.data.train=x*.en,x*.de"
+        assert named in run("prepare", *TINY_FLAGS, pattern, f"--workdir={tmp_path / 'new'}", code=2)
+    for metric in KNOWN[extension].get("metrics", ()):
+        assert named in run("mbr", f"--utility={metric}", code=2)
     for task in KNOWN[extension].get("data.task", ()):
         assert named in run(
             "prepare", *TINY_FLAGS, f"--config.data.task={task}", f"--workdir={tmp_path / 'new'}", code=2

@@ -9,8 +9,6 @@ from helpers.configs import VOCAB, devices_mesh, model_and_state, random_pairs, 
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import over_shards, sum_over_shards
-from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
-from t2t_flax.extensions.planning.topology import parse
 from t2t_flax.training.train_step import loss_sums
 
 SHARDS = 4
@@ -40,11 +38,13 @@ MESHES = {
 )
 def test_gradients_cross_the_devices_once_an_update(mesh, precision):
     """Three microbatches, each with several chunks of logits. The CPU's compiler sums in float32."""
+    planning = pytest.importorskip("t2t_flax.extensions.planning.abstract_run")
+    topology = pytest.importorskip("t2t_flax.extensions.planning.topology")
     config = small_config(
         mesh=MESHES[mesh], train=dict(precision=precision), data=dict(vocab_size=VOCAB), loss=dict(logits_chunk_size=16)
     )
-    run = abstract_run(config, parse("cpu:8" if mesh == "all" else "cpu:4"))
-    exchanges = compile_train_step(run, Shape(24, 8, 3))["gradient_exchanges"]
+    run = planning.abstract_run(config, topology.parse("cpu:8" if mesh == "all" else "cpu:4"))
+    exchanges = planning.compile_train_step(run, Shape(24, 8, 3))["gradient_exchanges"]
     assert (exchanges["times"], exchanges["in_loop"]) == (1, False)
     if run.mesh.shape["tensor"] == 1:
         parameters = sum(x.size for x in jax.tree.leaves(run.state.params))

@@ -23,7 +23,6 @@ from t2t_flax import config as config_lib
 from t2t_flax.config.overrides import recorded_changes
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.errors import NonFiniteUpdate, UserError
-from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training import train_step as step
@@ -271,10 +270,11 @@ def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
 
 @pytest.mark.slow
 def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, uninterrupted):
+    starting = pytest.importorskip("t2t_flax.extensions.finetuning.start")
     first, tuned = uninterrupted[0], tmp_path / "tuned"
     config = tiny_run(tuned, steps=4, finetuning=dict(init_from=str(first)), data=dict(train="toy:train:200"))
     run = start(config, tuned, cache)
-    assert_same_state(start_params(run, {}), uninterrupted[1].state.params)
+    assert_same_state(starting.start_params(run, {}), uninterrupted[1].state.params)
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "wider", finetuning=dict(init_from=str(first)), model=dict(d_model=32))

@@ -15,6 +15,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, refuse_existing
+from t2t_flax.registry import GROUPS
 from t2t_flax.training.checkpoint_files import finished_steps, read_meta, with_digest
 from t2t_flax.training.optimizer import learning_rate_schedule
 from t2t_flax.training.progress import read_metrics
@@ -59,7 +60,7 @@ def plan(
         )
     branches = []
     for factor in factors:
-        start = round(step / factor)
+        start = max(1, round(step / factor))
         end = start + round(tokens / (batch * factor))
         for seed in range(seeds):
             values = {
@@ -91,7 +92,9 @@ def plan(
 
 
 def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
-    """Raises UserError for a run without a local checkpoint of this update, and for one without a validation set."""
+    """Raises UserError for a run without a local checkpoint of this update, for one without a validation set, and for one whose
+    batches grow.
+    """
     if is_remote(workdir):
         raise UserError(f"{workdir} is in an object store: copy it to a disk, from where its branches can begin.")
     steps = finished_steps(workdir / "checkpoints")
@@ -99,6 +102,11 @@ def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
         raise UserError(f"{workdir} has no checkpoint of update {step}; it has {', '.join(map(str, steps)) or 'none'}.")
     if not stored.data.valid:
         raise UserError(f"{workdir} has no validation set, by which branches are compared: config.data.valid is empty.")
+    if grown := "mixtures" in GROUPS and stored.value("mixtures.batch_tokens"):
+        raise UserError(
+            f"{workdir} has batches that grow, config.mixtures.batch_tokens = {grown!r}, and those of a branch have one size: "
+            "branch off a run without them."
+        )
 
 
 def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> None:

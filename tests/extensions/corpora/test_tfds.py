@@ -53,6 +53,7 @@ def tfds_dir(tmp_path_factory):
     sys.path.remove(str(folder))
 
 
+@pytest.mark.smoke
 def test_tfds_is_prepared_and_read_without_tensorflow(tfds_dir):
     source = open_en_de("tfds:t2t_pairs/de-en:train", tfds_dir)
     pairs = list(source.pairs())

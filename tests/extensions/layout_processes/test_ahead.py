@@ -85,6 +85,7 @@ def test_a_killed_process_is_an_error(slow):
             wait_until_laid_out(ahead)
 
 
+@pytest.mark.smoke
 def test_small_windows_start_no_process(monkeypatch):
     monkeypatch.setattr(ahead_module, "Workers", None)
     ahead = AheadInProcesses()

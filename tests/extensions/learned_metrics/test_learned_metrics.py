@@ -240,6 +240,7 @@ def test_mbr_chooses_by_a_learned_metric(environments, tmp_path, capsys, monkeyp
     assert "expected one of chrf, bleu," in capsys.readouterr().err
 
 
+@pytest.mark.smoke
 def test_names_and_task_are_checked():
     with pytest.raises(UserError, match="'bleurt' is none of comet, kiwi, metricx"):
         LearnedMetrics(names="comet,bleurt").check(Config())

@@ -288,6 +288,7 @@ def test_describe_says_how_often_pairs_occur(store):
     )
 
 
+@pytest.mark.smoke
 def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     """From the config to batches: sources, tag, limit and shares, with counts that messages show."""
     keys = {

@@ -4,13 +4,14 @@ import json
 from fractions import Fraction
 
 import pytest
+from etils import epath
 from helpers.configs import small_config
 from helpers.runs import tiny_run
 
 from t2t_flax import api
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.scaling import branch_command
-from t2t_flax.extensions.scaling.branches import critical_factor, plan
+from t2t_flax.extensions.scaling.branches import check_run, critical_factor, plan
 
 HALF, ONE, TWO, FOUR = map(Fraction, ("1/2", "1", "2", "4"))
 
@@ -31,6 +32,18 @@ def test_branches_see_equally_many_tokens_at_the_rate_of_their_batch():
     assert rates[2] == 2 * rates[1] == pytest.approx(2 * 2**0.5 * rates[0])
     with pytest.raises(UserError, match="--tokens=7000: the largest batch has 4,000 tokens"):
         plan(stored, 100, [ONE, FOUR], 7000, 1, {}, "cache")
+
+
+def test_a_branch_starts_after_an_update_even_of_a_large_batch():
+    stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000))
+    assert plan(stored, 1, [FOUR], 8_000, 1, {}, "cache")[0].start == 1
+
+
+def test_a_run_whose_batches_grow_is_refused(tmp_path):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    stored = small_config(data=dict(valid="toy:valid"), mixtures=dict(batch_tokens="9: 50000"))
+    with pytest.raises(UserError, match="batches that grow, config.mixtures.batch_tokens = '9: 50000'"):
+        check_run(epath.Path(tmp_path), stored, 4)
 
 
 def losses(workdir) -> dict[int, float]:

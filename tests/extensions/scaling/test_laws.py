@@ -23,6 +23,7 @@ def test_derivatives_are_those_of_the_law(name):
         np.testing.assert_allclose(jacobian[0, :, i], (above - below) / 2e-6, atol=1e-7)
 
 
+@pytest.mark.smoke
 @pytest.mark.parametrize("name", NAMES)
 def test_exponents_of_exact_losses_are_found(name):
     case = CASES[name]

@@ -284,6 +284,7 @@ def test_a_checkpoint_that_is_not_restored_as_it_was_saved(tmp_path, monkeypatch
     assert text == "decoder_0.self_attention.query.kernel on device 7 is not restored as it was saved"
 
 
+@pytest.mark.smoke
 def test_without_a_cpu_it_says_so(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", functools.partial(_no_backend))
     with pytest.raises(UserError, match="JAX_PLATFORMS leaves out: add cpu"):
