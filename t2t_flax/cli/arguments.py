@@ -5,7 +5,7 @@ import dataclasses
 import errno
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -201,7 +201,8 @@ class Changes(Change):
             raise UserError(f"{' and '.join(printing)} both say what is printed: give one of them.")
         if printing and (parts := next((flag for flag in flags if kinds[flag].in_parts), "")):
             raise UserError(f"{printing[0]} is about whole lines, of which {parts} translates parts: give one of them.")
-        if printing and any(hook.lines(iter(())) is not None for hook in data_hooks(model.config)):
+        lines: Iterator[str] = iter(())
+        if printing and any(hook.lines(lines) is not lines for hook in data_hooks(model.config)):
             raise UserError(f"{printing[0]} is about the words of a line, but the model reads other lines before it.")
         self._parts, self.model = [], model
         for flag, kind in kinds.items():

@@ -100,8 +100,7 @@ def _source_lines(lines: Iterator[str], workdir: str, overrides: dict[str, str])
     from t2t_flax.evaluation.restore import stored_config
 
     for hook in data_hooks(stored_config(workdir, overrides)):
-        changed = hook.lines(lines)
-        lines = lines if changed is None else changed
+        lines = hook.lines(lines)
     yield from lines
 
 

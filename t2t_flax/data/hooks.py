@@ -20,6 +20,10 @@ if TYPE_CHECKING:
     from t2t_flax.data.dataset import Corpus
 
 
+Translate = Callable[[Sequence[str], Sequence[str] | None], list[Any]]
+"""(source lines, forced beginnings or None) -> the `decoding.translator.Translation` of each."""
+
+
 class DataHook:
     """What an extension changes in the data of a run; every method may be left out. Called in the order of registration."""
 
@@ -61,23 +65,18 @@ class DataHook:
 
     def shorten(self) -> Callable[[TokenizerPair, list[list[int]], int], bool] | None:
         """What shortens training pairs before those that are too long are dropped: a picklable function (tokenizers, ids of both
-        sides without EOS, most tokens of a side) -> whether the ids, which it changes, are fewer now.
+        sides without EOS, most tokens of a side) -> whether the ids, which it changes, are fewer now. The fingerprints of the
+        sources that `transform` makes tell apart what it does, as a store has no other trace of it.
         """
         return None
 
-    def lines(self, lines: Iterator[str]) -> Iterator[str] | None:
-        """The lines of a text that is translated as source lines, each as soon as it has come; None = as they are."""
-        return None
-
-    def sources(
-        self, tokenizers: TokenizerPair, lines: Sequence[str], prefixes: Sequence[str] | None, limit: int
-    ) -> Sequence[str]:
-        """Source lines as the model reads them. limit: most tokens, without EOS."""
+    def lines(self, lines: Iterator[str]) -> Iterator[str]:
+        """The lines of a text that is translated as source lines, each as soon as it has come."""
         return lines
 
-    def translated(self, lines: Sequence[str], read: Sequence[str], translations: list[Any]) -> list[Any]:
-        """The `decoding.translator.Translation` of each of `lines`, given that of each line of `sources`."""
-        return translations
+    def translate(self, translate: Translate, tokenizers: TokenizerPair, limit: int) -> Translate:
+        """What translates source lines in place of `translate`. limit: most tokens of a source, without EOS."""
+        return translate
 
     def more_arrays(self, corpus: "Corpus") -> MoreArrays | None:
         """Further arrays of the training batches."""

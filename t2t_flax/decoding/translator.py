@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Config, Decode
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.hooks import data_hooks
+from t2t_flax.data.hooks import Translate, data_hooks
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import (
     Batch,
@@ -118,10 +118,16 @@ class Translator:
         is entered for the first batch of each shape. Raises UserError if the numbers of prefixes
         and lines differ.
         """
-        model, eos = self._model.config, self._source_eos
-        given, (lines, more) = lines, self._prepare(lines, first_line)
+        options = dict(first_line=first_line, progress=progress, compiling=compiling)
+        translate: Translate = functools.partial(self._translate, params, **options)
         for hook in self._hooks:
-            lines = hook.sources(self._tokenizers, lines, prefixes, source_limit(self._config, model) - eos)
+            limit = source_limit(self._config, self._model.config) - self._source_eos
+            translate = hook.translate(translate, self._tokenizers, limit)
+        return translate(lines, prefixes)
+
+    def _translate(self, params, lines, prefixes, *, first_line, progress, compiling) -> list[Translation]:
+        model, eos = self._model.config, self._source_eos
+        lines, more = self._prepare(lines, first_line)
         encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
         params = in_compute_type(self._model, params)
@@ -143,8 +149,6 @@ class Translator:
                 done += len(batch.indices)
                 if progress:
                     progress(done, total)
-        for hook in self._hooks:
-            translations = hook.translated(given, lines, translations)
         return translations
 
     @contextlib.contextmanager

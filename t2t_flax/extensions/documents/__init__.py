@@ -13,6 +13,8 @@ from t2t_flax.registry import ANALYSES, DATA_HOOKS, FLAGS, GROUPS, OUTPUTS, Flag
 
 _READ_OTHERWISE = {
     "constraints.lines": "lines hold more than a sentence",
+    "constraints.glossary": "it would ask for the terms of the sentences before a sentence, too",
+    "alignments.guided": "its word numbers are those of single sentences",
     "rerank.right_to_left": "targets are in reverse order",
 }
 """Keys with which windows cannot be put together, and why."""

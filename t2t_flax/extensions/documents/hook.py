@@ -3,7 +3,7 @@
 import collections
 import dataclasses
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from etils import epath
@@ -121,14 +121,19 @@ class DocumentsHook(DataHook):
             f"config.documents.input_ids = {file} has {counts}: expected the id of a document for each line."
         )
 
-    def sources(self, tokenizers, lines, prefixes, limit):
+    def translate(self, translate, tokenizers, limit):
         self.check_tokenizers(tokenizers)
-        if self._form.target_context and any(prefixes or ()):
-            raise UserError(
-                "a prefix would begin the translation of the first sentence of a window, not of its own "
-                f"(config.documents.target_context = {self._form.target_context})."
-            )
-        return [self._shortened(tokenizers.source, line, limit) for line in lines]
+
+        def of_windows(lines: Sequence[str], prefixes: Sequence[str] | None) -> list[Translation]:
+            if self._form.target_context and any(prefixes or ()):
+                raise UserError(
+                    "a prefix would begin the translation of the first sentence of a window, not of its own "
+                    f"(config.documents.target_context = {self._form.target_context})."
+                )
+            read = [self._shortened(tokenizers.source, line, limit) for line in lines]
+            return [self.own(*each) for each in zip(lines, read, translate(read, prefixes), strict=True)]
+
+        return of_windows
 
     def _shortened(self, tokenizer: Tokenizer, line: str, limit: int) -> str:
         """The line without the oldest sentences of a window that is too long."""
@@ -139,11 +144,8 @@ class DocumentsHook(DataHook):
         drop = self._form.dropped([tokenizer.encode(line)], [separator], [len(symbols)], limit)
         return " ".join([*symbols, self._form.join(self._form.split(text)[drop:])]) if drop else line
 
-    def translated(self, lines, read, translations):
-        return [self._own(*each) for each in zip(lines, read, translations, strict=True)]
-
-    def _own(self, line: str, read: str, translation: Translation) -> Translation:
-        """What translates the last sentence of a window."""
+    def own(self, line: str, read: str, translation: Translation) -> Translation:
+        """What translates the last sentence of a window, given the translation of what was read of it."""
         separator, notes = self._form.separator, []
         if line.count(separator) > read.count(separator):
             notes.append(SHORTENED)

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.cli.arguments import Change
+from t2t_flax.config import Config
 from t2t_flax.config.schema import fields
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
@@ -19,23 +20,29 @@ def _exists(name: str) -> bool:
     return name in fields()
 
 
+def check_splits(config: Config) -> None:
+    """Raises UserError for a task other than translation, for samples, which depend on the number of their line, and for lines
+    that hold more than a text.
+    """
+    if config.data.task != "translation":
+        raise UserError(f"--split-sentences is for data.task = translation, not {config.data.task}.")
+    if config.decode.strategy == "sample":
+        raise UserError(
+            "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
+        )
+    for name in filter(config.value, filter(_exists, _MORE_THAN_TEXT)):
+        raise UserError(
+            f"--split-sentences takes lines of text alone, not what config.{name} = {config.value(name)} adds."
+        )
+
+
 class SentenceModel:
-    """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs. Raises UserError for a task other
-    than translation, for samples, which depend on the number of their line, and for lines that hold more than a text.
+    """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs. Raises UserError as
+    `check_splits`.
     """
 
     def __init__(self, model: Any):
-        config = model.config
-        if config.data.task != "translation":
-            raise UserError(f"--split-sentences is for data.task = translation, not {config.data.task}.")
-        if config.decode.strategy == "sample":
-            raise UserError(
-                "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
-            )
-        for name in filter(config.value, filter(_exists, _MORE_THAN_TEXT)):
-            raise UserError(
-                f"--split-sentences takes lines of text alone, not what config.{name} = {config.value(name)} adds."
-            )
+        check_splits(model.config)
         self._model = model
 
     def __getattr__(self, name: str) -> Any:
@@ -68,6 +75,7 @@ class SplitSentences(Change):
     """`--split-sentences`."""
 
     in_parts = True
+    check = staticmethod(check_splits)
 
     def __init__(self, model: Any, value: str):
         self.model = SentenceModel(model)
@@ -88,4 +96,5 @@ def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Transla
                 any(part.hit_cap for part in parts),
             )
         )
-    return Translation(tuple(hypotheses), any(translation.source_cut for translation in translations))
+    notes = dict.fromkeys(note for translation in translations for note in translation.notes)
+    return Translation(tuple(hypotheses), any(translation.source_cut for translation in translations), tuple(notes))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.registry import ANALYSES
+from t2t_flax.registry import ANALYSES, FLAGS
 
 _HOST = re.compile(r"\*|(\*\.)?[\w.-]+|\[[0-9A-Fa-f:.]+\]")
 _ORIGIN = re.compile(r"\*|null|[a-z][a-z0-9+.-]*://([a-z0-9.-]+|\[[0-9a-f:.]+\])(:\d+)?")
@@ -88,6 +88,8 @@ def run(argv: list[str]) -> int:
     configs = [stored_config(workdir, overrides) for workdir in args.workdir]
     for config in configs:
         check_decoder(config)
+        if args.split_sentences:
+            FLAGS.load("--split-sentences").check(config)
     access = Access(Keys(args.api_key, args.api_keys), Allowance(args.requests_per_minute, args.characters_per_minute))
     access_log = open_access_log(args.access_log) if args.access_log else None
     listening, metrics, models = listen(args.host, args.port), Metrics(), []

@@ -19,6 +19,9 @@ class TaggedSource(Source):
             return row
         return f"{self._first} {row[0]}", *row[1:]
 
+    def references(self):
+        return self._source.references()
+
     def fingerprint(self):
         return self._source.fingerprint()
 

@@ -166,7 +166,7 @@ def translation(*texts):
     ],
 )
 def test_the_last_sentence_is_taken_and_another_number_of_separators_noted(read, output, text, noted):
-    (made,) = hook_of(context=2, target_context=1).translated([read], [read], [translation(output, output)])
+    made = hook_of(context=2, target_context=1).own(read, read, translation(output, output))
     assert [one.text for one in made.hypotheses] == [text, text]
     assert made.notes == ((OTHER_COUNT,) if noted else ())
 
@@ -253,6 +253,14 @@ def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):
         ({"documents.context": 1, "noise.typos": 0.1}, "changed or segmented anew in each pass"),
         ({"documents.context": 1, "constraints.lines": "json"}, "config.constraints.lines = json: lines hold more"),
         (
+            {"documents.context": 1, "constraints.glossary": "terms"},
+            "constraints.glossary = terms: it would ask for the terms",
+        ),
+        (
+            {"documents.context": 1, "alignments.guided": "links"},
+            "alignments.guided = links: its word numbers are those of",
+        ),
+        (
             {"documents.context": 1, "data.tokenizer": "subword_nmt", "data.tokenizer_model": "codes"},
             "data.tokenizer = bpe or unigram",
         ),
@@ -266,6 +274,15 @@ def test_keys_that_do_not_go_together_are_named(keys, message):
 def test_a_tokenizer_without_the_separator_is_refused(run):
     with pytest.raises(UserError, match="documents.separator = <other> is not a piece of the source tokenizer"):
         load(run.workdir, overrides={"documents.separator": "<other>"}).translate(["a"])
+
+
+def test_sets_of_several_languages_have_windows_after_the_symbol_and_single_references(text):
+    pytest.importorskip("t2t_flax.extensions.languages")
+    data = dict(train="en-de=train.en,train.de", valid="en-de=valid.en,valid.de", test="en-de=test.en,test.de")
+    config = config_of(text, data=data, documents=dict(ids="test.en-de=test.ids"), languages=dict(directions="by_name"))
+    source = split_source(task_of(config), "en-de")
+    assert [source for source, _ in source.pairs()] == [f"<2de> {window}" for window in windows()]
+    assert list(source.references()) == [(target,) for _, target in toy.pairs("test", 6)]
 
 
 def test_split_source_keeps_the_references_of_named_sets(text):

@@ -52,7 +52,7 @@ def test_lines_that_hold_more_than_text_are_refused_by_the_key(name, value):
         SentenceModel(SimpleNamespace(config=Config().with_values({name: value})))
 
 
-def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
+def test_hypotheses_scores_cuts_notes_and_limits_are_those_of_the_sentences():
     run = model(n_best=2)
     whole = run.translate
 
@@ -67,13 +67,13 @@ def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
             for i, each in enumerate(made)
         )
         return [
-            dataclasses.replace(made[0], hypotheses=first, source_cut=True),
-            dataclasses.replace(made[1], hypotheses=second),
+            dataclasses.replace(made[0], hypotheses=first, source_cut=True, notes=("a", "b")),
+            dataclasses.replace(made[1], hypotheses=second, notes=("b", "c")),
         ]
 
     run.translate = translate
     (made,) = run.in_sentences.translate(["One. Two."], progress=print)
-    assert made.source_cut and made.hit_cap
+    assert made.source_cut and made.hit_cap and made.notes == ("a", "b", "c")
     assert [(h.text, h.tokens, h.log_prob, h.score) for h in made.hypotheses] == [
         ("ONE. TWO.", (3, 7, 4, 7), -1.0, -1.5),
         ("ONE.1 TWO.1", (3, 8, 4, 8), -1.0, -1.5),
@@ -106,6 +106,14 @@ def test_samples_and_other_tasks_are_refused():
     run.config = run.config.with_values({"data.task": "parsing"})
     with pytest.raises(UserError, match="--split-sentences is for data.task = translation, not parsing"):
         SentenceModel(run)
+
+
+def test_a_server_refuses_what_the_other_commands_refuse(monkeypatch, tmp_path, capsys):
+    pytest.importorskip("t2t_flax.extensions.serving")
+    capitals_run.use(monkeypatch, tmp_path)
+    serve = capitals_run.command("serve", monkeypatch, capsys)
+    error = serve("--split-sentences", "--config.documents.context=2", code=2).err
+    assert "--split-sentences takes lines of text alone, not what config.documents.context = 2 adds" in error
 
 
 @pytest.mark.smoke
