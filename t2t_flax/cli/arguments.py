@@ -5,7 +5,7 @@ import dataclasses
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -192,7 +192,7 @@ class Changes(Change):
     """
 
     def __init__(self, model: Any, flags: dict[str, str]):
-        from t2t_flax.data.hooks import data_hooks
+        from t2t_flax.data.hooks import DataHook, data_hooks
 
         # Symbols of languages come before a line's text, once that is read.
         kinds = {flag: FLAGS.load(flag) for flag in sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)}
@@ -201,8 +201,7 @@ class Changes(Change):
             raise UserError(f"{' and '.join(printing)} both say what is printed: give one of them.")
         if printing and (parts := next((flag for flag in flags if kinds[flag].in_parts), "")):
             raise UserError(f"{printing[0]} is about whole lines, of which {parts} translates parts: give one of them.")
-        lines: Iterator[str] = iter(())
-        if printing and any(hook.lines(lines) is not lines for hook in data_hooks(model.config)):
+        if printing and any(type(hook).lines is not DataHook.lines for hook in data_hooks(model.config)):
             raise UserError(f"{printing[0]} is about the words of a line, but the model reads other lines before it.")
         self._parts, self.model = [], model
         for flag, kind in kinds.items():

@@ -7,7 +7,7 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from etils import epath
@@ -54,10 +54,10 @@ class Tokenizer(abc.ABC):
 
     @staticmethod
     def train(
-        sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), pieces: Sequence[str] = ()
+        texts: Iterable[str], data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
     ) -> "Tokenizer":
-        """A tokenizer for the sentences, under the keys of `data`. pieces: symbols of its text that are whole pieces. Raises
-        UserError if there is no text.
+        """A tokenizer for the texts, under the keys of `data`. separators: symbols between the sentences of a text, which are
+        whole pieces; the last sentence counts. Raises UserError if there is no text.
         """
         raise NotImplementedError
 
@@ -112,12 +112,11 @@ class Tokenizer(abc.ABC):
         return type(self), (self.data,)
 
 
-def last_sentences(texts: Iterable[str], separators: Sequence[str]) -> Iterator[str]:
-    """What follows the last separator of each text."""
-    for text in texts:
-        for separator in separators:
-            text = text.rpartition(separator)[2].lstrip()
-        yield text
+def last_sentence(text: str, separators: Sequence[str]) -> str:
+    """What follows the last separator of a text."""
+    for separator in separators:
+        text = text.rpartition(separator)[2].lstrip()
+    return text
 
 
 def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
@@ -171,19 +170,19 @@ class SentencePieceTokenizer(Tokenizer):
 
     @staticmethod
     def train(
-        sentences: Iterable[str], data: Data, control_symbols: Sequence[str] = (), pieces: Sequence[str] = ()
+        texts: Iterable[str], data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
     ) -> "SentencePieceTokenizer":
         """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size, character_coverage,
-        byte_fallback, normalization and split_digits. The same sentences and keys give the same bytes; control symbols at the
-        beginning of sentences do not count.
+        byte_fallback, normalization and split_digits. The same texts and keys give the same bytes; control symbols at the
+        beginning of texts do not count.
 
         normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Raises UserError if there
         is no text, or vocab_size is too large or too small for it.
         """
         from sentencepiece import SentencePieceTrainer
 
-        texts = (split_symbols(sentence, control_symbols)[1] for sentence in sentences)
-        sample = [text for text in texts if text.strip()]
+        sentences = (last_sentence(split_symbols(text, control_symbols)[1], separators) for text in texts)
+        sample = [sentence for sentence in sentences if sentence.strip()]
         if not sample:
             raise UserError("there is no text to train a tokenizer on: every sentence is empty, or dropped by filters")
         model = io.BytesIO()
@@ -205,7 +204,7 @@ class SentencePieceTokenizer(Tokenizer):
                 bos_id=-1,
                 num_threads=_NUM_THREADS,
                 max_sentence_length=_MAX_SENTENCE_BYTES,
-                user_defined_symbols=list(pieces),
+                user_defined_symbols=list(separators),
                 minloglevel=2,
                 **symbols,
             )
@@ -308,21 +307,19 @@ def train_tokenizers(
     source: Source, data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
 ) -> TokenizerPair:
     """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
-    of which that of the source has the control symbols. Of texts with separators it is trained on the last sentence. Raises
-    UserError as `Tokenizer.train`.
+    of which that of the source has the control symbols. Raises UserError as `Tokenizer.train`.
     """
     kind, joint = TOKENIZERS.load(data.tokenizer), data.joint_vocabulary
     sample = None if kind.READS_ALL else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))
     if joint:
         texts = itertools.chain.from_iterable(source.pairs() if sample is None else sample)
-        both = kind.train(last_sentences(texts, separators), data, control_symbols, separators)
+        both = kind.train(texts, data, control_symbols, separators)
         return TokenizerPair(both, both)
     sides = []
     for i, side in enumerate(("source", "target")):
         pairs = source.pairs() if sample is None else sample
         try:
-            of_side = last_sentences((pair[i] for pair in pairs), separators)
-            sides.append(kind.train(of_side, data, () if i else control_symbols, separators))
+            sides.append(kind.train((pair[i] for pair in pairs), data, () if i else control_symbols, separators))
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

@@ -118,14 +118,13 @@ class Translator:
         is entered for the first batch of each shape. Raises UserError if the numbers of prefixes
         and lines differ.
         """
-        options = dict(first_line=first_line, progress=progress, compiling=compiling)
-        translate: Translate = functools.partial(self._translate, params, **options)
+        translate: Translate = functools.partial(self._translate, params, first_line, progress, compiling)
         for hook in self._hooks:
             limit = source_limit(self._config, self._model.config) - self._source_eos
             translate = hook.translate(translate, self._tokenizers, limit)
         return translate(lines, prefixes)
 
-    def _translate(self, params, lines, prefixes, *, first_line, progress, compiling) -> list[Translation]:
+    def _translate(self, params, first_line, progress, compiling, lines, prefixes) -> list[Translation]:
         model, eos = self._model.config, self._source_eos
         lines, more = self._prepare(lines, first_line)
         encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)

@@ -27,7 +27,7 @@ from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks, separators
-from t2t_flax.data.tokenizers import TokenizerPair, last_sentences
+from t2t_flax.data.tokenizers import TokenizerPair, last_sentence
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -271,8 +271,8 @@ def _one_or_all(values: list[str]) -> str | list[str]:
 
 def _sentences(config: Config, tokenizers: TokenizerPair, sources: Sequence[str]) -> list[str]:
     """The sources without what is for the model and no text to be scored: control symbols at their beginning, context."""
-    texts = (tokenizers.source.split(line)[1] for line in sources)
-    return list(last_sentences(texts, separators(config)))
+    between = separators(config)
+    return [last_sentence(tokenizers.source.split(line)[1], between) for line in sources]
 
 
 def _lines(texts: Sequence[str]) -> str:

@@ -39,9 +39,9 @@ class SubwordNmtTokenizer(ListTokenizer):
         return {"codes": read_codes(epath.Path(data.root or ".") / data.tokenizer_model)}
 
     @staticmethod
-    def train(sentences, data, control_symbols=(), pieces=()):
-        """The tokenizer for the sentences, see `with_vocabulary`; it has no symbols."""
-        return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], sentences)
+    def train(texts, data, control_symbols=(), separators=()):
+        """The tokenizer for the texts, see `with_vocabulary`; it has no symbols."""
+        return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], texts)
 
     def encode_text(self, text):
         return [self.ids.get(piece, UNK) for piece in self._bpe.segment_tokens(text.split())]
