@@ -250,7 +250,7 @@ class Prefetcher:
     """Batches `first` to `last - 1` as global arrays, made ahead. A batch is a function of its number, so prefetched batches are
     no state that a checkpoint would need.
 
-    Windows of updates are laid out in worker processes where that takes long, arrays are filled in threads.
+    Windows of updates are laid out in a thread or, where an extension does so, in processes; arrays are filled in threads.
     """
 
     def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
