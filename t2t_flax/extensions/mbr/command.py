@@ -105,6 +105,8 @@ def run(argv: list[str]) -> int:
         raise UserError("there are no candidates.")
     if references is not None and next(references, None) is not None:
         raise UserError(f"{args.references} has references of more than the {len(chosen)} sources with candidates.")
+    if args.input and len(sources) != len(chosen):
+        raise UserError(f"{args.input} has {len(sources)} lines, and there are candidates of {len(chosen)} sources.")
     record |= {
         "utility": {
             "name": args.utility,
@@ -277,8 +279,6 @@ def _scores(
         raise UserError(
             f"{args.score_against} has {len(targets)} lines, and there are candidates of {len(outputs)} sources."
         )
-    if sources and len(sources) != len(outputs):
-        raise UserError(f"{args.input} has {len(sources)} lines, and there are candidates of {len(outputs)} sources.")
     predictions = Predictions(outputs, [targets], sources)
     scores = compute_scores(config, metrics, predictions, samples=config.eval.bootstrap_samples)
     text = []

@@ -231,6 +231,9 @@ def test_mbr_chooses_by_a_learned_metric(environments, tmp_path, capsys, monkeyp
     assert "--utility=comet needs the source lines: --input=FILE" in capsys.readouterr().err
     assert main([*words, "--method=aggregate"]) == 2
     assert "--utility=comet has no mean reference" in capsys.readouterr().err
+    (tmp_path / "sources").write_text("a\nb\nc\n")
+    assert main(words) == 2
+    assert "sources has 3 lines, and there are candidates of 2 sources" in capsys.readouterr().err
     asked.clear()
     with monkeypatch.context() as patch:
         patch.setattr("importlib.util.find_spec", lambda name: None)
