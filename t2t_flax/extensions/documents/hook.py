@@ -1,6 +1,5 @@
 """Windows in the data of a run, and in the lines that it translates."""
 
-import collections
 import dataclasses
 import os
 from collections.abc import Iterator, Sequence
@@ -13,9 +12,9 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.hooks import DataHook, control_symbols
-from t2t_flax.data.sources import Context, Row
+from t2t_flax.data.sources import Context
 from t2t_flax.data.sources.files import existing_file
-from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of, split_symbols
+from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, split_symbols
 from t2t_flax.decoding.translator import Translation
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.documents import Documents
@@ -88,24 +87,11 @@ class DocumentsHook(DataHook):
         return ShortenWindows(self._form)
 
     def lines(self, lines):
-        return self._windows(lines)
-
-    def _windows(self, lines: Iterator[str]) -> Iterator[str]:
-        """The windows of lines; a symbol of the language to write stands before the window of its line."""
-        symbols, heads = control_symbols(self._config), collections.deque[str]()
-        ids = iterate_lines(self._keys.input_ids) if self._keys.input_ids else None
-
-        def texts() -> Iterator[Row]:
-            for line in lines:
-                first = line.partition(" ")[0]
-                found, text = split_symbols(line, [*symbols, *([first] if languages_of([first]) else [])])
-                heads.append("".join(f"{symbol} " for symbol in found))
-                yield (text,)
-
-        count = 0
-        for (window,) in self._form.windows(texts(), ids and self._each_id(ids)):
+        ids, count = iterate_lines(self._keys.input_ids) if self._keys.input_ids else None, 0
+        rows = ((line,) for line in lines)
+        for window, *_ in self._form.windows(rows, ids and self._each_id(ids), control_symbols(self._config)):
             count += 1
-            yield heads.popleft() + window
+            yield window
         if ids and (more := sum(1 for _ in ids)):
             raise self._unequal(f"{count + more} lines, the input {count}")
 

@@ -10,6 +10,7 @@ from etils import epath
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Row, Source, one_line, sha256_of
 from t2t_flax.data.sources.text import lines as lines_of_file
+from t2t_flax.data.tokenizers import languages_of, split_symbols
 from t2t_flax.errors import UserError
 
 
@@ -39,13 +40,16 @@ class WindowForm:
         ends = [at + 1 for at, token in enumerate(ids) if token == separator]
         return ends[-context - 1] if len(ends) > context else head
 
-    def windows(self, rows: Iterable[Row], documents: Iterator[str] | None) -> Iterator[Row]:
+    def windows(
+        self, rows: Iterable[Row], documents: Iterator[str] | None, symbols: Sequence[str] = ()
+    ) -> Iterator[Row]:
         """The rows with the sentences before them on both sides; further references are left alone. Rows: (source, target, ...),
         or (source,) of lines without targets. documents: the id of each row's document, which ends where the next id is another;
         None = rows with a blank source end documents.
 
         A blank side stays blank, and its row is in no window of a side that would need it. A pair that its source drops ends a
-        document, as its text is not known. A source that holds the separator is a window already.
+        document, as its text is not known. A source that holds the separator is a window already. Control symbols with which a
+        source begins, `symbols` and those of languages such as `<2de>`, stand before the window of its own row alone.
         """
         before: collections.deque[Row] = collections.deque(maxlen=self.context)
         current: str | None = None
@@ -53,23 +57,27 @@ class WindowForm:
             if documents is not None and (document := next(documents)) != current:
                 current = document
                 before.clear()
-            if isinstance(row, str) or documents is None and not row[0].strip():
+            if isinstance(row, str):
                 before.clear()
                 yield row
                 continue
-            if self.separator in row[0]:
+            head, text = _head(row[0], symbols)
+            if documents is None and not text.strip():
+                before.clear()
                 yield row
-                before.append((self.split(row[0])[-1], *row[1:]))
                 continue
+            if self.separator in text:
+                yield row
+                before.append((self.split(text)[-1], *row[1:]))
+                continue
+            row = text, *row[1:]
             blank = [not text.strip() for text in row[:2]]
             sides = [list(before), list(before)[len(before) - self.of_target(len(before)) :]]
-            yield (
-                *(
-                    text if blank[side] else self.join([*(other[side] for other in sides[side]), text])
-                    for side, text in enumerate(row[:2])
-                ),
-                *row[2:],
+            made = (
+                text if blank[side] else self.join([*(other[side] for other in sides[side]), text])
+                for side, text in enumerate(row[:2])
             )
+            yield (head + next(made), *made, *row[2:])
             if not (blank[0] or any(blank) and self.target_context):
                 before.append(row)
 
@@ -85,6 +93,13 @@ class WindowForm:
             if all(head + len(side) - self.begin(side, symbol, head, n) <= most for side, symbol, head, n in sides):
                 return drop
         return context
+
+
+def _head(text: str, symbols: Sequence[str]) -> tuple[str, str]:
+    """(the symbols with which a source begins, each with a space; the rest)."""
+    first = text.partition(" ")[0]
+    found, rest = split_symbols(text, [*symbols, *([first] if languages_of([first]) else [])])
+    return "".join(f"{symbol} " for symbol in found), rest
 
 
 class Windows(Source):

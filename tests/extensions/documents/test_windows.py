@@ -66,6 +66,12 @@ def test_a_line_with_the_separator_is_a_window_already():
     assert list(form_of(2, 0).windows(lines, None)) == [("a",), ("x<sep> b",), ("a<sep> b<sep> c",)]
 
 
+def test_symbols_stand_before_the_window_of_their_own_row():
+    rows = [("<2de> a", "A"), ("<2fr> <bt> b", "B"), ("c", "C"), ("<2de>", ""), ("<2de> <2de> d", "D"), ("e", "E")]
+    made = [source for source, _ in form_of(1, 0).windows(rows, None, ["<bt>"])]
+    assert made == ["<2de> a", "<2fr> <bt> a<sep> b", "b<sep> c", "<2de>", "<2de> <2de> d", "d<sep> e"]
+
+
 def side(symbols=()):
     """A tokenizer whose pieces are 9 for the separator and 3 for any other letter."""
     return SimpleNamespace(
