@@ -11,6 +11,7 @@ from t2t_flax.config.schema import CORE_GROUPS, fields
 _SPECIAL: dict[str, dict[str, Any]] = {
     "data.train": {"data.train": "en-de=toy:train:140"},
     "mixtures.shares": {"mixtures.shares": "en-de=2"},
+    "mixtures.batch_tokens": {"mixtures.batch_tokens": "1: 1024"},
     "mixtures.temperature": {"mixtures.temperature": 2.0},
     "mixtures.tags": {"mixtures.tags": "en-de=<bt>"},
     "languages.directions": {"languages.directions": "en-de=en-de, valid=en-de"},
