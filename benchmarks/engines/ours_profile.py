@@ -40,6 +40,12 @@ def facts_of(text: str) -> dict[str, dict[str, Any]]:
     return found
 
 
+def _facts_of(facts: dict[str, dict[str, Any]], name: str) -> dict[str, Any]:
+    """Of the instruction of an event: oneDNN's events have its name, a suffix for a copy, and the called function."""
+    original = name.partition("__onednn")[0]
+    return facts.get(name) or facts.get(original) or facts[original.removesuffix(".clone")]
+
+
 def _multiplies(instruction: Any) -> bool:
     return instruction.op == "dot" or "__onednn$matmul" in instruction.attributes
 
@@ -74,7 +80,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         facts = {number: facts_of(texts[number].read_text()) for number in {number for number, _ in repeats[0][0]}}
     _, whole = min(repeats, key=lambda repeat: repeat[1])
     instructions = [
-        {"seconds": min(seconds[key][0] for seconds, _ in repeats), "times": count} | facts[key[0]][key[1]]
+        {"seconds": min(seconds[key][0] for seconds, _ in repeats), "times": count} | _facts_of(facts[key[0]], key[1])
         for key, (_, count) in repeats[0][0].items()
     ]
     return {
