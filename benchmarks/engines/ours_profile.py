@@ -72,6 +72,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         run, notes, table_rows = _work(task)
         import jax
 
+        jax.config.update("jax_enable_compilation_cache", False)  # XLA writes what it compiles
         run()
         peak = _peak(task["size"])
         repeats = [_traced(run, Path(folder, str(i))) for i in range(task["repeats"])]
