@@ -34,10 +34,10 @@ def group_of(instruction: dict[str, Any], table_rows: int) -> tuple[str, str]:
     """(group of operations, for a product what it multiplies) of an instruction of `engines.ours_profile`."""
     name, opcodes, sizes = instruction["op_name"], set(instruction["opcodes"]), instruction["sizes"]
     if product := instruction["product"]:
-        batch, _, contracted, _ = product
-        backward = "transpose(" in name or contracted == table_rows
+        batch, rows, contracted, _ = product
+        backward = "transpose(" in name or table_rows in (contracted, rows)
         direction = "" if "jvp" not in name else ", backward" if backward else ", forward"
-        if table_rows in sizes:
+        if table_rows in product:
             return PRODUCTS, "logits" + direction
         if ".attend" in name or batch > 1:
             return PRODUCTS, "attention: scores, weighted values"

@@ -71,8 +71,10 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         os.environ["XLA_FLAGS"] = f"--xla_dump_to={folder}/programs --xla_dump_hlo_as_text"
         run, notes, table_rows = _work(task)
         import jax
+        from jax.experimental.compilation_cache import compilation_cache
 
         jax.config.update("jax_enable_compilation_cache", False)  # XLA writes what it compiles
+        compilation_cache.reset_cache()
         run()
         peak = _peak(task["size"])
         repeats = [_traced(run, Path(folder, str(i))) for i in range(task["repeats"])]

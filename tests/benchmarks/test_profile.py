@@ -48,6 +48,7 @@ def instruction(op_name="", opcodes=(), sizes=(), product=None):
         (instruction("jit(step)/transpose(jvp(M))/x/query/dot", ["dot"], [8], (1, 8, 4, 2)), "projections of attention, backward"),
         (instruction("jit(run_stage)/x/self_attention.attend/dot", ["dot"], [8], (4, 8, 4, 2)), "attention: scores, weighted values"),
         (instruction("jit(run_stage)/while/dot", ["dot"], [8, 99], (1, 8, 4, 99)), "logits"),
+        (instruction("jit(step)/jvp()/while/add", ["dot"], [8, 99], (1, 99, 8, 4)), "logits, backward"),
         (instruction("jit(step)/jvp(M)/target_dropout/where", ["xor", "select"]), "dropout bits and their masks"),
         (instruction("jit(step)/x", ["gather"], [99]), "tables: lookups and their gradient"),
         (instruction("jit(run_stage)/while/body/top_k", ["reduce"], [99]), "top-k"),
