@@ -13,12 +13,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Config, Model
+from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.decoding.beam_search import length_penalty
 from t2t_flax.decoding.search_loop import Cache
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.extensions.shared.model_wrapper import ModelWrapper
 from t2t_flax.training.checkpoint_selection import CheckpointChoice
 
 LEAST = 1e-6
@@ -51,25 +52,10 @@ class Penalty:
 
 
 @dataclasses.dataclass(frozen=True)
-class CoveringModel:
-    """A Transformer, or an ensemble of them, whose `decode_step` applies a penalty. Has what decoding, scoring and the validation
-    loss use of a model; parameters are the model's own.
-    """
+class CoveringModel(ModelWrapper):
+    """A Transformer, or an ensemble of them, whose `decode_step` applies a penalty; parameters are the model's own."""
 
-    model: Any
     penalty: Penalty
-
-    @property
-    def config(self) -> Model:
-        return self.model.config
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.model.dtype
-
-    @property
-    def target_vocab(self) -> int:
-        return self.model.target_vocab
 
     @property
     def output_params(self) -> tuple[str, ...]:

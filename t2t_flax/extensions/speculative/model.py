@@ -11,11 +11,11 @@ import flax.struct
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Model
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.decoding.batches import positions as most_positions
 from t2t_flax.decoding.sampling import Sampling
 from t2t_flax.decoding.search_loop import Sentences, log_sum_exp
+from t2t_flax.extensions.shared.model_wrapper import ModelWrapper
 from t2t_flax.extensions.speculative.search import Chosen
 from t2t_flax.models.decoding_cache import DecodingCache, decoding_layout
 from t2t_flax.models.transformer import Transformer
@@ -76,27 +76,11 @@ class Written:
 
 
 @dataclasses.dataclass(frozen=True)
-class WithDraft:
-    """Has what decoding, scoring and the validation loss use of `Transformer`: the model's own, but for decoding, which also
-    needs the draft. tokens: D. Parameters are under `model` and `draft`.
-    """
+class WithDraft(ModelWrapper):
+    """A Transformer that decodes with a draft. tokens: D. Parameters are under `model` and `draft`."""
 
-    model: Transformer
     draft: Transformer
     tokens: int
-
-    @property
-    def config(self) -> Model:
-        """That of the model."""
-        return self.model.config
-
-    @property
-    def dtype(self) -> jnp.dtype:
-        return self.model.dtype
-
-    @property
-    def target_vocab(self) -> int:
-        return self.model.target_vocab
 
     @property
     def output_params(self) -> tuple[str, ...]:
