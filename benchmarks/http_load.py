@@ -24,16 +24,20 @@ class Load:
     client_cpu_seconds: float = 0.0
 
 
-def run(url: str, lines: Sequence[str], pair: tuple[str, str], *, clients: int, seconds: float, before: float) -> Load:
-    """`clients` clients for `before` seconds that do not count and `seconds` that do."""
-    return asyncio.run(_run(url, lines, pair, clients, seconds, before))
+def run(
+    url: str, lines: Sequence[str], pair: tuple[str, str], *, clients: int, seconds: float, before: float, key: str = ""
+) -> Load:
+    """`clients` clients for `before` seconds that do not count and `seconds` that do. key: what they give as `api_key`."""
+    return asyncio.run(_run(url, lines, pair, clients, seconds, before, key))
 
 
-async def _run(url, lines, pair, clients, seconds, before) -> Load:
+async def _run(url, lines, pair, clients, seconds, before, key) -> Load:
     host, port = urllib.parse.urlsplit(url).netloc.rsplit(":", 1)
     load, began, cpu = Load(seconds), time.monotonic() + before, time.process_time()
     tasks = [
-        _client((host.strip("[]"), int(port)), lines[i % len(lines) :] + lines[: i % len(lines)], pair, load, began)
+        _client(
+            (host.strip("[]"), int(port)), lines[i % len(lines) :] + lines[: i % len(lines)], pair, load, began, key
+        )
         for i in range(clients)
     ]
     await asyncio.gather(*tasks)
@@ -41,15 +45,16 @@ async def _run(url, lines, pair, clients, seconds, before) -> Load:
     return load
 
 
-async def _client(address, lines, pair, load: Load, began: float) -> None:
+async def _client(address, lines, pair, load: Load, began: float, key: str) -> None:
     end, number, connection = began + load.seconds, 0, None
+    fields = {"source": pair[0], "target": pair[1]} | ({"api_key": key} if key else {})
     while (sent := time.monotonic()) < end:
         line = lines[number % len(lines)]
         number += 1
         try:
             if connection is None:
                 connection = await asyncio.open_connection(*address)
-            status, body = await _post(connection, {"q": line, "source": pair[0], "target": pair[1]})
+            status, body = await _post(connection, {"q": line, **fields})
         except (OSError, asyncio.IncompleteReadError) as error:
             status, connection = type(error).__name__, None
         answered = time.monotonic()

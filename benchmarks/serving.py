@@ -110,10 +110,10 @@ def measure_server(
     flags: Sequence[str] = (),
 ) -> tuple[http_load.Load, float]:
     """(the load, seconds until the server was ready)."""
+    times = dict(seconds=args.seconds, before=args.seconds_before)
+    key = next((flag.removeprefix("--api-key=") for flag in flags if flag.startswith("--api-key=")), "")
     with served(workdir, overrides, f"--max-queue={2 * args.clients}", *flags) as server:
-        load = http_load.run(
-            server.url, lines, pair, clients=args.clients, seconds=args.seconds, before=args.seconds_before
-        )
+        load = http_load.run(server.url, lines, pair, clients=args.clients, key=key, **times)
     return load, server.started
 
 
@@ -280,7 +280,10 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="a key of the config, for both")
     parser.add_argument(
-        "--flags", default="", metavar="'--FLAG ...'", help="of `serve`, measured in turn with a server without them"
+        "--flags",
+        default="",
+        metavar="'--FLAG ...'",
+        help="of `serve`, measured in turn with a server without them; clients give the key of --api-key",
     )
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args = parser.parse_args(argv)

@@ -36,9 +36,8 @@ def run(argv: list[str]) -> int:
     """Exit code 0 when every line was translated. After a signal 128 plus its number."""
     parser = arguments.parser(
         "translate",
-        "Translates standard input (or --input) line by line with a trained run. Translations are\n"
-        "written in the order of the input while it is read; a line that arrives through a pipe or is\n"
-        "typed is answered at once.",
+        "Translates standard input (or --input) line by line with a trained run. Translations are written in the order of\n"
+        "the input while it is read; a line that arrives through a pipe or is typed is answered at once.",
         epilog="Examples:\n"
         "  cat lines.txt | python -m t2t_flax translate --workdir=runs/toy\n"
         "  ... --n-best=4 --scores            N ||| translation ||| score, best first\n"
@@ -91,17 +90,20 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
     check_read_once(args.input, args.prefix)
     prefixes = iterate_lines(args.prefix) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
-    return paired(_source_lines(iterate_lines(args.input), args.workdir, overrides), prefixes, names)
+    return paired(source_lines(args, overrides, prefixes=bool(args.prefix)), prefixes, names)
 
 
-def _source_lines(lines: Iterator[str], workdir: str, overrides: dict[str, str]) -> Iterator[str]:
-    """The lines as the hooks of the run make them."""
+def source_lines(args: argparse.Namespace, overrides: dict[str, str], *, prefixes: bool = False) -> Iterator[str]:
+    """The lines of --input as the hooks of the run make them. prefixes: raises UserError if there can be none."""
     from t2t_flax.data.hooks import data_hooks
     from t2t_flax.evaluation.restore import stored_config
 
-    for hook in data_hooks(stored_config(workdir, overrides)):
+    lines = iterate_lines(args.input)
+    for hook in data_hooks(stored_config(args.workdir, overrides)):
+        if prefixes:
+            hook.check_prefixes()
         lines = hook.lines(lines)
-    yield from lines
+    return lines
 
 
 def translating(

@@ -74,6 +74,9 @@ class DataHook:
         """The lines of a text that is translated as source lines, each as soon as it has come."""
         return lines
 
+    def check_prefixes(self) -> None:
+        """Raises UserError if the beginnings of translations cannot be forced."""
+
     def translate(self, translate: Translate, tokenizers: TokenizerPair, limit: int) -> Translate:
         """What translates source lines in place of `translate`. limit: most tokens of a source, without EOS."""
         return translate

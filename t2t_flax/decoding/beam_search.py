@@ -91,16 +91,8 @@ class BeamSearch:
         alive_Bx2K = jnp.where(tokens_Bx2K == EOS, -jnp.inf, log_probs_Bx2K)
         alive = jax.lax.top_k(alive_Bx2K, K)
         top_B = ends_Bx2K[:, 0] & (log_probs_Bx2K[:, 0] > -jnp.inf)
-        return self.extend(
-            sentences,
-            position,
-            state,
-            parents_Bx2K,
-            tokens_Bx2K,
-            jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf),
-            alive,
-            top_B,
-        )
+        ended_Bx2K = jnp.where(ends_Bx2K, log_probs_Bx2K, -jnp.inf)
+        return self.extend(sentences, position, state, parents_Bx2K, tokens_Bx2K, ended_Bx2K, alive, top_B)
 
     def extend(
         self, sentences: Sentences, position, state: BeamState, parents_BxN, tokens_BxN, ended_BxN, alive, top_B
@@ -113,7 +105,10 @@ class BeamSearch:
         K, length = self.beam_size, position + 1
         sequences_BxNxT = take(state.alive_BxKxT, parents_BxN).at[:, :, position].set(tokens_BxN)
         penalty = length_penalty(length, self.alpha, self.length_penalty)
-        scores_BxKN = jnp.concatenate([state.finished_scores_BxK, ended_BxN / penalty], 1)
+        scores_BxN = ended_BxN / penalty
+        if sentences.ending_BxK is not None:
+            scores_BxN += take(sentences.ending_BxK, parents_BxN)
+        scores_BxKN = jnp.concatenate([state.finished_scores_BxK, scores_BxN], 1)
         finished_scores_BxK, best_BxK = jax.lax.top_k(scores_BxKN, K)
         alive_log_probs_BxK, alive_index_BxK = alive
 

@@ -64,7 +64,7 @@ class RuledStep:
         forced_B = forced_tokens(sentences, position)
         if forced_B is not None:
             logits_BxKxV = jnp.where(forced_B[:, None, None] == PAD, logits_BxKxV, free_BxKxV)
-        return logits_BxKxV, cache | {"self": {"model": after["self"], "rules": states}}
+        return logits_BxKxV, after | {"self": {"model": after["self"], "rules": states}}
 
 
 def with_rules(cache: Cache, rules: tuple[TokenRule, ...], sentences: Sentences, width: int, length: int) -> Cache:

@@ -38,8 +38,8 @@ from t2t_flax.registry import DECODERS, SEARCHES, TOKEN_RULES
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """score: log-probability divided by the length penalty. log_prob: in nats, EOS included.
-    hit_cap: no EOS. A place without a hypothesis has no tokens and the score -inf.
+    """score: log-probability divided by the length penalty, plus what the model adds at the end. log_prob: in nats, EOS
+    included. hit_cap: no EOS. A place without a hypothesis has no tokens and the score -inf.
     """
 
     text: str
@@ -112,11 +112,10 @@ class Translator:
     ) -> list[Translation]:
         """One Translation per line. prefixes: the forced beginning of each translation; "" = none.
 
-        An empty line translates to its prefix, repeated n_best times. Samples depend on the line's
-        number, counted from `first_line`. Batches are decoded shortest sources first;
-        progress(sentences done, total) is called after each, not counting empty lines. compiling()
-        is entered for the first batch of each shape. Raises UserError if the numbers of prefixes
-        and lines differ.
+        An empty line translates to its prefix, repeated n_best times. Samples depend on the line's number, counted from
+        `first_line`. Batches are decoded shortest sources first; progress(sentences done, total) is called after each, not
+        counting empty lines. compiling() is entered for the first batch of each shape. Raises UserError if the numbers of
+        prefixes and lines differ.
         """
         translate: Translate = functools.partial(self._translate, params, first_line, progress, compiling)
         for hook in self._hooks:

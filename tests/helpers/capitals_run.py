@@ -17,7 +17,7 @@ class CapitalsRun:
     """A run whose translations are the lines in capitals. windows: the lines of each call."""
 
     def __init__(self, config):
-        self.config, self.steps, self.params = config, (20,), {}
+        self.config, self.steps, self.params, self.models = config, (20,), {}, ()
         self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
@@ -28,7 +28,7 @@ class CapitalsRun:
     def in_language(self, text, language):
         return f"[{language}]{text}"
 
-    def translate(self, lines, *, prefixes=None, first_line=0, progress):
+    def translate(self, lines, *, prefixes=None, first_line=0, progress=lambda *_: None):
         self.before_window(len(self.windows))
         progress(len(lines), len(lines))
         self.windows.append((first_line, list(lines)))

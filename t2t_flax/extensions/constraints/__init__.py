@@ -82,6 +82,10 @@ class Constraints:
                 f"config.constraints.coverage = {self.coverage} ranks hypotheses of a beam, which needs config.decode.engine = "
                 "jax and a config.decode.strategy other than greedy and sample."
             )
+        if self.coverage_layer and not self.coverage:
+            raise UserError(
+                f"config.constraints.coverage_layer = {self.coverage_layer} needs config.constraints.coverage."
+            )
         if self.coverage_layer > (layers := config.model.num_decoder_layers):
             raise UserError(
                 f"config.constraints.coverage_layer = {self.coverage_layer}: the decoder has {layers} layers."

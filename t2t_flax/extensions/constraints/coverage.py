@@ -1,9 +1,8 @@
 """The coverage penalty of Wu et al. 2016, section 7: beta * sum_i log(min(sum_j p_ij, 1)) for attention p_ij of target token j to
 source token i, which is added to the score of a finished hypothesis.
 
-The model of a run becomes one that takes it from the log-probability of EOS, times the length penalty that a search divides by
-there. So every search finds and ranks hypotheses by the penalized score, and stops when no other can be better: the penalty is at
-most 0.
+The model of a run becomes one that says what each hypothesis would lose if it ended. So every search with a beam ranks finished
+hypotheses by the penalized score, and stops when no other can be better: the penalty is at most 0.
 """
 
 import dataclasses
@@ -13,9 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Config
-from t2t_flax.config.data_keys import EOS, PAD
-from t2t_flax.decoding.beam_search import length_penalty
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.decoding.search_loop import Cache
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.evaluation.restore import TrainedModel
@@ -28,32 +25,22 @@ LEAST = 1e-6
 
 @dataclasses.dataclass(frozen=True)
 class Penalty:
-    """beta: its weight. alpha, kind: of the search's `length_penalty`. layer: of the decoder, from 1, whose heads' mean counts;
-    0 = the mean of all layers.
-    """
+    """beta: its weight. layer: of the decoder, from 1, whose heads' mean counts; 0 = the mean of all layers."""
 
     beta: float
-    alpha: float = 0.6
-    kind: str = "gnmt"
     layer: int = 0
 
-    def apply(self, logits_BxKxV, length, attended_BxKxS, covered_BxS):
-        """Logits with which EOS as token number `length` has its log-probability less the penalty. What it loses goes to padding,
-        which is never written, so that all other tokens keep theirs. attended: attention to each source token so far, that of
-        the position included. covered: which source tokens count.
+    def __call__(self, attended_BxKxS: jax.Array, covered_BxS: jax.Array) -> jax.Array:
+        """float32 [B, K]. attended: attention to each source token so far, that of the position included. covered: which
+        source tokens count.
         """
         logs_BxKxS = jnp.log(jnp.clip(attended_BxKxS, LEAST, 1.0))
-        penalty_BxK = self.beta * jnp.sum(jnp.where(covered_BxS[:, None], logs_BxKxS, 0.0), axis=-1)
-        penalty_BxK = penalty_BxK * length_penalty(length, self.alpha, self.kind)
-        eos_BxK, pad_BxK = logits_BxKxV[..., EOS], logits_BxKxV[..., PAD]
-        lost_BxK = eos_BxK + jnp.log(-jnp.expm1(penalty_BxK))  # -inf where there is no penalty
-        logits_BxKxV = logits_BxKxV.at[..., EOS].add(penalty_BxK)
-        return logits_BxKxV.at[..., PAD].set(jnp.logaddexp(pad_BxK, lost_BxK))
+        return self.beta * jnp.sum(jnp.where(covered_BxS[:, None], logs_BxKxS, 0.0), axis=-1)
 
 
 @dataclasses.dataclass(frozen=True)
 class CoveringModel(ModelWrapper):
-    """A Transformer, or an ensemble of them, whose `decode_step` applies a penalty; parameters are the model's own."""
+    """A Transformer, or an ensemble of them, with a penalty as `Sentences.ending_BxK`; parameters are the model's own."""
 
     penalty: Penalty
 
@@ -81,8 +68,8 @@ class CoveringModel(ModelWrapper):
             variables, tokens_BxK, position, inner, method="decode_step", mutable=["intermediates"]
         )
         attended_BxKxS = own["state"] + self._attention(state["intermediates"])
-        logits_BxKxV = self.penalty.apply(logits_BxKxV, position + 1, attended_BxKxS, cache["covered"])
-        return logits_BxKxV, after | {"self": {"model": after["self"], "attended": {"state": attended_BxKxS}}}
+        new = {"model": after["self"], "attended": {"state": attended_BxKxS}}
+        return logits_BxKxV, after | {"self": new, "ending": self.penalty(attended_BxKxS, cache["covered"])}
 
     def _attention(self, intermediates: Any) -> jax.Array:
         """float32 [B, K, S]: the mean over heads, layers and models that count."""
@@ -99,11 +86,6 @@ def extend(
     loaded: TrainedModel, choice: CheckpointChoice, overrides: dict[str, str], group: ProcessGroup | None
 ) -> TrainedModel:
     """The run with a model that penalizes what is not covered; see `registry.MODELS`."""
-    return dataclasses.replace(loaded, model=covering(loaded.model, loaded.config))
-
-
-def covering(model: Any, config: Config) -> Any:
-    """The model with the penalty of a config."""
-    settings, decode = config.group("constraints"), config.decode
-    penalty = Penalty(settings.coverage, decode.alpha, decode.length_penalty, settings.coverage_layer)
-    return CoveringModel(model, penalty)
+    settings = loaded.config.group("constraints")
+    model: Any = CoveringModel(loaded.model, Penalty(settings.coverage, settings.coverage_layer))
+    return dataclasses.replace(loaded, model=model)

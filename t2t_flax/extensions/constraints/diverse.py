@@ -50,6 +50,8 @@ class DiverseBeam:
         C, used_BxU, groups, parents = tokens_BxKxC.shape[2], None, [], []
         for g, old in enumerate(state.groups):
             own = slice(g * size, (g + 1) * size)
+            ending_BxK = sentences.ending_BxK
+            of_group = sentences.replace(ending_BxK=None if ending_BxK is None else ending_BxK[:, own])
             tokens_BxN = tokens_BxKxC[:, own].reshape(len(tokens_BxKxC), -1)
             totals_BxN = (old.alive_log_probs_BxK[..., None] + log_probs_BxKxC[:, own]).reshape(tokens_BxN.shape)
             ranked_BxN = totals_BxN
@@ -66,7 +68,7 @@ class DiverseBeam:
             alive_index_BxS = jnp.argsort(~going_Bx2S, axis=1, stable=True)[:, :size]
             alive_BxS = jnp.where(take(going_Bx2S, alive_index_BxS), take(totals_Bx2S, alive_index_BxS), -jnp.inf)
             new, _ = self.beam.extend(
-                sentences, position, old, index_Bx2S // C, tokens_Bx2S, ended_Bx2S, (alive_BxS, alive_index_BxS),
+                of_group, position, old, index_Bx2S // C, tokens_Bx2S, ended_Bx2S, (alive_BxS, alive_index_BxS),
                 ended_Bx2S[:, 0] > -jnp.inf,
             )  # fmt: skip
 

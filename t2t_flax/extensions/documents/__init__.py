@@ -75,11 +75,15 @@ class Documents:
     def check(self, config: Config) -> None:
         """Raises UserError for values and keys that do not go together."""
         self.files(config.data)
-        if not self.context:
-            return
         shown = f"config.documents.context = {self.context}"
         if self.target_context > self.context:
             raise UserError(f"config.documents.target_context = {self.target_context} is more than {shown}.")
+        if not self.context:
+            if self.input_ids:
+                raise UserError(
+                    f"config.documents.input_ids = {self.input_ids} needs config.documents.context above 0."
+                )
+            return
         if not self.separator or any(map(str.isspace, self.separator)):
             raise UserError(f"config.documents.separator = {self.separator!r}: expected a symbol without spaces.")
         data = config.data

@@ -23,7 +23,7 @@ from t2t_flax.tasks.translation import recipe, sacrebleu_statistics
 
 SHORTENED = "lost the oldest sentences before them, with which they are longer than config.decode.max_source_length"
 OTHER_COUNT = (
-    "have a translation with another number of separators than its window, of which what follows the last is taken"
+    "translated with another number of separators than there are in the window, of which what follows the last is taken"
 )
 
 
@@ -107,15 +107,19 @@ class DocumentsHook(DataHook):
             f"config.documents.input_ids = {file} has {counts}: expected the id of a document for each line."
         )
 
+    def check_prefixes(self):
+        if self._form.target_context:
+            raise UserError(
+                "a prefix would begin the translation of the first sentence of a window, not of its own "
+                f"(config.documents.target_context = {self._form.target_context})."
+            )
+
     def translate(self, translate, tokenizers, limit):
         self.check_tokenizers(tokenizers)
 
         def of_windows(lines: Sequence[str], prefixes: Sequence[str] | None) -> list[Translation]:
-            if self._form.target_context and any(prefixes or ()):
-                raise UserError(
-                    "a prefix would begin the translation of the first sentence of a window, not of its own "
-                    f"(config.documents.target_context = {self._form.target_context})."
-                )
+            if any(prefixes or ()):
+                self.check_prefixes()
             read = [self._shortened(tokenizers.source, line, limit) for line in lines]
             return [self.own(*each) for each in zip(lines, read, translate(read, prefixes), strict=True)]
 

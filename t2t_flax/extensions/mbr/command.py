@@ -17,7 +17,7 @@ from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.mbr.candidates import read_candidates
 from t2t_flax.extensions.mbr.decision import METHODS, decide
 from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Chrf, OfExtension, Question, Utility
-from t2t_flax.registry import METRICS, absent_extension, load_extensions
+from t2t_flax.registry import LINES, METRICS, absent_extension, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.tasks import Metric
@@ -50,6 +50,7 @@ def run(argv: list[str]) -> int:
     )  # fmt: skip
     parser.add_argument("--workdir", metavar="DIR", help=f"{arguments.workdir_help()}, of which candidates are sampled")
     arguments.add_checkpoint(parser)
+    arguments.add_flags(parser, LINES)
     parser.add_argument(
         "--input",
         metavar="FILE",
@@ -142,8 +143,9 @@ def _check(args: argparse.Namespace) -> None:
         raise UserError("say where the candidates come from: --candidates=FILE, or --workdir=DIR with --input=FILE.")
     if args.workdir and not args.input:
         raise UserError("--workdir needs the lines to translate: --input=FILE.")
-    if args.candidates and (args.write_candidates or args.input and not _reads_input(args)):
-        raise UserError("--input and --write-candidates are for candidates of --workdir.")
+    flags = ", ".join(arguments.given_flags(args))
+    if args.candidates and (args.write_candidates or flags or args.input and not _reads_input(args)):
+        raise UserError(f"{flags or '--input and --write-candidates'}: for candidates of --workdir alone.")
     if args.write_candidates and os.path.realpath(args.write_candidates) == os.path.realpath(args.output):
         raise UserError("--output and --write-candidates name the same file.")
     if args.output == "-":
@@ -208,26 +210,31 @@ def _samples(
     args: argparse.Namespace, overrides: dict[str, str], sources: list[str]
 ) -> tuple[Config, Iterator[list[str]], dict[str, Any]]:
     """(config of the run, candidates of each line, what the record says of them). sources: gets the lines as they are read,
-    without control symbols.
+    without control symbols and context.
     """
+    from t2t_flax.cli.translate import source_lines
     from t2t_flax.config.keys import TRANSLATIONS
     from t2t_flax.config.schema import fields, keys_that_change
+    from t2t_flax.data.hooks import separators
+    from t2t_flax.data.tokenizers import last_sentence
     from t2t_flax.tasks import task_of
 
-    lines = iterate_lines(args.input)
     count = {"decode.n_best": str(args.num_candidates or overrides.get("decode.n_best", 64))}
-    loaded = arguments.load_run(args, SAMPLING | overrides | count).for_decoding()
-    task = task_of(loaded.config)
+    overrides, flags = SAMPLING | overrides | count, arguments.given_flags(args)
+    lines = source_lines(args, overrides)
+    change = arguments.Changes(arguments.load_run(args, overrides).for_decoding(), flags)
+    loaded = change.model
+    task, between = task_of(loaded.config), separators(loaded.config)
 
     def groups() -> Iterator[list[str]]:
         with open_output(args.write_candidates or os.devnull) as write:
             done = 0
-            while window := list(itertools.islice(lines, _WINDOW)):
+            while window := list(map(change.source, itertools.islice(lines, _WINDOW))):
                 translations = loaded.translate(window, first_line=done)
                 done += len(window)
                 to_stderr(f"candidates of {done:,} lines")
                 for line, translation in zip(window, translations, strict=True):
-                    sources.append(loaded.tokenizers.source.split(line)[1])
+                    sources.append(last_sentence(loaded.tokenizers.source.split(line)[1], between))
                     texts = [task.postprocess(line, hypothesis.text) for hypothesis in translation.hypotheses]
                     write("".join(text + "\n" for text in texts))
                     yield texts
@@ -236,7 +243,7 @@ def _samples(
     decode = {
         name: value for name, value in settings.items() if name.startswith("decode.") or value != fields()[name].default
     }
-    origin = {"workdir": str(args.workdir), "steps": list(loaded.steps), "input": args.input, "decode": decode}
+    origin = {"workdir": str(args.workdir), "steps": list(loaded.steps), "input": args.input, "decode": decode, **flags}
     return loaded.config, groups(), origin | ({"models": list(loaded.models)} if loaded.models else {})
 
 

@@ -15,6 +15,7 @@ from t2t_flax.extensions.mbr import Rerank
 from t2t_flax.extensions.mbr.candidates import Candidate, read_candidates
 from t2t_flax.extensions.mbr.rerank import choose, tune
 from t2t_flax.extensions.mbr.right_to_left import reverse_words
+from t2t_flax.registry import LINES
 
 _OWN = ("nbest", "words")
 
@@ -43,6 +44,7 @@ def run(argv: list[str]) -> int:
         "--workdir", action="append", default=[], metavar="DIR",
         help=f"{arguments.workdir_help()}, which scores candidates; may be given several times",
     )  # fmt: skip
+    arguments.add_flags(parser, LINES)
     parser.add_argument("--source", metavar="FILE", help="with --workdir: source lines")
     parser.add_argument(
         "--scores", action="append", default=[], metavar="FILE",
@@ -56,6 +58,8 @@ def run(argv: list[str]) -> int:
         raise UserError("give either --weights, or --reference of a validation set, by which they are chosen.")
     if args.workdir and not args.source:
         raise UserError("--workdir needs the source lines: --source=FILE.")
+    if not args.workdir and (flags := ", ".join(arguments.given_flags(args))):
+        raise UserError(f"{flags}: for models that score, and no --workdir is given.")
     arguments.check_output("--output", args.output)
     groups = list(read_candidates(args.candidates, args.num_candidates))
     if not groups:
@@ -136,22 +140,26 @@ def _columns(
     pairs = [(line, candidate.text) for line, group in zip(sources, groups, strict=False) for candidate in group]
     for number, (workdir, name) in enumerate(zip(args.workdir, others, strict=False)):
         if name in wanted:
-            yield name, _log_probs(workdir, overrides, pairs, first=number == 0)
+            yield name, _log_probs(workdir, overrides, arguments.given_flags(args), pairs, first=number == 0)
     for file, name in zip(args.scores, others[len(args.workdir) :], strict=True):
         if name in wanted:
             yield name, _numbers(file, len(candidates))
 
 
-def _log_probs(workdir: str, overrides: dict[str, str], pairs: list[tuple[str, str]], *, first: bool) -> list[float]:
-    """nan for a pair that has no score."""
+def _log_probs(
+    workdir: str, overrides: dict[str, str], flags: dict[str, str], pairs: list[tuple[str, str]], *, first: bool
+) -> list[float]:
+    """nan for a pair that has no score. flags: see `arguments.Changes`."""
     from t2t_flax.evaluation.restore import load
     from t2t_flax.extensions.shared.scoring import encode_pair, score_pairs
 
     if first:
         arguments.prepare_to_load(workdir, overrides)
     model = load(workdir, overrides=overrides)
+    change = arguments.Changes(model, flags)
     encoded, places = [], []
     for place, (source, target) in enumerate(pairs):
+        source = change.source(source)
         model.in_language(source)  # a missing language is an error of all pairs
         try:
             encoded.append(

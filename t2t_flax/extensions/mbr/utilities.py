@@ -13,6 +13,8 @@ from t2t_flax.errors import require
 from t2t_flax.registry import METRICS
 from t2t_flax.tasks import Predictions
 
+_RELATIVES = (("comet", "kiwi"),)
+"""Metrics of extensions that share their bias: both are trained on the same judgements, from the same language model."""
 _ORDERS = 4
 """The longest n-grams of BLEU."""
 
@@ -132,7 +134,9 @@ class OfExtension:
 
     def __init__(self, name: str, config: Config, coarse: Utility | None = None) -> None:
         self._metric, self._config, self._coarse = METRICS.load(name), config, coarse
-        self.FAMILY, self.reads_sources, self.signature = (name,), self._metric.reads_sources, ""
+        own = next((names for names in _RELATIVES if name in names), (name,))
+        self.FAMILY = (*own, *(coarse.FAMILY if coarse else ()))
+        self.reads_sources, self.signature = self._metric.reads_sources, ""
         if self._metric.check:
             self._metric.check(config)
 

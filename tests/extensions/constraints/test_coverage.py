@@ -11,12 +11,14 @@ from helpers.configs import devices_mesh, model_and_state, rows_alone, small_con
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
-from t2t_flax.decoding.search_loop import run_search
+from t2t_flax.decoding.search_loop import Sentences, run_search
+from t2t_flax.decoding.token_rules import RuledStep, with_rules
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.constraints.coverage import LEAST, CoveringModel, Penalty
+from t2t_flax.extensions.constraints.diverse import DiverseBeam
 
 described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 
@@ -38,8 +40,8 @@ def every_output():
     return [(*body, EOS) for body in bodies]
 
 
-def penalized_scores(made, penalty: Penalty, source: list[int]) -> dict[tuple[int, ...], float]:
-    """log P / lp + beta * sum_i log(min(sum_j p_ij, 1)) of every output."""
+def of_every_output(made, penalty: Penalty, source: list[int], search=BeamSearch()):  # noqa: B008
+    """(log P / lp + beta * sum_i log(min(sum_j p_ij, 1)), log P) by output."""
     (model, params), outputs = made, every_output()
     batch = rows_alone([(source, list(output)) for output in outputs], 8)
     hidden, state = model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])
@@ -48,22 +50,25 @@ def penalized_scores(made, penalty: Penalty, source: list[int]) -> dict[tuple[in
     layers = [state["intermediates"][f"decoder_{i}"]["cross_attention"]["weights"][0] for i in range(2)]
     chosen = layers[penalty.layer - 1 :][:1] if penalty.layer else layers
     attention = np.mean([np.asarray(x, np.float64).mean(1) for x in chosen], axis=0)
-    scores = {}
+    scores, totals = {}, {}
     for row, output in enumerate(outputs):
         length, words = len(output), len(source) - 1
-        log_prob = sum(log_probs[row, j, token] for j, token in enumerate(output))
+        totals[output] = sum(log_probs[row, j, token] for j, token in enumerate(output))
         covered = np.clip(attention[row, :length, :words].sum(0), LEAST, 1.0)
-        scores[output] = log_prob / length_penalty(length, penalty.alpha, penalty.kind)
+        scores[output] = totals[output] / length_penalty(length, search.alpha, search.length_penalty)
         scores[output] += penalty.beta * np.log(covered).sum()
-    return scores
+    return scores, totals
 
 
-def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8)):  # noqa: B008
-    model, params = CoveringModel(made[0], penalty), made[1]
-    source_BxS = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"])
+def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rules=()):  # noqa: B008
+    model, params, caps_B = CoveringModel(made[0], penalty), made[1], jnp.full(len(SOURCES), CAP)
+    source_BxS, step = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"]), DecodeStep(model)
     with mesh_lib.use(devices_mesh()):
         cache = start_search(model, params, source_BxS, search.width, 8)
-        result = run_search(DecodeStep(model), params, cache, search, caps_B=[CAP] * len(SOURCES), lengths=(8,))
+        if rules:
+            sentences = Sentences(caps_B, jnp.zeros((len(SOURCES), 0), jnp.int32))
+            cache, step = with_rules(cache, rules, sentences, search.width, 8), RuledStep(step, rules)
+        result = run_search(step, params, cache, search, caps_B=caps_B, lengths=(8,))
     return jax.tree.map(np.asarray, result)
 
 
@@ -72,60 +77,61 @@ def found_in(result, b):
 
 
 @pytest.mark.parametrize(
-    "penalty",
+    "penalty, alpha, kind",
     [
-        Penalty(2.0),
-        *(
-            pytest.param(penalty, marks=pytest.mark.slow)
-            for penalty in (
-                Penalty(0.5, layer=1),
-                Penalty(1.0, alpha=1.0, kind="power", layer=2),
-                Penalty(3.0, kind="none"),
-            )
-        ),
+        (Penalty(2.0), 0.6, "gnmt"),
+        pytest.param(Penalty(0.5, layer=1), 0.6, "gnmt", marks=pytest.mark.slow),
+        pytest.param(Penalty(1.0, layer=2), 1.0, "power", marks=pytest.mark.slow),
+        pytest.param(Penalty(3.0), 0.6, "none", marks=pytest.mark.slow),
     ],
-    ids=str,
 )
-def test_the_n_best_list_is_that_of_all_outputs(made, penalty):
-    """A beam as wide as the tree: the order, and the scores, are those of the sum that Wu et al. write."""
-    result = search(made, penalty, BeamSearch(BEAMS, penalty.alpha, 8, penalty.kind))
-    differ = 0
+def test_the_n_best_list_is_that_of_all_outputs(made, penalty, alpha, kind):
+    """A beam as wide as the tree: the order, and the scores, are those of the sum that Wu et al. write; log P is without it."""
+    wide = BeamSearch(BEAMS, alpha, 8, kind)
+    result, differ = search(made, penalty, wide), 0
     for b, source in enumerate(SOURCES):
-        scores = penalized_scores(made, penalty, source)
+        scores, totals = of_every_output(made, penalty, source, wide)
         best = sorted(scores, key=scores.__getitem__, reverse=True)[:8]
         assert found_in(result, b) == best
         np.testing.assert_allclose(result.scores[b], [scores[output] for output in best], rtol=1e-4)
-        plain = penalized_scores(made, dataclasses.replace(penalty, beta=0.0), source)
+        np.testing.assert_allclose(result.log_probs[b], [totals[output] for output in best], rtol=1e-4)
+        plain, _ = of_every_output(made, dataclasses.replace(penalty, beta=0.0), source, wide)
         differ += best != sorted(plain, key=plain.__getitem__, reverse=True)[:8]
     assert differ  # the penalty decides something
 
 
+NARROW = {
+    "beam": BeamSearch(3, 0.6, 3),
+    "groups": DiverseBeam(BeamSearch(2, 0.6, 2), 2, 0.5, 4),
+    "rules": BeamSearch(3, 0.6, 3),
+}
+
+
 @pytest.mark.slow
-def test_hypotheses_that_change_places_keep_their_coverage(made):
-    """In a narrow beam, the score of each finished one is still its own."""
-    penalty = Penalty(1.5)
-    result, finished = search(made, penalty, BeamSearch(3, 0.6, 3)), 0
+@pytest.mark.parametrize("kind", NARROW)
+def test_hypotheses_that_change_places_keep_their_coverage(made, kind):
+    """In a narrow beam, the score of each finished one is still its own, also of one in a later group."""
+    penalty, options, finished = Penalty(1.5), NARROW[kind], 0
+    result = search(made, penalty, options, rules=(_Nothing(),) if kind == "rules" else ())
     for b, source in enumerate(SOURCES):
-        scores = penalized_scores(made, penalty, source)
-        for output, score, ends in zip(found_in(result, b), result.scores[b], result.finished[b], strict=True):
+        scores, totals = of_every_output(made, penalty, source)
+        found = zip(found_in(result, b), result.scores[b], result.log_probs[b], result.finished[b], strict=True)
+        for output, score, log_prob, ends in found:
             finished += bool(ends)
             assert not ends or score == pytest.approx(scores[output], rel=1e-4)
+            assert not ends or log_prob == pytest.approx(totals[output], rel=1e-4)
     assert finished > 2
 
 
-def test_other_tokens_keep_their_probability(made):
-    model, params = made
-    source_BxS = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"])
-    tokens, start = jnp.zeros((2, 2), jnp.int32), jnp.int32(0)
+@dataclasses.dataclass(frozen=True)
+class _Nothing:
+    """A rule that changes nothing."""
 
-    def first(model):
-        with mesh_lib.use(devices_mesh()):
-            cache = start_search(model, params, source_BxS, 2, 8)
-        return jax.nn.log_softmax(DecodeStep(model)(params, tokens, start, cache)[0])[..., :VOCAB]
+    def start(self, sentences, width, length):
+        return {}
 
-    free, penalized = first(model), first(CoveringModel(model, Penalty(2.0)))
-    np.testing.assert_allclose(penalized[..., 2:], free[..., 2:], atol=1e-5)
-    assert (penalized[..., EOS] < free[..., EOS] - 0.1).all()
+    def apply(self, sentences, state, tokens_BxK, position, logits_BxKxV):
+        return logits_BxKxV, state
 
 
 @pytest.mark.slow
@@ -188,3 +194,5 @@ def test_what_has_no_beam_is_an_error():
             translations([], constraints__coverage=0.2, **keys)
     with pytest.raises(UserError, match="layers"):
         translations([], constraints__coverage=0.2, constraints__coverage_layer=99)
+    with pytest.raises(UserError, match="coverage_layer = 1 needs config.constraints.coverage"):
+        translations([], constraints__coverage_layer=1)

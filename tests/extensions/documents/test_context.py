@@ -229,6 +229,19 @@ def test_lines_follow_blank_lines_and_resume_from_their_place(command, monkeypat
     assert (tmp_path / "out").read_text().splitlines() == [line.upper() for line in expected]
 
 
+@pytest.mark.parametrize("command", ["translate", "translate_file"])
+def test_prefixes_are_refused_before_a_run_is_loaded(command, monkeypatch, tmp_path, capsys):
+    capitals_run.use(monkeypatch, tmp_path)
+    monkeypatch.setattr("t2t_flax.cli.arguments.load_run", lambda *args: pytest.fail("a run is loaded"))
+    (tmp_path / "in").write_text("a\n")
+    (tmp_path / "starts").write_text("\n")
+    keys = "--config.documents.context=1", "--config.documents.target_context=1"
+    error = capitals_run.command(command, monkeypatch, capsys)(
+        "--input=in", "--output=out", "--prefix=starts", *keys, code=2
+    )
+    assert "a prefix would begin the translation of the first sentence" in error.err
+
+
 def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):
     pytest.importorskip("t2t_flax.extensions.alignments")
     capitals_run.use(monkeypatch, tmp_path)
@@ -244,6 +257,8 @@ def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):
     "keys, message",
     [
         ({"documents.context": 1, "documents.target_context": 2}, "target_context = 2 is more than"),
+        ({"documents.target_context": 1}, "target_context = 1 is more than config.documents.context = 0"),
+        ({"documents.input_ids": "x"}, "config.documents.input_ids = x needs config.documents.context above 0"),
         ({"documents.context": 1, "documents.separator": "a b"}, "separator = 'a b': expected a symbol without spaces"),
         (
             {"documents.ids": "dev=x"} | dict.fromkeys(SPLITS, "toy:train"),

@@ -222,7 +222,7 @@ def test_mbr_chooses_by_a_learned_metric(environments, tmp_path, capsys, monkeyp
     (tmp_path / "target").write_text("x y\nq\n")
     assert main([*words, f"--score-against={tmp_path / 'target'}", "--config.learned_metrics.names=comet,kiwi"]) == 0
     scores = json.loads((tmp_path / "out.json").read_text())["scores"]
-    assert [name for name, entry in scores.items() if "biased" in entry] == ["comet"]
+    assert [name for name, entry in scores.items() if "biased" in entry] == ["comet", "kiwi"]
     asked.clear()
     assert main(mbr_words(tmp_path, flat, "--utility=kiwi", group)) == 0
     assert asked == [0, 6]  # which reads no references

@@ -2,8 +2,10 @@
 
 import json
 from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
+from helpers import capitals_run
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
@@ -89,11 +91,29 @@ def test_other_references_decide(write, tmp_path):
     assert (tmp_path / "out").read_text().splitlines() == ["the cat", "yes"]
 
 
+def test_lines_are_those_that_translate_reads_and_metrics_get_the_sentences(monkeypatch, tmp_path, capsys):
+    for name in ("documents", "languages"):
+        pytest.importorskip(f"t2t_flax.extensions.{name}")
+    run = capitals_run.use(monkeypatch, tmp_path)
+    run.tokenizers.source, scored = SimpleNamespace(split=lambda line: ([], line.removeprefix("[de]"))), []
+    monkeypatch.setattr("t2t_flax.extensions.mbr.command._scores", lambda *args: (scored.extend(args[3]), ({}, ""))[1])
+    (tmp_path / "in").write_text("a\nb\n\nc\n")
+    flags = "--target-language=de", "--input=in", "--output=out", "--num-candidates=2", "--utility=bleu"
+    mbr = capitals_run.command("mbr", monkeypatch, capsys)
+    mbr(*flags, "--config.documents.context=1", "--score-against=in")
+    assert run.windows == [(0, ["[de]a", "[de]a<sep> b", "[de]", "[de]c"])]
+    assert scored == ["a", "b", "", "c"]
+    assert json.loads((tmp_path / "out.json").read_text())["candidates"]["--target-language"] == "de"
+
+
 def test_wrong_files_and_flags_are_named(write, tmp_path, capsys):
     flat, out = write("flat", FLAT), f"--output={tmp_path / 'out'}"
     assert "say where the candidates come from" in error(capsys, out)
     assert "--workdir needs the lines" in error(capsys, out, "--workdir=w")
     assert "for candidates of --workdir" in error(capsys, out, f"--candidates={flat}", "--input=x")
+    if find_spec("t2t_flax.extensions.languages"):
+        wrong = error(capsys, out, f"--candidates={flat}", "--target-language=de")
+        assert "--target-language: for candidates of --workdir alone" in wrong
     assert "6 lines, which is no multiple of 4" in error(
         capsys, out, f"--candidates={flat}", "--num-candidates=4", "--utility=bleu"
     )

@@ -1,5 +1,7 @@
 """Reranking: choices against brute force, weights, right-to-left models, and the command."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from helpers.runs import start, tiny_run
@@ -7,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax.__main__ import main
+from t2t_flax.config import Config
 from t2t_flax.data.sources import open_source, toy
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.mbr.rerank import choose, tune
@@ -116,6 +119,25 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     some = [f"--candidates={write('some', ['0 ||| a b ||| -1', '0 ||| a'])}", f"--output={tmp_path / 'out'}"]
     assert main(["rerank", *some, f"--reference={write('one', ['a b'])}"]) == 0
     assert "nbest is left out: 1 of the 2 lines of" in capsys.readouterr().out
+
+
+def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_path, capsys):
+    pytest.importorskip("t2t_flax.extensions.languages")
+    run, seen = SimpleNamespace(config=Config(), in_language=lambda text, language="": f"[{language}]{text}"), []
+    monkeypatch.setattr("t2t_flax.cli.arguments.prepare_to_load", lambda *args: None)
+    monkeypatch.setattr("t2t_flax.evaluation.restore.load", lambda *args, **keys: run)
+    monkeypatch.setattr("t2t_flax.extensions.shared.scoring.encode_pair", lambda _, source, target: seen.append(source))
+    scores = [SimpleNamespace(log_prob=-2.0), SimpleNamespace(log_prob=-1.0)]
+    monkeypatch.setattr("t2t_flax.extensions.shared.scoring.score_pairs", lambda *args: scores)
+    words = [
+        f"--candidates={write('lists', ['0 ||| a', '0 ||| b'])}",
+        f"--output={tmp_path / 'out'}",
+        "--target-language=de",
+    ]
+    assert main(["rerank", *words, f"--source={write('source', ['x'])}", "--workdir=w", "--weights=w=1"]) == 0
+    assert seen == ["[de]x", "[de]x"] and (tmp_path / "out").read_text() == "b\n"
+    scored = f"--scores={write('scores', ['1', '2'])}"
+    assert "--target-language: for models that score" in error(capsys, *words, scored, "--weights=scores=1")
 
 
 @pytest.mark.slow
