@@ -41,11 +41,9 @@ StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 @flax.struct.dataclass
 class Sentences:
-    """Search inputs per sentence.
-
-    caps_B: maximum tokens, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK: random keys. more: arrays
-    [B, ...] by name, which rules and searches of extensions read. ending_BxK: of a position, what is added to the score of a
-    hypothesis that ends there, at most 0.
+    """Search inputs per sentence. caps_B: maximum tokens, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK:
+    random keys. more: arrays [B, ...] by name, which rules and searches of extensions read. ending_BxK: what is added to the
+    score of a hypothesis that ends at the current position, at most 0.
     """
 
     caps_B: jax.Array

@@ -87,8 +87,11 @@ class DocumentsHook(DataHook):
         return ShortenWindows(self._form)
 
     def lines(self, lines):
-        ids, count = iterate_lines(self._keys.input_ids) if self._keys.input_ids else None, 0
-        rows = ((line,) for line in lines)
+        # Opened at once, so that an absent file is an error before a model is loaded.
+        return self._windows(lines, iterate_lines(self._keys.input_ids) if self._keys.input_ids else None)
+
+    def _windows(self, lines: Iterator[str], ids: Iterator[str] | None) -> Iterator[str]:
+        count, rows = 0, ((line,) for line in lines)
         for window, *_ in self._form.windows(rows, ids and self._each_id(ids), control_symbols(self._config)):
             count += 1
             yield window

@@ -230,16 +230,16 @@ def test_lines_follow_blank_lines_and_resume_from_their_place(command, monkeypat
 
 
 @pytest.mark.parametrize("command", ["translate", "translate_file"])
-def test_prefixes_are_refused_before_a_run_is_loaded(command, monkeypatch, tmp_path, capsys):
+def test_prefixes_and_absent_files_are_refused_before_a_run_is_loaded(command, monkeypatch, tmp_path, capsys):
     capitals_run.use(monkeypatch, tmp_path)
     monkeypatch.setattr("t2t_flax.cli.arguments.load_run", lambda *args: pytest.fail("a run is loaded"))
     (tmp_path / "in").write_text("a\n")
     (tmp_path / "starts").write_text("\n")
-    keys = "--config.documents.context=1", "--config.documents.target_context=1"
-    error = capitals_run.command(command, monkeypatch, capsys)(
-        "--input=in", "--output=out", "--prefix=starts", *keys, code=2
-    )
-    assert "a prefix would begin the translation of the first sentence" in error.err
+    t2t = capitals_run.command(command, monkeypatch, capsys)
+    flags = "--input=in", "--output=out", "--config.documents.context=1"
+    error = t2t(*flags, "--prefix=starts", "--config.documents.target_context=1", code=2).err
+    assert "a prefix would begin the translation of the first sentence" in error
+    assert "no file absent" in t2t(*flags, "--config.documents.input_ids=absent", code=2).err
 
 
 def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):

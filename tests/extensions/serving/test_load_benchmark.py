@@ -9,6 +9,7 @@ from helpers.http_server import serving  # noqa: E402
 from benchmarks import http_load  # noqa: E402
 from benchmarks.serving import beside_quiet, entry_of, percentile  # noqa: E402
 from t2t_flax.data.sources import toy  # noqa: E402
+from t2t_flax.extensions.serving.access import Access, Keys  # noqa: E402
 from t2t_flax.tasks import task_of  # noqa: E402
 
 LINES = [source for source, _ in toy.pairs("test", 6)]
@@ -24,6 +25,13 @@ def test_clients_get_the_batchs_translations_and_count_errors(run):
     assert set(entry["errors"]) <= {"400"} and 0 < entry["p50_ms"] <= entry["p99_ms"]
     wrong = entry_of(load, {"translations": ["other"] * len(LINES)}, LINES)
     assert wrong["different"] == len(load.translations)
+
+
+@pytest.mark.parametrize("key", ["secret", ""])
+def test_clients_give_their_key(run, key):
+    with serving({"tiny": run}, access=Access(Keys(["secret"]))) as server:
+        load = http_load.run(server.url, LINES, ("en", "de"), clients=1, seconds=2.0, before=0.0, key=key)
+    assert bool(load.latencies) == bool(key) and set(load.errors) == (set() if key else {"403"})
 
 
 def test_clients_outlive_a_server_that_ends(run):
