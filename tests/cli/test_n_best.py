@@ -5,6 +5,7 @@ import types
 import pytest
 
 from t2t_flax.cli import arguments, translate
+from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 
 
@@ -17,6 +18,7 @@ def overrides(monkeypatch, *argv: str) -> dict[str, str]:
         raise Loaded(flags)
 
     monkeypatch.setattr(arguments, "load_run", load_run)
+    monkeypatch.setattr("t2t_flax.evaluation.restore.stored_config", lambda *args: Config())
     with pytest.raises(Loaded) as caught:
         translate.run(["--workdir=w", *argv])
     return caught.value.args[0]
