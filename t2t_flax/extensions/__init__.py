@@ -99,7 +99,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "metrics": ("comet", "kiwi", "metricx"),
         "flags": ("--metric",),
     },
-    "inspection": {"groups": ("inspection",), "commands": ("attend",)},
+    "inspection": {"groups": ("inspection",), "commands": ("attend", "inspect")},
     "alignments": {"groups": ("alignments",), "commands": ("align",), "flags": ("--alignments", "--tags")},
     "constraints": {
         "groups": ("constraints",),

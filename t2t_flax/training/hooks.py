@@ -12,7 +12,7 @@ from t2t_flax.registry import HOOKS
 
 if TYPE_CHECKING:
     from t2t_flax.training.setup import DeviceBatch, TrainingSetup
-    from t2t_flax.training.train_state import TrainProgress
+    from t2t_flax.training.train_state import TrainProgress, TrainState
 
 
 class Hook:
@@ -35,6 +35,9 @@ class Hook:
 
     def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
         """Called once, after restoring and compiling. Compile here what the hook needs."""
+
+    def before_update(self, step: int, state: "TrainState", batch: "DeviceBatch") -> None:
+        """Update `step` follows, which uses up the arrays of `state`: programs that read them are to be started here."""
 
     def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, Any]) -> None:
         """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""
@@ -61,11 +64,6 @@ def check_hooks(config: Config) -> None:
     """Raises UserError, before training, for what a hook lacks: its module may have `check_installed(config)`."""
     for module in HOOKS.of(config):
         getattr(module, "check_installed", lambda config: None)(config)
-
-
-def measure_all(hooks: Sequence[Hook], params: Any, grads: Any) -> dict[str, jax.Array]:
-    """What all hooks measure in an update, see `Hook.measure`."""
-    return {name: value for hook in hooks for name, value in hook.measure(params, grads).items()}
 
 
 def wants_idle(hooks: Sequence[Hook], step: int) -> bool:

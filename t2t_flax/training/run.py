@@ -218,6 +218,8 @@ class Run:
         with self.measure("data"):
             batch = batches.next()
         with self.measure("step"), jax.transfer_guard("disallow"):
+            for hook in self.hooks:
+                hook.before_update(step, self.state, batch)
             self.state, values = self._programs[batch.arrays["target"].shape](self.state, batch.arrays)
         self.read_metrics()
         self._unread = step, batch, values

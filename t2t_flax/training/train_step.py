@@ -13,7 +13,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import over_shards, sum_over_shards, zeros_of_shards
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
-from t2t_flax.training.hooks import Hook, measure_all
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
@@ -115,7 +115,7 @@ def train_step(
             _where_finite(finite, new, old)
             for new, old in ((params, trained), (ema, old_ema), (opt_state, state.opt_state))
         )
-        metrics = measure_all(hooks, trained, grads) | means(sums)
+        metrics = {name: x for hook in hooks for name, x in hook.measure(trained, grads).items()} | means(sums)
         metrics |= {
             "tokens": tokens,
             "grad_norm": norm,

@@ -166,6 +166,7 @@ ELSEWHERE = {
     "extensions/trackers/test_trackers.py": "trackers.names",
     "extensions/trackers/test_clients.py": "trackers.group",
     "extensions/inspection/test_inspection.py": "inspection.profile_steps",
+    "extensions/inspection/test_layers.py": "inspection.layers_every",
     "extensions/planning/test_mfu.py": "planning.mfu",
     "extensions/selftest/test_processes.py": "selftest.at_start",
     "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",

@@ -71,6 +71,7 @@ def shortened(command: str) -> str:
     command = command.replace("--config=…", "--config=configs/toy.py").replace("--workdir=…", "--workdir=runs/toy")
     command = command.replace("train …", "train --config=configs/toy.py --workdir=runs/pod")
     command = command.replace("--average=8", "--average=2")  # of what SHORT leaves
+    command = command.replace("layers_every=100", "layers_every=6 --config.log.every_steps=6")
     command = command.replace("local_pod.sh 4", "local_pod.sh 2")
     command = re.sub(r"(--step=|test-)(900|1800)\b", lambda step: step[1] + STEPS[step[2]], command)
     command = command.replace("--workdir=DIR", "--workdir=sweeps/dropout").replace("=CONFIG", "=configs/toy.py")

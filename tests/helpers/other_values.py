@@ -55,6 +55,7 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
     "trackers.names": {"trackers.names": ""},
+    "inspection.layers_every": {"inspection.layers_every": 1000},
     "inspection.profile_steps": {"inspection.profile_steps": (1000, 1001)},
     "mesh.data": {"mesh.data": 8},
     "train.precision": {"train.precision": "bfloat16"},

@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import jax
 import jax.numpy as jnp
 import pytest
 from helpers.runs import start, tiny_run
@@ -23,6 +24,10 @@ class Recorder(hooks.Hook):
 
     def on_start(self, run, progress):
         self.calls.append(("start", progress.step))
+
+    def before_update(self, step, state, batch):
+        assert jax.device_get(state.step) == step - 1
+        self.calls.append(("before", step))
 
     def on_update(self, step, batch, values):
         self.calls.append(("update", step))
@@ -53,7 +58,10 @@ def test_moments_of_a_run(tmp_path, cache, recorder):
     """A finished run awaits the scores of its final evaluation; `measure` replaces no metric of the update."""
     keys = dict(eval=dict(every_steps=4), log=dict(every_steps=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=5, **keys), tmp_path, cache), score=None)
-    names = "start0 update1 update2 log2 update3 update4 log4 evaluation4 log4 checkpoint4 update5 checkpoint5"
+    names = (
+        "start0 before1 update1 before2 update2 log2 before3 before4 update3 update4 log4 evaluation4 log4 checkpoint4 "
+        "before5 update5 checkpoint5"
+    )
     assert [f"{name}{step}" for name, step in recorder.calls] == names.split()
     assert outcome.hooks == [recorder]
     lines = read_metrics(tmp_path)

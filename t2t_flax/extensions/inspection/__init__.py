@@ -1,4 +1,4 @@
-"""Inspection: what a trained model attends to, and profiles of a run."""
+"""Inspection: what happens inside a run and a trained model: statistics of layers, hidden states, attention, profiles."""
 
 from dataclasses import dataclass
 
@@ -13,6 +13,14 @@ class Inspection:
     profile_steps: tuple[int, int] = key(
         (0, 0), "first and last update of a profiler trace, written to WORKDIR/profile; (0, 0) = none", mutable=True
     )
+    layers_every: int = key(
+        0,
+        "every so many updates the norms of parameters, gradients, updates and activations of each layer, dead units and "
+        "entropies of attention join metrics.jsonl; a multiple of log.every_steps; 0 = never",
+        unit="updates",
+        low=0,
+        mutable=True,
+    )
 
     @classmethod
     def of(cls, config: Config) -> "Inspection":
@@ -20,7 +28,7 @@ class Inspection:
         return config.group("inspection")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for updates that cannot be traced."""
+        """Raises UserError for updates that cannot be traced, or whose statistics would not be logged."""
         first, last = self.profile_steps
         if first > last:
             raise UserError(
@@ -29,6 +37,11 @@ class Inspection:
         if first < 1 and (first, last) != (0, 0):
             raise UserError(
                 f"config.inspection.profile_steps = {self.profile_steps}: updates are counted from 1; (0, 0) = none."
+            )
+        if self.layers_every % config.log.every_steps:
+            raise UserError(
+                f"config.inspection.layers_every = {self.layers_every} is not a multiple of config.log.every_steps = "
+                f"{config.log.every_steps}: the other updates have no line in metrics.jsonl."
             )
 
 
@@ -39,6 +52,14 @@ COMMANDS.add(
         "attention weights of every layer and head for a pair, as arrays and a picture",
     ),
 )
+COMMANDS.add(
+    "inspect",
+    Command(
+        "t2t_flax.extensions.inspection.inspect_command",
+        "hidden states of layers as arrays; a page that shows a run layer by layer",
+    ),
+)
 GROUPS.add("inspection", Inspection)
+HOOKS.add("t2t_flax.extensions.inspection.layers", "inspection.layers_every")
 HOOKS.add("t2t_flax.extensions.inspection.profile", "inspection.profile_steps")
 ANALYSES.add("attend", "t2t_flax.extensions.inspection.maps:attend")

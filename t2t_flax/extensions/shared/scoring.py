@@ -61,23 +61,33 @@ def score(run: TrainedModel, pairs: Sequence[tuple[str, str]], where: Callable[[
     return score_pairs(run, encoded)
 
 
+def encode_source(run: TrainedModel, source: str) -> list[int]:
+    """Token ids of a source sentence. Raises UserError for one that is empty or too long, and as `TrainedModel.in_language`."""
+    ids = source_ids(run.tokenizers.source, run.source_text(source))
+    _check_side(run, "source", source, ids)
+    return ids + [EOS] * run.config.data.source_eos
+
+
 def encode_pair(run: TrainedModel, source: str, target: str) -> PairIds:
-    """Token ids of a pair. Raises UserError for an empty or too long side, for a target that is invalid for the task, and as
-    `TrainedModel.in_language`.
+    """Token ids of a pair. Raises UserError as `encode_source`, and for a target that is empty, too long or invalid for the
+    task.
     """
     if source.strip() and target.strip():
         target = task_of(run.config).preprocess_target(source, target)
-    source_tokens = source_ids(run.tokenizers.source, run.source_text(source))
-    target_tokens, limit = run.tokenizers.target.encode_text(target), run.max_source_length
-    for side, text, tokens in (("source", source, source_tokens), ("target", target, target_tokens)):
-        if not text.strip() or not tokens:
-            raise UserError(f"the {side} is empty; both sides must have text.")
-        if len(tokens) + 1 > limit:
-            raise UserError(
-                f"the {side} has {len(tokens) + 1} tokens with EOS, more than the {limit} allowed "
-                "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
-            )
-    return PairIds(source_tokens + [EOS] * run.config.data.source_eos, target_tokens + [EOS])
+    source_tokens, target_tokens = encode_source(run, source), run.tokenizers.target.encode_text(target)
+    _check_side(run, "target", target, target_tokens)
+    return PairIds(source_tokens, target_tokens + [EOS])
+
+
+def _check_side(run: TrainedModel, side: str, text: str, ids: list[int]) -> None:
+    limit = run.max_source_length
+    if not text.strip() or not ids:
+        raise UserError(f"the {side} is empty: it must have text.")
+    if len(ids) + 1 > limit:
+        raise UserError(
+            f"the {side} has {len(ids) + 1} tokens with EOS, more than the {limit} allowed "
+            "(config.decode.max_source_length, or config.model.max_positions with learned positions)."
+        )
 
 
 def score_pairs(

@@ -1,7 +1,5 @@
 """A page that sets two evaluated systems side by side, sentence by sentence: one file that any browser opens, with no network."""
 
-import html
-import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared.html_page import filled_page
 from t2t_flax.extensions.sweeps.compare import comparable_names, compare, read_record, systems, texts
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
@@ -57,12 +56,7 @@ def comparison_page(
         ],
     }
     notes = [_note(task.metric(found["score"]).display_name, found) for found in overall]
-    template = Path(__file__).with_name("compare_page.html").read_text(encoding="utf-8")
-    # "<" as an escape, so that no sentence ends the script.
-    data = json.dumps(content, ensure_ascii=False).replace("<", "\\u003c")
-    title = html.escape(" and ".join(names))
-    listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)
-    return template.replace("{{title}}", title).replace("{{notes}}", listed).replace("{{data}}", data)
+    return filled_page(Path(__file__).with_name("compare_page.html"), " and ".join(names), notes, content)
 
 
 def _short(names: Sequence[str]) -> list[str]:

@@ -27,6 +27,7 @@ from t2t_flax.evaluation.evaluate import validation_score
 from t2t_flax.extensions.sweeps.trials import NUMBERS, RATES, vectorization_conflict
 from t2t_flax.models.dropout import Rate
 from t2t_flax.process_setup import prepare_process
+from t2t_flax.registry import HOOKS
 from t2t_flax.tasks import task_of
 from t2t_flax.training.hooks import Hook, wants_idle
 from t2t_flax.training.loop import train_run
@@ -145,7 +146,9 @@ class RunInStack(Run):
 
 
 class StackedRuns:
-    """Runs with one vectorized train step; has the interface of `training.run.Run`."""
+    """Runs with one vectorized train step; has the interface of `training.run.Run`. Raises UserError for a hook that reads the
+    state of a run before an update.
+    """
 
     def __init__(
         self,
@@ -155,6 +158,12 @@ class StackedRuns:
         on_finish: Callable[[TrainingSetup, TrainingEnd], None],
     ):
         self.runs = [RunInStack(*parts, supervisor) for parts in zip(setups, scores, strict=True)]
+        for hook in self.runs[0].hooks:
+            if type(hook).before_update is not Hook.before_update:
+                keys = " or ".join(f"config.{key}" for key in HOOKS.get(type(hook).__module__, ()))
+                raise UserError(
+                    f"runs that set {keys} train one at a time: leave it at its default, or leave out --stack."
+                )
         self.setup, self._on_finish = setups[0], on_finish
         self._to_evaluate: list[RunInStack] = []
         """The runs that the next evaluation is of: at the start those for which it is due, after an update all."""

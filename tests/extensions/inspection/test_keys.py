@@ -34,6 +34,12 @@ def test_impossible_updates_are_refused(text, message):
         config_of(text)
 
 
+def test_statistics_that_no_line_would_hold_are_refused():
+    config = override(preset("aiayn_base"), {"inspection.layers_every": "150", "log.every_steps": "100"})
+    with pytest.raises(UserError, match="layers_every = 150 is not a multiple of config.log.every_steps = 100"):
+        resolve(config)
+
+
 @pytest.mark.parametrize(("steps", "expected"), [("0,0", set()), ("3,5", {"profile"})])
 def test_profiles_are_a_hook_of_runs_that_ask_for_them(steps, expected):
     modules = [module.__name__.split(".") for module in HOOKS.of(config_of(steps))]

@@ -22,8 +22,10 @@ from t2t_flax.extensions.sweeps.stacked_runs import (
 )
 from t2t_flax.extensions.sweeps.trials import can_be_vectorized
 from t2t_flax.filesystem import list_numbers
+from t2t_flax.registry import HOOKS
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import set_up_training, validation_loss
 from t2t_flax.training.train_state import TrainProgress, init_state
@@ -213,6 +215,17 @@ def test_only_scalars_may_differ(tmp_path, cache):
     assert all(can_be_vectorized(base, tiny_run(tmp_path, **variant)) for variant in VARIANTS)
     for keys in (dict(model=dict(d_ff=48)), dict(seed=dict(data=1)), dict(optimizer=dict(b2=0.9)), dict(steps=13)):
         assert not can_be_vectorized(base, tiny_run(tmp_path, **keys))
+
+
+def test_a_hook_that_reads_the_state_of_a_run_is_refused(tmp_path, cache, monkeypatch):
+    class Reader(Hook):
+        def before_update(self, step, state, batch):
+            pass
+
+    monkeypatch.setattr("t2t_flax.training.run.make_hooks", lambda *_: [Reader()])
+    monkeypatch.setitem(HOOKS, __name__, ("group.key",))
+    with pytest.raises(UserError, match="runs that set config.group.key train one at a time"):
+        train_runs(runs_of(tmp_path, cache, "runs", VARIANTS[:2]))
 
 
 def test_time_of_shared_work_is_split_evenly():

@@ -1,0 +1,198 @@
+"""Hidden states of a trained model, and the file that holds them."""
+
+import array
+import contextlib
+import json
+import shutil
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.config import Model
+from t2t_flax.config.data_keys import EOS
+from t2t_flax.decoding.programs import program
+from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.extensions.shared.scoring import PairIds, encode_pair, encode_source, pair_batches
+from t2t_flax.filesystem import atomic_file
+from t2t_flax.models.transformer import Transformer
+
+EMBEDDINGS = "embeddings"
+
+
+class Layer(NamedTuple):
+    """Name as users write it, "encoder/2", and the module of the model whose output it is."""
+
+    name: str
+    module: str
+
+    @property
+    def side(self) -> str:
+        return "source" if self.name.startswith("encoder") else "target"
+
+
+def layers_of(names: str, model: Model) -> list[Layer]:
+    """The layers of --layers, such as "encoder/2,decoder/0". Raises UserError for one that the model does not have."""
+    found, counts = [], {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
+    for name in dict.fromkeys(map(str.strip, names.split(","))):
+        stack, _, which = name.partition("/")
+        if which == EMBEDDINGS and stack in counts:
+            found.append(Layer(name, "source_dropout" if stack == "encoder" else "target_dropout"))
+        elif which.isdecimal() and int(which) < counts.get(stack, 0):
+            found.append(Layer(f"{stack}/{int(which)}", f"{stack}_{int(which)}"))
+        else:
+            every = " or ".join(f"{stack}/0 to {stack}/{count - 1}" for stack, count in counts.items())
+            raise UserError(
+                f"--layers: {name!r} is no layer of this model: expected {every}, counted from 0, or "
+                f"encoder/{EMBEDDINGS} or decoder/{EMBEDDINGS}, the input of the first one."
+            )
+    return found
+
+
+class States(NamedTuple):
+    """Of a line: float32 [tokens, D] by the name of the layer, and the tokens of each side that was read, EOS included. Row t
+    of a decoder's layer predicts target token t.
+    """
+
+    hidden: dict[str, np.ndarray]
+    tokens: dict[str, list[str]]
+
+
+def hidden_states(
+    run: TrainedModel,
+    layers: Sequence[Layer],
+    lines: Sequence[tuple[str, str | None]],
+    progress: Callable[[int, int], None] = lambda done, total: None,
+) -> Iterator[States | UserError]:
+    """The states of each source line, with its forced target if there are targets, in order; they do not depend on other
+    lines. An error in the place of a line that cannot be read, see `encode_pair`. Raises UserError as
+    `TrainedModel.in_language`, and for layers of a decoder without targets.
+    """
+    run.check_single("inspecting layers")
+    forced = any(target is not None for _, target in lines)
+    if not forced and any(layer.side == "target" for layer in layers):
+        raise UserError("layers of the decoder need the targets that it reads: give --target=FILE.")
+    encoded: list[PairIds | UserError] = []
+    for source, target in lines:
+        run.in_language(source)  # a missing language is an error of all lines
+        try:
+            encoded.append(encode_pair(run, source, target) if target is not None else _source_alone(run, source))
+        except UserError as error:
+            encoded.append(error)
+    pairs, found = [ids for ids in encoded if isinstance(ids, PairIds)], {}
+    modules = tuple(layer.module for layer in layers)
+    for chunk, batch in pair_batches(run, pairs):
+        with mesh_lib.use(run.mesh):
+            outputs = jax.device_get(_outputs(run.model, modules, forced, run.params, batch))
+        for row, i in enumerate(chunk):
+            lengths = {side: len(getattr(pairs[i], side)) for side in ("source", "target")}
+            each = zip(layers, outputs, strict=True)
+            found[i] = {layer.name: x[row, : lengths[layer.side]] for layer, x in each}
+        progress(len(found), len(pairs))
+    number = 0
+    for ids in encoded:
+        if isinstance(ids, UserError):
+            yield ids
+            continue
+        tokens = {"source": list(run.tokenizers.source.pieces(ids.source))}
+        if forced:
+            tokens["target"] = list(run.tokenizers.target.pieces(ids.target))
+        yield States(found[number], tokens)
+        number += 1
+
+
+def _source_alone(run: TrainedModel, source: str) -> PairIds:
+    return PairIds(encode_source(run, source), [EOS])  # of a decoder that is not computed
+
+
+@program(0, 1, 2)
+def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params: Any, batch: dict[str, jax.Array]):
+    """The output of each module, float32 [B, L, D]."""
+    found: dict[str, jax.Array] = {}
+
+    def keep(call, args, kwargs, context):
+        out = call(*args, **kwargs)
+        if context.method_name == "__call__":
+            found["/".join(context.module.path)] = out
+        return out
+
+    source = [batch[f"source{part}"] for part in ("", "_segments", "_positions")]
+    with nn.intercept_methods(keep):
+        plain = model.clone(remat="none")  # whose values may leave the layers
+        if decoder:
+            plain.apply({"params": params}, batch, method="hidden")
+        else:
+            plain.apply({"params": params}, *source, method="encode")
+    return [found[name].astype(jnp.float32) for name in modules]
+
+
+class StatesFile:
+    """An .npz that is written line by line; memory does not grow with it but for 8 bytes a line and side.
+
+    NAME of a layer: float32 [tokens of all lines, D]. source_tokens, target_tokens: their strings. source_offsets,
+    target_offsets: int64 [lines + 1]; the rows of line i are offsets[i] to offsets[i + 1]. folder: of its parts until then.
+    """
+
+    def __init__(self, folder: Path, layers: Sequence[Layer], width: int, *, targets: bool):
+        self._files, self._width, self._layers = contextlib.ExitStack(), width, layers
+        part = lambda: self._files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: E731
+        sides = ("source", "target") if targets else ("source",)
+        self._hidden: dict[str, Any] = {layer.name: part() for layer in layers}
+        self._tokens: dict[str, Any] = {side: part() for side in sides}
+        self._widest = dict.fromkeys(sides, 1)
+        self._offsets = {side: array.array("q", [0]) for side in sides}
+
+    @property
+    def lines(self) -> int:
+        """Lines so far."""
+        return len(self._offsets["source"]) - 1
+
+    def __enter__(self) -> "StatesFile":
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._files.close()
+
+    def add(self, states: States | None) -> None:
+        """Adds a line; None = one without rows."""
+        for name, x in states.hidden.items() if states else ():
+            self._hidden[name].write(np.ascontiguousarray(x, "<f4").tobytes())
+        for side, offsets in self._offsets.items():
+            tokens = states.tokens[side] if states else []
+            self._tokens[side].write(json.dumps(tokens).encode() + b"\n")
+            self._widest[side] = max([self._widest[side], *map(len, tokens)])
+            offsets.append(offsets[-1] + len(tokens))
+
+    def save(self, path: str) -> None:
+        """Writes the lines so far under this name, which the file gets when it is complete."""
+        with atomic_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
+            for layer in self._layers:
+                shape, content = (self._offsets[layer.side][-1], self._width), self._hidden[layer.name]
+                with _entry(archive, layer.name, "<f4", shape) as entry:
+                    content.seek(0)
+                    shutil.copyfileobj(content, entry)
+            for side, offsets in self._offsets.items():
+                with _entry(archive, f"{side}_offsets", "<i8", (len(offsets),)) as entry:
+                    entry.write(np.array(offsets, "<i8").tobytes())
+                text, content = f"<U{self._widest[side]}", self._tokens[side]
+                with _entry(archive, f"{side}_tokens", text, (offsets[-1],)) as entry:
+                    content.seek(0)
+                    for line in content:
+                        entry.write(np.array(json.loads(line), text).tobytes())
+
+
+@contextlib.contextmanager
+def _entry(archive: zipfile.ZipFile, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Any]:
+    """An array of an .npz whose bytes are to be written; no times, so that equal arrays make equal files."""
+    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
+        header = {"descr": dtype, "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(entry, header)
+        yield entry
