@@ -58,6 +58,7 @@ def named(prefix: str, found: dict[str, float]) -> dict[str, float]:
     return {name.removeprefix(prefix): x for name, x in found.items() if name.startswith(prefix)}
 
 
+@pytest.mark.slow
 def test_norms_equal_numpys(tmp_path, cache):
     """Parameters and updates as they are in the arrays before and after; gradients as in Adam's first moment, 1 - b1 of the first
     one. With dropout and accumulation.
@@ -87,6 +88,7 @@ def test_norms_equal_numpys(tmp_path, cache):
         assert ratio == pytest.approx(found[f"update_rms/{name}"] / parameters[name], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_gradients_are_measured_before_they_are_clipped(tmp_path, cache):
     config = tiny_run(tmp_path)
     clipped = tiny_run(tmp_path, optimizer=dict(max_grad_norm=1e-4))
@@ -94,6 +96,7 @@ def test_gradients_are_measured_before_they_are_clipped(tmp_path, cache):
     assert named("grad_rms/", first) == pytest.approx(named("grad_rms/", second), rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_module_with_another_learning_rate_stands_out(tmp_path, cache):
     setup, wrong = start(tiny_run(tmp_path), tmp_path, cache), "encoder_0/self_attention/query"
 
@@ -109,6 +112,7 @@ def test_a_module_with_another_learning_rate_stands_out(tmp_path, cache):
         assert faulty[f"update_ratio/{name}"] == pytest.approx(30 * x if name == wrong else x, rel=1e-3), name
 
 
+@pytest.mark.slow
 def test_a_run_is_the_same_with_it(tmp_path, cache):
     """Parameters and losses bit for bit; every second update has the statistics of each layer."""
     ends, losses = [], []
@@ -153,8 +157,12 @@ def test_the_train_step_is_the_same_program(tmp_path, cache):
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def found_in(model, params, rows):
+def _found_in(model, params, rows):
     return activations(model, params, rows, None)
+
+
+def found_in(model, params, rows) -> dict[str, float]:
+    return {name: float(x) for name, x in _found_in(model, params, rows).items()}
 
 
 def model_of(**groups):
@@ -179,7 +187,7 @@ def test_entropy_of_uniform_attention_by_hand():
     for path in flatten_dict(params, sep="/"):
         if path.endswith("query/kernel"):
             params = with_leaf(params, path, np.zeros_like)
-    found = jax.device_get(found_in(model, params, rows_alone(pairs)))
+    found = found_in(model, params, rows_alone(pairs))
     sources, targets = ([len(pair[side]) for pair in pairs] for side in (0, 1))
     expected = {
         "encoder_1/self_attention": np.concatenate([[np.log(n)] * n for n in sources]).mean(),
@@ -196,7 +204,7 @@ def test_entropy_of_uniform_attention_by_hand():
 def test_dead_units_are_those_whose_bias_keeps_them_at_zero():
     model, params = model_of()
     rows = rows_alone(random_pairs(8, seed=1))
-    plain = jax.device_get(found_in(model, params, rows))
+    plain = found_in(model, params, rows)
 
     def some(bias):
         bias[:12] = -1e9
@@ -204,7 +212,7 @@ def test_dead_units_are_those_whose_bias_keeps_them_at_zero():
 
     params = with_leaf(params, "encoder_1/feed_forward/Einsum_0/bias", lambda bias: np.full_like(bias, -1e9))
     params = with_leaf(params, "decoder_0/feed_forward/Einsum_0/bias", some)
-    found = jax.device_get(found_in(model, params, rows))
+    found = found_in(model, params, rows)
     assert found["dead_units/encoder_1/feed_forward"] == 1
     assert 12 / 32 <= found["dead_units/decoder_0/feed_forward"] < 1
     assert plain["dead_units/encoder_0/feed_forward"] == found["dead_units/encoder_0/feed_forward"] < 0.2
@@ -229,16 +237,16 @@ def packed(pairs) -> dict[str, np.ndarray]:
 def test_packing_and_padding_do_not_count(placement):
     model, params = model_of(model=dict(norm_placement=placement, num_encoder_layers=2))
     pairs = random_pairs(4, seed=2, longest=16)
-    alone = jax.device_get(found_in(model, params, rows_alone(pairs)))
+    alone = found_in(model, params, rows_alone(pairs))
     for rows in (rows_alone(pairs, 40), packed(pairs)):
-        assert jax.device_get(found_in(model, params, rows)) == pytest.approx(alone, rel=1e-5, abs=1e-6)
+        assert found_in(model, params, rows) == pytest.approx(alone, rel=1e-5, abs=1e-6)
 
 
 def test_activations_equal_the_arrays_of_the_model():
     """The RMS of a layer's output, over real tokens; a sub-layer's before it is added to its input."""
     model, params = model_of()
     rows = rows_alone(random_pairs(3, seed=7))
-    found = jax.device_get(found_in(model, params, rows))
+    found = found_in(model, params, rows)
     _, state = model.apply(
         {"params": params}, rows, method="hidden", capture_intermediates=True, mutable=["intermediates"]
     )
@@ -252,16 +260,16 @@ def test_activations_equal_the_arrays_of_the_model():
         assert found[f"activation_rms/{name}"] == pytest.approx(expected, rel=1e-5)
 
 
-def set_up(tmp_path, cache, mesh=(1, 1, 1), **groups):
+def set_up(tmp_path, cache, devices=(1, 1, 1), **groups):
     """A run on simulated devices."""
-    sizes = dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))
+    sizes = dict(zip(("data", "fsdp", "tensor"), devices, strict=True))
     config = tiny_run(tmp_path, **groups)
     config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, **sizes))
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
-    workdir = epath.Path(tmp_path / "-".join(map(str, mesh)))
+    workdir = epath.Path(tmp_path / "-".join(map(str, devices)))
     adopt_config(workdir, config)
-    devices = list(devices_mesh(*mesh).devices.flat)
-    return set_up_training(config, workdir, prepare_corpus(task_of(config), workdir), devices=devices)
+    corpus = prepare_corpus(task_of(config), workdir)
+    return set_up_training(config, workdir, corpus, devices=list(devices_mesh(*devices).devices.flat))
 
 
 @pytest.mark.slow
