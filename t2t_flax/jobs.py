@@ -40,8 +40,8 @@ if TYPE_CHECKING:
 class TrainResult:
     """How a training ended.
 
-    reason: "steps" (all updates done), "patience" (stopped early), or the name of the signal that stopped it. records: the
-    evaluation record of each test set; empty if the run was stopped or has no test set.
+    reason: "steps" (all updates done), "patience" or a config key (stopped early), or the name of the signal that stopped it.
+    records: the evaluation record of each test set; empty if the run was stopped or has no test set.
     """
 
     workdir: epath.Path
@@ -51,7 +51,7 @@ class TrainResult:
 
     @property
     def finished(self) -> bool:
-        return self.reason in ("steps", "patience")
+        return not self.reason.startswith("SIG")
 
 
 def prepare(config: Config, workdir: epath.Path) -> Any:

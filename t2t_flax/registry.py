@@ -221,6 +221,10 @@ OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
 """Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
 learning rate, which all share.
 """
+AVERAGING: Table[str] = Table()
+"""Optimizers that evaluate an average of their own, by optimizer.name; a module has `around(config, optimizer, rate)`, which
+returns the whole optimizer, and `average(opt_state, params)`.
+"""
 WATCHERS: Table[str] = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
 REPAIRS: Table[str] = Table()

@@ -19,7 +19,7 @@ from t2t_flax.config.data_keys import Data
 from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
 from t2t_flax.config.model_keys import Model
 from t2t_flax.errors import UserError
-from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
+from t2t_flax.registry import AVERAGING, DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
 
 HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
 """Direction of each metric, by its name in eval.metric and after `valid_` in metrics.jsonl."""
@@ -62,6 +62,11 @@ class Optimizer:
     ema_decay: float = key(
         0.0, "decay of a moving average of the parameters, which evaluation then uses; 0 = none", low=0.0, high=0.99999
     )
+
+    @property
+    def averages(self) -> bool:
+        """Whether an average of the parameters is evaluated in their place."""
+        return bool(self.ema_decay) or self.name in AVERAGING
 
 
 decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)

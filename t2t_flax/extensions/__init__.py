@@ -91,7 +91,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "languages": {"groups": ("languages",), "flags": ("--target-language",)},
     "optimizers": {
         "groups": ("optimizers",),
-        "optimizer.name": ("adafactor", "lion", "muon"),
+        "optimizer.name": ("adafactor", "lion", "muon", "nadamw", "schedule_free_adamw"),
         "optimizer.schedule": ("cosine", "linear", "wsd"),
     },
     "learned_metrics": {

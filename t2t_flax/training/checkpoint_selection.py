@@ -88,7 +88,7 @@ def restore_chosen(
         elif choice.average:
             chosen = _last_regular(workdir, config, checkpoints, choice) or chosen
             count = len(chosen)
-        restored, item = 0, "ema" if config.optimizer.ema_decay else "params"
+        restored, item = 0, "ema" if config.optimizer.averages else "params"
         for s in chosen:
             try:
                 meta = checkpoints.meta(s)

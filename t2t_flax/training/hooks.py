@@ -25,6 +25,9 @@ class Hook:
     and must be the same in all processes.
     """
 
+    ended_by: str = ""
+    """A config key, by which the run has come to its end; to be set at the start or at an evaluation, in all processes alike."""
+
     def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
         """Traced into the train step: float32 scalars, which join the metrics of the update but replace none of them.
 

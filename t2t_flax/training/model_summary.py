@@ -99,7 +99,7 @@ def _schedule(config: Config) -> list[str]:
 
 def _memory(config: Config, state: TrainState) -> list[str]:
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
-    trees = {"parameters": state.params, "optimizer state": state.opt_state, "moving average": state.ema}
+    trees = {"parameters": state.params, "optimizer state": state.opt_state, "average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
     lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None]
     lines.append(f"  {'gradients':32} {size(parameters_of(config).split(state.params)[0]):>14,.1f}")

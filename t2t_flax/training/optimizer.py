@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from t2t_flax.config import Config, Optimizer
-from t2t_flax.registry import OPTIMIZERS, SCHEDULES
+from t2t_flax.registry import AVERAGING, OPTIMIZERS, SCHEDULES
 from t2t_flax.training.train_state import path_names
 
 Schedule = Callable[[jax.Array], jax.Array]
@@ -30,7 +30,18 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
-    return optax.chain(*parts)
+    whole = optax.chain(*parts)
+    return AVERAGING.load(o.name).around(config, whole, rate) if o.name in AVERAGING else whole
+
+
+def make_average(config: Config) -> Callable[[Any, Any, Any], Any] | None:
+    """(average, parameters and optimizer state after an update) -> the new average, which is evaluated; None for no average."""
+    o = config.optimizer
+    if o.name in AVERAGING:
+        average = AVERAGING.load(o.name).average
+        return lambda old, params, opt_state: average(opt_state, params)
+    moving = lambda a, p: o.ema_decay * a + (1 - o.ema_decay) * p  # noqa: E731
+    return (lambda old, params, opt_state: jax.tree.map(moving, old, params)) if o.ema_decay else None
 
 
 def adam(config: Config) -> optax.GradientTransformation:

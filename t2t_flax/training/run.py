@@ -38,12 +38,8 @@ def restore_or_init(
             note += ", with " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
         say(note)
         return state, progress
-    state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh)
-    params = parameters_of(setup.config).start(setup, state.params, checkpoints.group, say)
-    if params is not state.params:
-        ema = None if state.ema is None else jax.tree.map(jax.numpy.copy, params)
-        state = dataclasses.replace(state, params=params, ema=ema)
-    return state, TrainProgress()
+    start = lambda own: parameters_of(setup.config).start(setup, own, checkpoints.group, say)  # noqa: E731
+    return init_state(setup.config, setup.model, setup.tx, setup.mesh, start=start)[0], TrainProgress()
 
 
 def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
@@ -85,9 +81,9 @@ def due_after(run: TrainingSetup, step: int) -> DueAfterUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingEnd:
-    """How the training of a run ended: `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been
-    dropped to free its memory. `seconds`: by bucket, see `TrainProgress`. `hooks`: of the run; those of a finished one await the
-    scores of the final evaluation.
+    """How the training of a run ended: `reason` is "steps", "patience", the key of a hook (`Hook.ended_by`) or the name of a
+    signal. `state`: None once it has been dropped to free its memory. `seconds`: by bucket, see `TrainProgress`. `hooks`: of the
+    run; those of a finished one await the scores of the final evaluation.
     """
 
     state: TrainState | None
@@ -98,7 +94,7 @@ class TrainingEnd:
 
     @property
     def finished(self) -> bool:
-        return self.reason in ("steps", "patience")
+        return not self.reason.startswith("SIG")
 
 
 MOST_SKIPPED = 10
@@ -348,11 +344,12 @@ class Run:
         self.checkpoints.check_for_errors()
 
     def reason_to_end(self, step: int, signal: str) -> str:
-        """Why the run ends after `step`: "patience", `signal` or "steps"; empty if it continues."""
+        """Why the run ends after `step`, as in `TrainingEnd`; empty if it continues."""
         patience = self.setup.config.eval.patience
         if patience and self.progress.evaluations_without_better >= patience:
             return "patience"
-        return signal or ("steps" if step >= self.setup.config.train.steps else "")
+        by_hook = next((hook.ended_by for hook in self.hooks if hook.ended_by), "")
+        return by_hook or signal or ("steps" if step >= self.setup.config.train.steps else "")
 
     def end(self, step: int, signal: str) -> None:
         """Ends the run, which has a reason to. The hooks of a finished one await its final evaluation."""

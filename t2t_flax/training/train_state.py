@@ -30,7 +30,7 @@ if TYPE_CHECKING:  # restoring parameters needs no optimizer
 
 @flax.struct.dataclass
 class TrainState:
-    """`step` int32: updates done. `ema`: moving average of the parameters, or None."""
+    """`step` int32: updates done. `ema`: average of the parameters (`optimizer.make_average`), or None."""
 
     step: jax.Array
     params: Any
@@ -39,7 +39,7 @@ class TrainState:
 
     @property
     def eval_params(self) -> Any:
-        """The parameters for evaluation: the moving average if there is one, else the parameters."""
+        """The parameters for evaluation: the average if there is one, else the parameters."""
         return self.params if self.ema is None else self.ema
 
 
@@ -62,6 +62,8 @@ class TrainProgress:
     """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """`{"step", "changed"}` of each resume with other optimization keys (`changes_of_training`), oldest first."""
+    of_hooks: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """What hooks keep of the run so far, by extension."""
 
     def rounded_seconds(self) -> dict[str, float]:
         """The seconds to milliseconds."""
@@ -69,7 +71,7 @@ class TrainProgress:
 
     def of_evaluation(self) -> dict[str, Any]:
         """What an evaluation changes."""
-        changed = ("best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds")
+        changed = ("best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds", "of_hooks")
         return {name: getattr(self, name) for name in changed}
 
 
@@ -195,13 +197,21 @@ def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
 
 
 def init_state(
-    config: Config, model: Transformer, tx: "optax.GradientTransformation", mesh: jax.sharding.Mesh, *, abstract=False
+    config: Config,
+    model: Transformer,
+    tx: "optax.GradientTransformation",
+    mesh: jax.sharding.Mesh,
+    *,
+    abstract: bool = False,
+    start: Callable[[Any], Any] = lambda params: params,
 ) -> tuple[TrainState, TrainState]:
-    """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work."""
+    """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work. start: the
+    parameters of update 0 from the initial ones.
+    """
     parameters = parameters_of(config)
 
     def rest(params):
-        ema = jax.tree.map(jnp.copy, params) if config.optimizer.ema_decay else None
+        ema = jax.tree.map(jnp.copy, params) if config.optimizer.averages else None
         return jnp.zeros((), jnp.int32), tx.init(parameters.split(params)[0]), ema
 
     param_shapes = run_params(config, model, mesh)
@@ -217,7 +227,7 @@ def init_state(
         )
         if not abstract:
             key = jax.random.key(config.seed.init)
-            params = parameters.init(_init_program(model, mesh, config.mesh)(key), param_shapes, key)
+            params = start(parameters.init(_init_program(model, mesh, config.mesh)(key), param_shapes, key))
             others = (shardings.step, shardings.opt_state, shardings.ema)
             step, opt_state, ema = jax.jit(rest, out_shardings=others)(params)
             return TrainState(step, params, opt_state, ema), shardings

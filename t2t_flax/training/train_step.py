@@ -15,7 +15,7 @@ from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
-from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule
+from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
@@ -64,11 +64,11 @@ def train_step(
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
-    With a bounded optimizer and no moving average, `learning_rate < _LARGEST_RATE` replaces the check of the updated
+    With a bounded optimizer and no average, `learning_rate < _LARGEST_RATE` replaces the check of the updated
     parameters, for which XLA would compute every update twice.
     """
-    parameters, rate = parameters_of(config), learning_rate_schedule(config)
-    bounded = has_bounded_updates(config.optimizer) and not config.optimizer.ema_decay
+    parameters, rate, average = parameters_of(config), learning_rate_schedule(config), make_average(config)
+    bounded = has_bounded_updates(config.optimizer) and not average
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -102,9 +102,8 @@ def train_step(
         grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
         updates, opt_state = tx.update(grads, state.opt_state, trained)
         params = optax.apply_updates(trained, updates)
-        decay = config.optimizer.ema_decay
-        old_ema, frozen_ema = parameters.split(state.ema) if decay else (None, {})
-        ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, old_ema, params) if decay else None
+        old_ema, frozen_ema = parameters.split(state.ema) if average else (None, {})
+        ema = average(old_ema, params, opt_state) if average else None
         norm = optax.tree.norm(grads)
         learning_rate = rate(state.step + 1)
         # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
@@ -122,7 +121,7 @@ def train_step(
             "learning_rate": learning_rate,
             "finite": finite.astype(jnp.float32),
         }
-        ema = join(ema, frozen_ema) if decay else None
+        ema = join(ema, frozen_ema) if average else None
         return TrainState(state.step + 1, join(params, frozen), opt_state, ema), metrics
 
     return step

@@ -210,13 +210,19 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         return None
     if config_lib.immutable_differences(stored, config):
         return None  # adopt_config reports the differences
-    key, now = ("train.steps", config.train.steps) if reason == "steps" else ("eval.patience", config.eval.patience)
-    if (now > step) if reason == "steps" else ((now or math.inf) > stored.eval.patience):
+    steps, patience = config.train.steps, config.eval.patience
+    goes_on, how = {
+        "steps": (steps > step, f"raise --config.train.steps (now {steps})"),
+        "patience": (
+            (patience or math.inf) > stored.eval.patience,
+            f"raise --config.eval.patience (now {patience}; 0 = no limit)",
+        ),
+    }.get(reason) or (not config.value(reason), f"give --config.{reason}=false")
+    if goes_on:
         return None
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     scores = f"; {summary}{paths}" if records else ""
-    more = "" if reason == "steps" else "; 0 = no limit"
-    return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, raise --config.{key} (now {now}{more})."
+    return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how}."
 
 
 MARKER = "diverged.json"

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.config.keys import TRAINING, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, OPTIMIZERS, SCHEDULES
+from t2t_flax.registry import AVERAGING, GROUPS, OPTIMIZERS, SCHEDULES
 
 DECAYS = ("cosine", "linear", "wsd")
 
@@ -53,14 +53,23 @@ class Optimizers:
         return config.group("optimizers")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a key of Adam that the chosen optimizer does not read, and for decay steps that are missing or
-        too few.
+        """Raises UserError for a key that the chosen optimizer does not read or take, and for decay steps that are missing
+        or too few.
         """
         o = config.optimizer
         for name, ignoring in (("b1", ("adafactor",)), ("b2", ("adafactor",)), ("eps", ("adafactor", "lion"))):
             value = getattr(o, name)
             if value != getattr(Optimizer, name) and o.name in ignoring:
                 raise UserError(f"config.optimizer.{name} = {value} is not read by config.optimizer.name = {o.name}.")
+        if o.name in AVERAGING and o.ema_decay:
+            raise UserError(
+                f"config.optimizer.ema_decay = {o.ema_decay} has no effect with config.optimizer.name = {o.name}, which "
+                "evaluates an average of its own: leave it at 0."
+            )
+        if o.name in AVERAGING and not o.b1:
+            raise UserError(
+                f"config.optimizer.b1 = {o.b1}: config.optimizer.name = {o.name} needs a share above 0 of the average."
+            )
         if o.schedule in DECAYS:
             self._check_decay(o)
 
@@ -89,8 +98,10 @@ class Optimizers:
 
 _FOLDER = "t2t_flax.extensions.optimizers"
 
-for _name in ("adafactor", "lion", "muon"):
+for _name in ("adafactor", "lion", "muon", "nadamw"):
     OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}")
+OPTIMIZERS.add("schedule_free_adamw", f"{_FOLDER}.schedule_free:direction")
+AVERAGING.add("schedule_free_adamw", f"{_FOLDER}.schedule_free")
 for _name in ("cosine", "linear", "wsd"):
     SCHEDULES.add(_name, f"{_FOLDER}.schedules:{_name}")
 GROUPS.add("optimizers", Optimizers)

@@ -26,6 +26,14 @@ def lion(config: Config) -> optax.GradientTransformation:
     return optax.scale_by_lion(b1=config.optimizer.b1, b2=config.optimizer.b2)
 
 
+def nadamw(config: Config) -> optax.GradientTransformation:
+    """Adam with Nesterov momentum (Dozat 2016), as in optax: b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t) in place of
+    m / (1 - b1^t). With weight_decay it is NAdamW.
+    """
+    o = config.optimizer
+    return optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps, nesterov=True)
+
+
 def muon(config: Config) -> optax.GradientTransformation:
     """Muon (Jordan et al. 2024): orthogonalized momentum for the kernels; Adam, with Nesterov momentum as optax has it,
     for embeddings, norms and biases. Updates of kernels are scaled to Adam's usual RMS of 0.2 (Liu et al. 2025), so that

@@ -15,7 +15,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.selftest.probe import Probe, draw_parameters
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
-from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.optimizer import make_average, make_optimizer
 from t2t_flax.training.train_state import TrainState, init_state, join, make_model, parameters_of
 from t2t_flax.training.train_step import loss_sums
 
@@ -85,7 +85,7 @@ class Reference:
         params = draw_parameters(abstract.params)
         trained, _ = parameters_of(self.config).split(params)
         opt_state = jax.device_get(self.tx.init(trained))
-        return TrainState(np.int32(0), params, opt_state, params if self.config.optimizer.ema_decay else None)  # type: ignore[arg-type]
+        return TrainState(np.int32(0), params, opt_state, params if self.config.optimizer.averages else None)  # type: ignore[arg-type]
 
     def _model(self, precision: str) -> Transformer:
         return make_model(self.config, *self.probe.vocab, platform="cpu", precision=precision)
@@ -137,14 +137,15 @@ class Reference:
 
     @functools.cached_property
     def _update(self):
-        parameters, decay = parameters_of(self.config), self.config.optimizer.ema_decay
+        parameters, average = parameters_of(self.config), make_average(self.config)
 
         def update(grads, state):
             trained, frozen = parameters.split(state.params)
             updates, opt_state = self.tx.update(grads, state.opt_state, trained)
-            params = join(jax.tree.map(lambda p, u: (p + u).astype(p.dtype), trained, updates), frozen)
-            ema = jax.tree.map(lambda e, p: decay * e + (1 - decay) * p, state.ema, params) if decay else None
-            return TrainState(state.step + 1, params, opt_state, ema)
+            params = jax.tree.map(lambda p, u: (p + u).astype(p.dtype), trained, updates)
+            old, frozen_ema = parameters.split(state.ema) if average else (None, {})
+            ema = join(average(old, params, opt_state), frozen_ema) if average else None
+            return TrainState(state.step + 1, join(params, frozen), opt_state, ema)
 
         return jax.jit(update)
 

@@ -39,7 +39,7 @@ def write_params_run(
         "config": config_lib.as_json(config),
         "digests": {"tokenizer": tokenizers.digest},
     }
-    item = "ema" if config.optimizer.ema_decay else "params"
+    item = "ema" if config.optimizer.averages else "params"
     with contextlib.ExitStack() as stack:
         stack.enter_context(exclusive_writer(folder, command))
         refuse_existing(folder, flag)
