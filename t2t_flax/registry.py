@@ -223,7 +223,7 @@ learning rate, which all share.
 """
 AVERAGING: Table[str] = Table()
 """Optimizers that evaluate an average of their own, by optimizer.name; a module has `around(config, optimizer, rate)`, which
-returns the whole optimizer, and `average(opt_state, params)`.
+returns the whole optimizer, and `average` as `training.optimizer.make_average` returns it.
 """
 WATCHERS: Table[str] = Table()
 """What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""

@@ -37,6 +37,7 @@ EXTENSIONS = (
     "scaling",
     "selftest",
     "speculative",
+    "algoperf",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -116,6 +117,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "layout_processes": {},
     "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
     "selftest": {"commands": ("selftest",), "groups": ("selftest",)},
+    "algoperf": {"groups": ("algoperf",), "commands": ("time_to_target",), "presets": ("algoperf_*",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
 messages of a checkout that lacks one.

@@ -25,8 +25,8 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     """
     o = config.optimizer
     rate = learning_rate_schedule(config)
-    direction = OPTIMIZERS.load(o.name)(config)
-    parts = [_clip_before(direction, o.max_grad_norm) if o.max_grad_norm else direction]
+    clip = optax.clip_by_global_norm(o.max_grad_norm) if o.max_grad_norm else optax.identity()
+    parts = [clip, OPTIMIZERS.load(o.name)(config)]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
@@ -38,8 +38,7 @@ def make_average(config: Config) -> Callable[[Any, Any, Any], Any] | None:
     """(average, parameters and optimizer state after an update) -> the new average, which is evaluated; None for no average."""
     o = config.optimizer
     if o.name in AVERAGING:
-        average = AVERAGING.load(o.name).average
-        return lambda old, params, opt_state: average(opt_state, params)
+        return AVERAGING.load(o.name).average
     moving = lambda a, p: o.ema_decay * a + (1 - o.ema_decay) * p  # noqa: E731
     return (lambda old, params, opt_state: jax.tree.map(moving, old, params)) if o.ema_decay else None
 
@@ -67,17 +66,6 @@ def decayed(params: Any) -> Any:
         return leaf.ndim > 1 and not path_names(path)[-1].endswith(("bias", "scale"))
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
-
-
-def _clip_before(inner: optax.GradientTransformation, norm: float) -> optax.GradientTransformation:
-    """`inner` on gradients clipped to a global norm; the state is `inner`'s own."""
-    clip = optax.clip_by_global_norm(norm)
-
-    def update(grads, state, params=None):
-        clipped, _ = clip.update(grads, optax.EmptyState())
-        return inner.update(clipped, state, params)
-
-    return optax.GradientTransformation(inner.init, update)
 
 
 def learning_rate_schedule(config: Config) -> Schedule:

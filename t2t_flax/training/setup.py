@@ -66,8 +66,7 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
     tx = make_optimizer(config)
     abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
-    shards = mesh_lib.batch_shards(mesh)
-    batches = corpus.batches(config, shards=shards)
+    batches = corpus.batches(config, shards=mesh_lib.batch_shards(mesh))
     return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 
@@ -103,10 +102,8 @@ def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
-    parts = {
-        name: int(getattr(analysis, f"{name}_size_in_bytes", 0))
-        for name in ("argument", "output", "alias", "temp", "generated_code")
-    }
+    names = "argument", "output", "alias", "temp", "generated_code"
+    parts = {name: int(getattr(analysis, f"{name}_size_in_bytes", 0)) for name in names}
     return parts | {"peak": sum(parts.values()) - 2 * parts["alias"]}
 
 

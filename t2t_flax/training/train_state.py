@@ -197,14 +197,9 @@ def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
 
 
 def init_state(
-    config: Config,
-    model: Transformer,
-    tx: "optax.GradientTransformation",
-    mesh: jax.sharding.Mesh,
-    *,
-    abstract: bool = False,
+    config: Config, model: Transformer, tx: "optax.GradientTransformation", mesh: jax.sharding.Mesh, *, abstract=False,
     start: Callable[[Any], Any] = lambda params: params,
-) -> tuple[TrainState, TrainState]:
+) -> tuple[TrainState, TrainState]:  # fmt: skip
     """(state, its shardings). The state is born sharded; `abstract=True` gives ShapeDtypeStructs without device work. start: the
     parameters of update 0 from the initial ones.
     """

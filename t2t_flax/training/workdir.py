@@ -210,16 +210,12 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         return None
     if config_lib.immutable_differences(stored, config):
         return None  # adopt_config reports the differences
-    steps, patience = config.train.steps, config.eval.patience
-    goes_on, how = {
-        "steps": (steps > step, f"raise --config.train.steps (now {steps})"),
-        "patience": (
-            (patience or math.inf) > stored.eval.patience,
-            f"raise --config.eval.patience (now {patience}; 0 = no limit)",
-        ),
-    }.get(reason) or (not config.value(reason), f"give --config.{reason}=false")
-    if goes_on:
+    key = {"steps": "train.steps", "patience": "eval.patience"}.get(reason, reason)
+    now = config.value(key)
+    if (now > step) if reason == "steps" else ((now or math.inf) > stored.value(key)):
         return None
+    how = f"raise --config.{key} (now {now}{'; 0 = no limit' if reason == 'patience' else ''})"
+    how = f"give --config.{key}=false" if key == reason else how
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     scores = f"; {summary}{paths}" if records else ""
     return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how}."

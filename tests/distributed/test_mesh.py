@@ -43,7 +43,7 @@ def expected(path: tuple[str, ...]) -> P:
 def test_parameters_and_moments_follow_the_rules():
     config = small_config()
     _, _, state, _ = model_and_state(config, devices_mesh(2, 2, 2))
-    for tree in (state.params, state.opt_state[0].mu, state.opt_state[0].nu):
+    for tree in (state.params, state.opt_state[1].mu, state.opt_state[1].nu):
         leaves = jax.tree.leaves_with_path(tree)
         assert len(leaves) > 30
         for path, leaf in leaves:
@@ -62,7 +62,7 @@ def test_custom_rules_change_the_sharding(tmp_path):
         "Einsum_0": P(None, ("fsdp", "tensor")),
         "Einsum_1": P(("fsdp", "tensor")),
     }
-    for tree in (state.params, state.opt_state[0].mu):
+    for tree in (state.params, state.opt_state[1].mu):
         assert strip(tree["shared_embedding"]["table"].sharding.spec) == specs["shared_embedding"]
         ffn = tree["encoder_0"]["feed_forward"]
         assert all(strip(ffn[name]["kernel"].sharding.spec) == specs[name] for name in ffn)

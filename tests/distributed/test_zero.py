@@ -39,7 +39,7 @@ def test_zero1_shards_only_the_optimizer_state(tmp_path):
     np.testing.assert_allclose(zero, plain, rtol=1e-5)
     for tree in (divided.params, divided.ema):
         assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
-    moments, before = divided.opt_state[0].mu, replicated.opt_state[0].mu
+    moments, before = divided.opt_state[1].mu, replicated.opt_state[1].mu
     assert bytes_on_a_device(moments) < 0.35 * bytes_on_a_device(before)
     fsdp, sharded = curve(small_config(mesh=dict(data=2, fsdp=4), **keys), store)
     np.testing.assert_allclose(fsdp, plain, rtol=1e-5)

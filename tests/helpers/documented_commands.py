@@ -112,8 +112,8 @@ def shortened(command: str) -> str:
     if name in ("train", "prepare", "list_dropped"):
         run = overrides(OVERRIDES[config[1]])
         return command.replace("alignments.layer=2", "alignments.layer=1") + run
-    if name == "fit_scaling":
-        return ""  # tests/extensions/scaling fits laws
+    if name in ("fit_scaling", "time_to_target"):
+        return ""  # tests/extensions/scaling fits laws, tests/extensions/algoperf reads trials
     if name == "branch":
         return re.sub(r"--tokens=\d+", "--tokens=2048 --factors=1,2 --noise-batches=16", command)
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:

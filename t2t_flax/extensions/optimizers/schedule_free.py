@@ -25,6 +25,6 @@ def around(config: Config, optimizer: optax.GradientTransformation, rate: Schedu
     return optax.contrib.schedule_free(optimizer, rate, b1=config.optimizer.b1)
 
 
-def average(opt_state: Any, params: Any) -> Any:
-    """x, from z and y."""
+def average(old: Any, params: Any, opt_state: Any) -> Any:
+    """x, from y and z."""
     return optax.contrib.schedule_free_eval_params(opt_state, params)

@@ -5,6 +5,7 @@
     zipped(over(...), over(...))                            the first with the first, the second with the second
     concat(over(...), over(...))                            one list after the other
     named("no dropout", {"model.dropout": 0.0})             one row with a name of its own
+    quasi_random({"model.dropout": uniform(0, 0.3)}, 5)     five rows, spread evenly over ranges
 
 A sweep file defines `get_sweep()`, which returns a `Sweep`.
 """
@@ -91,12 +92,19 @@ class Range:
             raise UserError(f"an integer range cannot go from {self.low} to {self.high}: give integers.")
 
     def draw(self, rng: random.Random) -> Any:
-        """A random value; floats have four significant digits, so that a row's name shows them in full."""
+        """A random value."""
+        return self.at(rng.random())
+
+    def at(self, share: float) -> Any:
+        """The value at a share from 0 to below 1 of the range; floats have four significant digits, so that a row's name shows
+        them in full.
+        """
         if self.choices:
-            return rng.choice(self.choices)
+            return self.choices[int(share * len(self.choices))]
         if self.whole and not self.log:
-            return rng.randint(round(self.low), round(self.high))
-        value = rng.uniform(*(map(math.log, (self.low, self.high)) if self.log else (self.low, self.high)))
+            return round(self.low) + int(share * (round(self.high) - round(self.low) + 1))
+        low, high = map(math.log, (self.low, self.high)) if self.log else (self.low, self.high)
+        value = low + (high - low) * share
         return self.rounded(math.exp(value) if self.log else value)
 
     def rounded(self, value: Any) -> Any:
@@ -131,6 +139,16 @@ def integers(low: int, high: int, *, log: bool = False) -> Range:
 def choice(*values: Any) -> Range:
     """One of the values."""
     return Range(choices=values)
+
+
+def quasi_random(space: dict[str, Range], count: int, seed: int = 0) -> list[Overrides]:
+    """`count` rows of a scrambled Halton sequence, which fills the ranges more evenly than random rows do (Bousquet et al.
+    2017).
+    """
+    from scipy.stats import qmc
+
+    points = qmc.Halton(len(space), rng=seed).random(count)
+    return [{key: values.at(x) for (key, values), x in zip(space.items(), point, strict=True)} for point in points]
 
 
 @dataclasses.dataclass(frozen=True)

@@ -117,7 +117,7 @@ def test_only_adapters_change_and_have_optimizer_state(trained):
             not np.array_equal(a, b) for a, b in zip(*map(jax.tree.leaves, (new["lora"], old["lora"])), strict=True)
         ]
         assert all(changed)
-    assert jax.tree.structure(after.opt_state[0].mu) == jax.tree.structure({"lora": after.params["lora"]})
+    assert jax.tree.structure(after.opt_state[1].mu) == jax.tree.structure({"lora": after.params["lora"]})
     b = {path: x for path, x in flatten_dict(before.params["lora"], sep="/").items() if path.endswith("/b")}
     assert not any(x.any() for x in b.values())
 

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, small_config, write_store
+from helpers.runs import start, tiny_run
 from helpers.updates import assert_trees_close, updates_of
 
 from t2t_flax import config as config_lib
@@ -13,12 +14,15 @@ from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.optimizers.optimizers import muon_axes
 from t2t_flax.extensions.shared.matrices import MATRIX_AXES
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
+from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.setup import put_batch
+from t2t_flax.training.optimizer import learning_rate_schedule, make_average, make_optimizer
+from t2t_flax.training.progress import read_metrics
+from t2t_flax.training.setup import put_batch, validation_loss
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
@@ -30,6 +34,8 @@ KEYS = {
     "adafactor": {"optimizer.name": "adafactor"},
     "lion": {"optimizer.name": "lion", "optimizer.weight_decay": 0.1, "optimizer.peak_lr": 1e-3},
     "muon": {"optimizer.name": "muon"},
+    "nadamw": {"optimizer.name": "nadamw", "optimizer.weight_decay": 0.1},
+    "schedule_free_adamw": {"optimizer.name": "schedule_free_adamw", "optimizer.weight_decay": 0.1},
 }
 CONFIGS = {name: Config().with_values(SCHEDULE | keys) for name, keys in KEYS.items()}
 GRADS = [{"w": jnp.full((2, 2), 3.0) * k, "b": jnp.array([1.0, -2.0])} for k in (1, -2, 5)]
@@ -52,6 +58,76 @@ def test_lion_equals_its_formulas():
             step = np.sign(o.b1 * m[name] + (1 - o.b1) * g) + decay * 1.0
             m[name] = o.b2 * m[name] + (1 - o.b2) * g
             np.testing.assert_allclose(actual[t - 1][name], -float(rate(t)) * step, rtol=1e-5)
+
+
+def test_nadamw_equals_its_formulas():
+    """Dozat 2016, algorithm 2, with a constant momentum and without the b2 in its second moment; decoupled weight decay."""
+    config = CONFIGS["nadamw"]
+    o, actual, rate = config.optimizer, updates(config, GRADS), learning_rate_schedule(config)
+    m, v = ({"w": np.zeros((2, 2)), "b": np.zeros(2)} for _ in range(2))
+    for t, grads in enumerate(GRADS, 1):
+        for name, decay in (("w", 0.1), ("b", 0.0)):
+            g = np.asarray(grads[name], np.float64)
+            m[name] = o.b1 * m[name] + (1 - o.b1) * g
+            v[name] = o.b2 * v[name] + (1 - o.b2) * g**2
+            momentum = o.b1 * m[name] / (1 - o.b1 ** (t + 1)) + (1 - o.b1) * g / (1 - o.b1**t)
+            step = momentum / (np.sqrt(v[name] / (1 - o.b2**t)) + o.eps) + decay * 1.0
+            np.testing.assert_allclose(actual[t - 1][name], -float(rate(t)) * step, rtol=1e-5)
+
+
+def test_schedule_free_adamw_equals_its_formulas():
+    """Defazio et al. 2024, algorithm 1, through warm-up and a decay: y is trained, x is evaluated."""
+    config = CONFIGS["schedule_free_adamw"].with_values({"optimizers.decay_steps": 6})
+    o, rate, tx, average = (
+        config.optimizer,
+        learning_rate_schedule(config),
+        make_optimizer(config),
+        make_average(config),
+    )
+    params = {"w": jnp.ones((2, 2)), "b": jnp.array([1.0, -0.5])}
+    state, total, largest = tx.init(params), 0.0, 0.0
+    x, y, z = ({name: np.asarray(p, np.float64) for name, p in params.items()} for _ in range(3))
+    v = {name: np.zeros_like(p) for name, p in x.items()}
+    for t, grads in enumerate([*GRADS, *GRADS], 1):
+        steps, state = tx.update(grads, state, params)
+        params = optax.apply_updates(params, steps)
+        largest = max(largest, float(rate(t)))
+        total += largest**2
+        c = largest**2 / total
+        for name, decay in (("w", 0.1), ("b", 0.0)):
+            g = np.asarray(grads[name], np.float64)
+            v[name] = o.b2 * v[name] + (1 - o.b2) * g**2
+            step = g / (np.sqrt(v[name] / (1 - o.b2**t)) + o.eps) + decay * y[name]
+            z[name] = z[name] - float(rate(t)) * step
+            x[name] = (1 - c) * x[name] + c * z[name]
+            y[name] = (1 - o.b1) * z[name] + o.b1 * x[name]
+        assert_trees_close(params, y, rtol=2e-5)
+        assert_trees_close(average(None, params, state), x, rtol=2e-5)
+
+
+def test_schedule_free_adamw_starts_where_the_run_starts():
+    """Its z and x are the first parameters, also where these are taken from another run."""
+    config = small_config(optimizer=dict(name="schedule_free_adamw"))
+    moved = lambda own: jax.tree.map(lambda p: p + 1.0, own)  # noqa: E731
+    state, _ = init_state(config, make_model(config, 37, 37), make_optimizer(config), devices_mesh(), start=moved)
+    for tree in (state.ema, state.opt_state.z):
+        assert_trees_close(tree, state.params, rtol=0, atol=0)
+
+
+@pytest.mark.slow
+def test_the_average_is_what_is_evaluated(tmp_path, cache):
+    """In training, and by the commands that restore a run."""
+    keys = dict(optimizer=dict(name="schedule_free_adamw", lr_scale=5.0), eval=dict(every_steps=8))
+    setup = start(tiny_run(tmp_path, steps=8, **keys), tmp_path, cache)
+    state = loop.train(setup, score=None).state
+    params, average = jax.device_get((state.params, state.ema))
+    assert (
+        max(np.abs(p - a).max() for p, a in zip(jax.tree.leaves(params), jax.tree.leaves(average), strict=True)) > 0.01
+    )
+    assert_trees_close(jax.device_get(load(tmp_path).params), average, rtol=0, atol=0)
+    loss = validation_loss(setup)
+    logged = next(line["valid_nll"] for line in read_metrics(tmp_path) if "valid_nll" in line)
+    assert logged == loss(state.ema)["nll"] != loss(state.params)["nll"]
 
 
 def test_adafactor_equals_its_formulas():
@@ -118,7 +194,7 @@ def test_muon_trains_every_kernel_of_every_layer(key, value):
     )
     of_kernels = {path[-1].key == "kernel": value is not None for path, value in axes}
     assert of_kernels == {True: True, False: False}
-    momentum = state.opt_state[0].inner_states["muon"].inner_state[0].mu
+    momentum = state.opt_state[1].inner_states["muon"].inner_state[0].mu
     assert len(jax.tree.leaves(momentum)) == sum(value is not None for _, value in axes)
 
 
@@ -222,7 +298,10 @@ def test_resuming_from_a_checkpoint_is_bit_exact(trained, name, tmp_path):
     [
         ("adafactor", "zero1"),
         ("muon", "full"),
+        ("nadamw", "full"),
+        ("schedule_free_adamw", "zero1"),
         *drill(("adafactor", "full"), ("muon", "zero1"), ("lion", "full"), ("lion", "zero1")),
+        *drill(("nadamw", "zero1"), ("schedule_free_adamw", "full")),
     ],
 )
 @pytest.mark.slow
@@ -232,6 +311,7 @@ def test_sharded_training_equals_unsharded(trained, store, name, fsdp_mode):
     state, sharded = trainer.train(trainer.first, range(8))
     np.testing.assert_allclose(sharded, losses, rtol=1e-5)
     assert_trees_close(state.params, unsharded.params, atol=2e-4)
+    assert_trees_close(state.ema, unsharded.ema, atol=2e-4)
     divided = lambda tree: {str(x.sharding.spec) for x in jax.tree.leaves(tree) if not x.sharding.is_fully_replicated}  # noqa: E731
     assert divided(state.opt_state) and bool(divided(state.params)) == (fsdp_mode == "full")
     # Leaves of a parameter's shape are sharded like it; vectors of factored moments are replicated.

@@ -83,6 +83,11 @@ def test_decay_ends_exactly_at_the_floor_and_stays_there(name):
             "eps = 1e-08 is not read by config.optimizer.name = lion",
         ),
         ({"optimizer.name": "adafactor", "optimizer.b1": "0.5"}, "b1 = 0.5 is not read by config.optimizer.name"),
+        (
+            {"optimizer.name": "schedule_free_adamw", "optimizer.ema_decay": "0.9"},
+            "ema_decay = 0.9 has no effect with config.optimizer.name = schedule_free_adamw",
+        ),
+        ({"optimizer.name": "schedule_free_adamw", "optimizer.b1": "0"}, "needs a share above 0 of the average"),
         ({"optimizers.momentum": "0.5"}, "momentum = 0.5 is for config.optimizer.name = muon"),
     ],
 )

@@ -1,5 +1,6 @@
 """Search spaces of sweeps, and the trials they expand to."""
 
+import math
 import random
 
 import hypothesis
@@ -111,6 +112,16 @@ def test_draws_stay_in_their_range(low, width, kind, seed):
 ])  # fmt: skip
 def test_values_round_trip_as_text(values, value):
     assert values.parse(space.as_text(values.rounded(value))) == value
+
+
+def test_quasi_random_rows_are_spread_evenly():
+    """Of 8 values in base 2 one is in each eighth, of 9 in base 3 one in each ninth; choices come equally often."""
+    ranges = {"a": space.uniform(0, 1), "b": log_uniform(1e-4, 1e-1), "c": choice(1, 2, 3, 4, 5)}
+    rows = space.quasi_random(ranges, 10, seed=3)
+    assert rows == space.quasi_random(ranges, 10, seed=3) != space.quasi_random(ranges, 10, seed=4)
+    assert sorted(int(row["a"] * 8) for row in rows[:8]) == list(range(8))
+    assert sorted(int((math.log10(row["b"]) + 4) * 3) for row in rows[:9]) == list(range(9))
+    assert sorted(row["c"] for row in rows) == sorted([1, 2, 3, 4, 5] * 2)
 
 
 def test_search_may_draw_a_row_twice():
