@@ -205,13 +205,13 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         marker = parse_json(text)
         reason, step, summary, records = (marker[key] for key in ("reason", "step", "summary", "records"))
         paths = "".join(f"\nrecord: {workdir / 'eval' / name}" for name in records.values())
+        key = {"steps": "train.steps", "patience": "eval.patience"}.get(reason, reason)
+        now = config.value(key)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         log.warning("%s cannot be read (%s): repeating the final evaluation", workdir / "complete.json", error)
         return None
     if config_lib.immutable_differences(stored, config):
         return None  # adopt_config reports the differences
-    key = {"steps": "train.steps", "patience": "eval.patience"}.get(reason, reason)
-    now = config.value(key)
     if (now > step) if reason == "steps" else ((now or math.inf) > stored.value(key)):
         return None
     how = f"raise --config.{key} (now {now}{'; 0 = no limit' if reason == 'patience' else ''})"
