@@ -35,11 +35,9 @@ def run(argv: list[str]) -> int:
     found = scores(trials, args.by)
     metric, target = trials[0].goal
     if args.json:
-        print(
-            json.dumps(
-                {"metric": metric, "target": target, "by": args.by, "scores": list(map(_plain, found))}, indent=2
-            )
-        )
+        head = {"metric": metric, "target": target, "by": args.by}
+        of_trials = [{name: value for name, value in vars(trial).items() if name != "goal"} for trial in trials]
+        print(json.dumps(head | {"scores": list(map(_plain, found)), "trials": of_trials}, indent=2))
         return OK
     print(
         f"{args.by} to {metric} {target:g} of the validation set: the median over studies of the fastest trial of each\n"

@@ -98,6 +98,14 @@ def test_command_reads_a_sweep(sweep, capsys):
     command.run([str(sweep), "--json"])
     found = json.loads(capsys.readouterr().out)
     assert [score["score"] for score in found["scores"]] == [42, 60] and found["by"] == "seconds"
+    assert [trial["reached"] and trial["reached"]["update"] for trial in found["trials"]] == [
+        500,
+        None,
+        None,
+        700,
+        400,
+        440,
+    ]
 
 
 def test_folders_that_cannot_be_scored_are_refused(sweep, tmp_path):
