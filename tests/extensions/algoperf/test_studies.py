@@ -90,7 +90,7 @@ def test_command_reads_a_sweep(sweep, capsys):
     out = capsys.readouterr().out
     rows = [line.split("  ") for line in out.splitlines()]
     assert "updates to bleu 30 of the validation set" in out and "1 trials have not ended" in out
-    cells = [[cell for cell in row if cell] for row in rows if row[0] in ("adam", "nadamw")]
+    cells = [[cell.strip() for cell in row if cell] for row in rows if row[0] in ("adam", "nadamw")]
     assert cells == [
         ["nadamw", "420", "1.00", "400", "440", "2 of 2", "1 of 2"],
         ["adam", "600", "1.43", "500", "700", "2 of 4", "2 of 4"],

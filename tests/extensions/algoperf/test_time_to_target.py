@@ -23,7 +23,12 @@ def config_of(workdir, *, steps=8, target=30.0, **keys):
 
 def train(config, workdir, cache, scores=()):
     scores = iter(scores)
-    return loop.train(start(config, workdir, cache), score=lambda *_: {"valid_bleu": next(scores)})
+
+    def score(*_):
+        time.sleep(0.01)  # what the clock leaves out
+        return {"valid_bleu": next(scores)}
+
+    return loop.train(start(config, workdir, cache), score=score)
 
 
 def outcome(workdir) -> dict:
@@ -49,7 +54,7 @@ def test_first_evaluation_at_the_target_counts(tmp_path, cache):
     assert [found[name]["target_tokens"] for name in ("reached", "last")] == [sum(trained[:4]), sum(trained)]
     assert found["reached"]["seconds"] < found["last"]["seconds"] == clock(end)
     assert found["last"]["compile_seconds"] == pytest.approx(end.seconds["compile"], abs=0.002)
-    assert end.seconds["eval"] > 0 and end.seconds["save"] > 0  # which the clock leaves out
+    assert end.seconds["eval"] >= 0.04
     logged = [line["training_seconds"] for line in lines if "training_seconds" in line]
     assert logged[1] == found["reached"]["seconds"] and logged == sorted(logged)
 
@@ -79,12 +84,12 @@ def test_a_run_that_is_to_stop_ends_at_the_target(tmp_path, cache):
 
 def test_the_clock_goes_on_when_a_run_resumes(tmp_path, cache):
     """Compilation counts again. Tokens are those of an uninterrupted run."""
-    whole = tmp_path / "whole"
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
     train(config_of(whole), whole, cache, [1.0] * 4)
-    first = train(config_of(tmp_path, steps=4), tmp_path, cache, [1.0, 2.0])
-    before = outcome(tmp_path)["last"]
-    second = train(config_of(tmp_path), tmp_path, cache, [3.0, 40.0])
-    reached = outcome(tmp_path)["reached"]
+    first = train(config_of(parts, steps=4), parts, cache, [1.0, 2.0])
+    before = outcome(parts)["last"]
+    second = train(config_of(parts), parts, cache, [3.0, 40.0])
+    reached = outcome(parts)["reached"]
     assert reached["update"] == 8 and reached["seconds"] == clock(second) and before["seconds"] == clock(first)
     assert second.seconds["compile"] > first.seconds["compile"]
     assert reached["target_tokens"] == outcome(whole)["last"]["target_tokens"]
