@@ -6,7 +6,7 @@
 
 WMT: the five points of AlgoPerf's baseline for NAdamW, and of the submission schedule_free_adamw to its first competition
 (mlcommons/submissions_algorithms, algoperf_v05), in each study; for AdamW 25 points of the space of its archived baseline,
-quasi-random. The built-in corpus, minutes on two cores, with a target of its own: for all three the same quasi-random points.
+quasi-random. The built-in corpus, half an hour on two cores, with a target of its own: for all three the same quasi-random points.
 """
 
 import random
@@ -43,17 +43,21 @@ ADAMW = {
 }
 TOY = ADAMW | {"learning_rate": log_uniform(1e-3, 3e-2), "b2": choice(0.98, 0.99), "label_smoothing": choice(0.0, 0.1)}
 TOY_KEYS = {
-    "train.steps": 400,
-    "eval.every_steps": 20,
+    "train.steps": 200,
+    "eval.every_steps": 10,
     "checkpoint.every_steps": 0,
     "checkpoint.keep_last": 1,
+    "model.num_encoder_layers": 1,
+    "model.num_decoder_layers": 1,
     "model.d_model": 64,
     "model.d_ff": 256,
     "optimizer.eps": 1e-8,
-    "algoperf.target": 1.0,
+    "algoperf.target": 2.5,
     "algoperf.stop": True,
+    "data.valid": "toy:valid:300",
     "data.test": "",
     "mesh.cpu_devices": 1,
+    "trackers.names": "",
 }
 
 
