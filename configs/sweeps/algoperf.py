@@ -6,7 +6,8 @@
 
 WMT: the five points of AlgoPerf's baseline for NAdamW, and of the submission schedule_free_adamw to its first competition
 (mlcommons/submissions_algorithms, algoperf_v05), in each study; for AdamW 25 points of the space of its archived baseline,
-quasi-random. The built-in corpus, half an hour on two cores, with a target of its own: for all three the same quasi-random points.
+quasi-random. The built-in corpus, half an hour on two cores, with a target of its own: for all three optimizers the same
+quasi-random points.
 """
 
 import random

@@ -135,6 +135,8 @@ ELSEWHERE = {
     "extensions/augmentation/test_unigram_sampling.py": "subwords.unigram_alpha",
     "extensions/corpora/test_language_filter.py": "filters.language",
     "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
+    "extensions/algoperf/test_time_to_target.py": "algoperf.target algoperf.stop",
+    "extensions/algoperf/test_studies.py": "algoperf.test_target algoperf.max_seconds algoperf.study",
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
     "extensions/speculative/test_commands.py": "speculative.draft speculative.tokens",
     "extensions/mbr/test_rerank.py": "rerank.right_to_left",

@@ -74,11 +74,16 @@ def test_adam_with_weight_decay_is_adamw():
 
 
 def test_default_state_tree_is_adams_moments_and_a_counter():
-    """Adam's moments first, then the schedule's counter; weight decay adds an empty state."""
+    """Beside the empty states of clipping and weight decay."""
     params = {"w": jnp.ones((2, 2))}
     for keys, middle in (({}, ()), ({"weight_decay": 0.1}, (optax.MaskedState,))):
         state = make_optimizer(Config(optimizer=Optimizer(**keys))).init(params)
-        assert tuple(map(type, state)) == (optax.ScaleByAdamState, *middle, optax.ScaleByScheduleState)
+        assert tuple(map(type, state)) == (
+            optax.EmptyState,
+            optax.ScaleByAdamState,
+            *middle,
+            optax.ScaleByScheduleState,
+        )
         assert len(jax.tree.leaves(state)) == 4
 
 
