@@ -117,5 +117,7 @@ def test_it_fits_a_phone_in_both_schemes(page, scheme):
         )
         assert (ink < 150 and paper > 600) if scheme == "light" else (ink > 600 and paper < 150)
         assert shown.locator("#heat").bounding_box()["width"] > 150
+        label = shown.get_by_role("button", name="encoder_10/self_attention/query")
+        assert label.inner_text() == "e10 self query" and label.evaluate("node => node.scrollWidth <= node.clientWidth")
         for control in shown.locator("select, input").all():
             assert control.evaluate("node => node.labels.length") == 1
