@@ -38,6 +38,7 @@ EXTENSIONS = (
     "selftest",
     "speculative",
     "algoperf",
+    "decoder_only",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -111,6 +112,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "ensembles": {"groups": ("ensembles",), "repeated flags": ("--workdir",)},
     "mbr": {"commands": ("mbr", "rerank"), "groups": ("rerank",)},
     "speculative": {"groups": ("speculative",), "decode.strategy": ("speculative",)},
+    "decoder_only": {"groups": ("decoder_only",), "model.architecture": ("decoder_only",)},
     "averaging": {"commands": ("average",)},
     "bulk_translation": {"commands": ("translate_file", "score")},
     "scaling": {"commands": ("fit_scaling", "branch")},

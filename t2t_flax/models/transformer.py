@@ -105,10 +105,10 @@ class Transformer(nn.Module):
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
         """Encoder output [B, S, D] (3.1); padding is never attended to."""
         x = self.source_embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
-        x = _constrain(self.source_dropout(x, noise))
+        x = constrain(self.source_dropout(x, noise))
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
         for layer in self.encoder:
-            x = _constrain(layer(x, inputs))
+            x = constrain(layer(x, inputs))
         return self.encoder_norm(x) if self.final_norm else x
 
     @_with_matmul_precision
@@ -120,10 +120,10 @@ class Transformer(nn.Module):
         x = jnp.where((position == 0)[..., None], self.decoder_start_token(embedding), shifted) + self.target_positions(
             position
         )
-        x = _constrain(self.target_dropout(x, noise))
+        x = constrain(self.target_dropout(x, noise))
         inputs, cross_mask = MixerInputs(segments, position, noise), SegmentMask(segments, batch["source_segments"])
         for layer in self.decoder:
-            x = _constrain(layer(x, memory_BxSxD, inputs, cross_mask))
+            x = constrain(layer(x, memory_BxSxD, inputs, cross_mask))
         return self.decoder_norm(x) if self.final_norm else x
 
     @_with_matmul_precision
@@ -180,5 +180,6 @@ class Transformer(nn.Module):
         return self.logits(x_BxKxD), cache | {"self": self_cache}
 
 
-def _constrain(x_BxTxD: jax.Array) -> jax.Array:
-    return nn.with_logical_constraint(x_BxTxD, ("batch", "length", "act_embed"))
+def constrain(x_BxTxD: jax.Array) -> jax.Array:
+    """Divides activations over the mesh by the rules of their logical axes."""
+    return nn.with_logicalconstraint(x_BxTxD, ("batch", "length", "act_embed"))
