@@ -1,6 +1,9 @@
 """What the sub-layers are built of: matrix products with logical parameter names, products with a float32 result, and norms."""
 
+import contextlib
+import contextvars
 import functools
+from collections.abc import Iterator
 from typing import Any
 
 import flax.linen as nn
@@ -43,6 +46,21 @@ class Einsum(nn.Module):
         return y
 
 
+_CAST: contextvars.ContextVar[bool] = contextvars.ContextVar("cast", default=False)
+
+
+@contextlib.contextmanager
+def cast_results() -> Iterator[None]:
+    """Context in which `product_with_float32_result` is traced as a bfloat16 product that is cast to float32, for compilers that
+    make one operation of the two, which does not round.
+    """
+    token = _CAST.set(True)
+    try:
+        yield
+    finally:
+        _CAST.reset(token)
+
+
 def product_with_float32_result(equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """`jnp.einsum(equation, x, y)` of operands in the compute type `dtype`, float32 [...].
 
@@ -78,8 +96,9 @@ _bfloat16_product.defvjp(_forward, _backward)
 
 
 def _einsum(equation, x, y, result):
-    bfloat16 = jnp.bfloat16
-    return jnp.einsum(equation, x.astype(bfloat16), y.astype(bfloat16), preferred_element_type=result)
+    of_product = jnp.bfloat16 if _CAST.get() else result
+    x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
+    return jnp.einsum(equation, x, y, preferred_element_type=of_product).astype(result)
 
 
 def layer_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:

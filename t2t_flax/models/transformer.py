@@ -182,4 +182,4 @@ class Transformer(nn.Module):
 
 def constrain(x_BxTxD: jax.Array) -> jax.Array:
     """Divides activations over the mesh by the rules of their logical axes."""
-    return nn.with_logicalconstraint(x_BxTxD, ("batch", "length", "act_embed"))
+    return nn.with_logical_constraint(x_BxTxD, ("batch", "length", "act_embed"))

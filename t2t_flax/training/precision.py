@@ -43,6 +43,13 @@ def compiler_options(config: Config) -> dict[str, str | bool] | None:
     return options or None
 
 
+def casts_results(config: Config, platform: str) -> bool:
+    """Whether the options of a train step for "cpu", "gpu" or "tpu" make one operation of a bfloat16 product and a cast of its
+    result to float32; see `models.dense.cast_results`.
+    """
+    return platform == "cpu" and any(module.casts_results(config) for module in CPU_PRODUCTS.load_all())
+
+
 def advice(config: Config, *, decoding: bool) -> str:
     """A sentence for users whose training, or whose translation, would be faster in another precision; else ""."""
     modules = CPU_PRODUCTS.load_all() if jax.default_backend() == "cpu" else ()

@@ -1,5 +1,6 @@
 """One update, and the loss of a validation batch, as pure functions jitted on the mesh."""
 
+import contextlib
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,11 +12,13 @@ import optax
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import over_shards, sum_over_shards, zeros_of_shards
+from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
+from t2t_flax.training.precision import casts_results
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
@@ -52,6 +55,7 @@ def train_step(
     shards: int = 1,
     moments: Any = None,
     hooks: Sequence[Hook] = (),
+    cast: bool = False,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """(state, batch) -> (state, metrics), a pure function.
 
@@ -60,7 +64,7 @@ def train_step(
     the gradients of matrices are rounded to bfloat16 for that, where there are shards. metrics: float32 scalars: loss, nll
     and token metrics per token, tokens, grad_norm, learning_rate, finite. Frozen parameters have no gradient, also not in
     grad_norm. moments: shardings of the optimizer's moments of the trained parameters; the gradients are divided like them.
-    hooks: what they measure joins the metrics.
+    hooks: what they measure joins the metrics. cast: whether products are traced in `models.dense.cast_results`.
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
@@ -81,7 +85,8 @@ def train_step(
             def loss(trained):
                 return loss_sums(config, model, parameters.merge(join(trained, frozen)), rows, Noise(key, numbers))
 
-            with products(model.matmul_precision):  # its custom_vjp is traced here
+            context = cast_results() if cast else contextlib.nullcontext()
+            with context, products(model.matmul_precision):  # its custom_vjp is traced here
                 (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(trained)
             return grads, {"loss": loss} | others
 
@@ -145,7 +150,8 @@ def make_train_step(
     """`train_step` jitted on the mesh; the state is donated."""
     shardings_of = jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True))
     moments, _ = parameters_of(config).split(shardings_of)
-    step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments, hooks=hooks)
+    cast = casts_results(config, mesh.devices.flat[0].platform)
+    step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments, hooks=hooks, cast=cast)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
     return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))

@@ -13,7 +13,12 @@ from t2t_flax.extensions.shared.processes import cpu_info
 from t2t_flax.training.precision import compute_dtype, decoding_precision
 
 _INSTRUCTIONS = re.compile(r"\b(avx512_bf16|amx_bf16)\b")
-_ONEDNN: dict[str, str | bool] = {"xla_cpu_experimental_onednn_custom_call": True}
+# Without the second one XLA's YNNPACK keeps products whose results it rounds to bfloat16.
+_FLOAT32_RESULT = re.compile(r"= \(?f32\[512,512\].* custom-call\(.*onednn")
+_ONEDNN: dict[str, str | bool] = {
+    "xla_cpu_experimental_onednn_custom_call": True,
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
 
 
 def has_bfloat16_instructions() -> bool:
@@ -24,21 +29,26 @@ def has_bfloat16_instructions() -> bool:
 @functools.cache
 def has_fast_bfloat16() -> bool:
     """Whether bfloat16 is faster than float32 on this CPU: it has the instructions, and XLA was built with oneDNN, which uses
-    them.
+    them, and gives it the casts of results.
     """
     if not has_bfloat16_instructions():
         return False
     matrix = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)  # small products stay with XLA
     try:
-        program = jax.jit(lambda x, y: x.T @ y).lower(matrix, matrix).compile(_ONEDNN)
-    except jax.errors.JaxRuntimeError:  # a version without this option
+        program = jax.jit(lambda x, y: (x @ y).astype(jnp.float32)).lower(matrix, matrix).compile(_ONEDNN)
+    except jax.errors.JaxRuntimeError:  # a version without these options
         return False
-    return "onednn" in (program.as_text() or "")
+    return bool(_FLOAT32_RESULT.search(program.as_text() or ""))
 
 
 def compiler_options(config: Config) -> dict[str, str | bool]:
     """XLA options of a train step on a CPU."""
     return _ONEDNN if config.train.precision == "bfloat16" and has_fast_bfloat16() else {}
+
+
+def casts_results(config: Config) -> bool:
+    """Whether `compiler_options` make one operation of a product and the cast of its result."""
+    return bool(compiler_options(config))
 
 
 def advice(config: Config, *, decoding: bool) -> str:

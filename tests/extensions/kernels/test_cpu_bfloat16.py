@@ -2,11 +2,15 @@
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 from t2t_flax.config import Config
 from t2t_flax.extensions.kernels import cpu_bfloat16
 from t2t_flax.extensions.shared import processes
+from t2t_flax.models.dense import cast_results, product_with_float32_result
 from t2t_flax.training import precision
 
 
@@ -75,3 +79,44 @@ def test_compiler_options_follow_precision_rematerialization_and_backend(fast, m
     assert precision.compiler_options(with_precision("bfloat16")) is None
     monkeypatch.setattr(precision.jax, "default_backend", lambda: "gpu")
     assert precision.compiler_options(with_precision("bfloat16", remat="full")) is None
+
+
+@pytest.mark.parametrize("equation", ["btd,vd->btv", "btv,btd->vd", "btnh,bsnh->bnts", "td,dv->tv"])
+@pytest.mark.parametrize("size", [8, 160])
+def test_results_that_are_cast_are_not_rounded(equation, size):
+    """Small products, which XLA computes itself, and large ones: as exact as float32 sums of bfloat16 operands."""
+    if not cpu_bfloat16.has_fast_bfloat16():
+        pytest.skip("this CPU, or this version of jaxlib, has no fast bfloat16")
+    shapes = dict(b=2, t=size, s=size, d=2 * size, v=3 * size, n=2, h=32)
+    operands = equation.split("->")[0]
+    rng = np.random.default_rng(0)
+    x, y = (jnp.asarray(rng.normal(size=[shapes[c] for c in side]), jnp.bfloat16) for side in operands.split(","))
+
+    def product(x, y):
+        with cast_results():
+            return product_with_float32_result(equation, x, y, jnp.dtype("bfloat16"))
+
+    options = precision.compiler_options(with_precision("bfloat16"))
+    expected = np.einsum(equation, *(np.asarray(side, np.float64) for side in (x, y)))
+    found = jax.jit(product).lower(x, y).compile(options)(x, y)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, atol=2e-6 * np.abs(expected).max() * size**0.5)
+
+
+def test_gradients_of_float32_operands_are_not_rounded():
+    """As of the table of embeddings."""
+    if not cpu_bfloat16.has_fast_bfloat16():
+        pytest.skip("this CPU, or this version of jaxlib, has no fast bfloat16")
+    rng = np.random.default_rng(0)
+    x, table, cotangent = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 96, 64), (512, 64), (4, 96, 512)))
+
+    def gradient(x, table, cotangent):
+        with cast_results():
+            back = jax.vjp(lambda y: product_with_float32_result("btd,vd->btv", x, y, jnp.dtype("bfloat16")), table)[1]
+            return back(cotangent)[0]
+
+    options = precision.compiler_options(with_precision("bfloat16"))
+    found = jax.jit(gradient).lower(x, table, cotangent).compile(options)(x, table, cotangent)
+    rounded = [np.asarray(a.astype(jnp.bfloat16), np.float64) for a in (cotangent, x)]
+    expected = np.einsum("btv,btd->vd", *rounded)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.abs(expected).max())
