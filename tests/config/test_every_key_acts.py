@@ -138,6 +138,7 @@ ELSEWHERE = {
     "extensions/algoperf/test_time_to_target.py": "algoperf.target algoperf.stop",
     "extensions/algoperf/test_studies.py": "algoperf.test_target algoperf.max_seconds algoperf.study",
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
+    "extensions/decoder_only/test_model.py": "model.architecture decoder_only.source_attention",
     "extensions/speculative/test_commands.py": "speculative.draft speculative.tokens",
     "extensions/mbr/test_rerank.py": "rerank.right_to_left",
     "extensions/parsing/test_grammar.py": "parsing.grammar",
