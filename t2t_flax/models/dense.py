@@ -51,8 +51,8 @@ _CAST: contextvars.ContextVar[bool] = contextvars.ContextVar("cast", default=Fal
 
 @contextlib.contextmanager
 def cast_results() -> Iterator[None]:
-    """Context in which `product_with_float32_result` is traced as a bfloat16 product that is cast to float32, for compilers that
-    make one operation of the two, which does not round.
+    """Context in which `product_with_float32_result` is traced as a bfloat16 product that is cast to float32 and scaled, for
+    compilers that make one operation of these, which does not round. The scale, a power of two, is taken from an operand.
     """
     token = _CAST.set(True)
     try:
@@ -96,9 +96,10 @@ _bfloat16_product.defvjp(_forward, _backward)
 
 
 def _einsum(equation, x, y, result):
-    of_product = jnp.bfloat16 if _CAST.get() else result
     x, y = x.astype(jnp.bfloat16), y.astype(jnp.bfloat16)
-    return jnp.einsum(equation, x, y, preferred_element_type=of_product).astype(result)
+    if _CAST.get() and result == jnp.float32:
+        return jnp.einsum(equation, x * jnp.bfloat16(0.5), y).astype(jnp.float32) * 2.0
+    return jnp.einsum(equation, x, y, preferred_element_type=result)
 
 
 def layer_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:
