@@ -13,11 +13,14 @@ from t2t_flax.model_forms import is_name
 
 
 def machine() -> dict[str, str | int]:
-    """JAX's name of the device, the CPU with its vector instructions, and the number of cores."""
+    """JAX's name of the device, the CPU with its generation and vector instructions, and the number of cores."""
     import jax  # here, because a benchmark of PyTorch's side runs without it
 
     lines = cpu_info().splitlines()
-    name = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), platform.processor())
+    said = dict(line.replace("\t", "").split(":", 1) for line in reversed(lines) if ":" in line)
+    name = said.get("model name", platform.processor()).strip()
+    if "cpu family" in said:  # servers of two generations may have one name
+        name += f" (family{said['cpu family']}, model{said['model']})"
     flags = next((line for line in lines if line.startswith("flags")), "")
     vector = "AVX-512" if "avx512f" in flags else "AVX2" if "avx2" in flags else "no AVX2"
     return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}

@@ -17,6 +17,7 @@ from helpers.forked_python import ForkedPython
 
 from t2t_flax.extensions import EXTENSIONS, KNOWN
 from t2t_flax.registry import (
+    ARCHITECTURES,
     ATTENTION_KERNELS,
     COMMANDS,
     DECODERS,
@@ -50,6 +51,7 @@ REGISTERED = {
     "data.task": TASKS,
     "data.tokenizer": TOKENIZERS,
     "tokenizer files": TOKENIZER_FILES,
+    "model.architecture": ARCHITECTURES,
     "model.attention_kernel": ATTENTION_KERNELS,
     "model.mixer": MIXERS,
     "model.attention_score": SCORES,
