@@ -1,11 +1,12 @@
 """Our train step or search under JAX's profiler on one core: seconds of each instruction of its compiled programs."""
 
 import collections
+import itertools
 import math
 import os
 import re
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,29 @@ def _multiplies(instruction: Any) -> bool:
 
 
 def _product(computation: Any, instruction: Any) -> tuple[int, int, int, int]:
-    left, right = (math.prod(operand.arrays[0].sizes) for operand in computation.operands(instruction)[:2])
+    """(matrices, rows, contracted, columns)."""
+    sides = [operand.arrays[0].sizes for operand in computation.operands(instruction)[:2]]
     result = instruction.arrays[0].sizes
     contracted = _CONTRACTED.search(instruction.attributes)
-    if contracted is None:  # oneDNN's, whose leading axes number matrices
-        batch = math.prod(result[:-2])
-        inner = round(math.sqrt(left * right / math.prod(result) / batch))
+    left, right = map(math.prod, sides)
+    if contracted is None:  # oneDNN's, whose axes may stand in any order
+        batch, inner = _matrices(*sides, result)
     else:
-        sizes = computation.operands(instruction)[0].arrays[0].sizes
-        inner = math.prod(sizes[int(axis)] for axis in contracted[1].split(",") if axis)
+        inner = math.prod(sides[0][int(axis)] for axis in contracted[1].split(",") if axis)
         batch = round(left * right / inner**2 / math.prod(result))
     return batch, left // inner // batch, inner, right // inner // batch
+
+
+def _matrices(left: Sequence[int], right: Sequence[int], result: Sequence[int]) -> tuple[int, int]:
+    """(number of matrices, size of the contracted axis) of a product of arrays with these sizes."""
+    common = list((collections.Counter(left) & collections.Counter(right) & collections.Counter(result)).elements())
+    for numbering in itertools.combinations(common, len(left) - 2):
+        batch = math.prod(numbering)
+        square, rest = divmod(math.prod(left) * math.prod(right), math.prod(result) * batch)
+        inner = math.isqrt(square)
+        if not rest and inner**2 == square and inner in left and inner in right:
+            return batch, inner
+    raise ValueError(f"no product of {left} and {right} is {result}")
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,12 @@ def test_products_of_a_compiled_program_have_their_shapes():
 
 @pytest.mark.parametrize(
     ("result", "left", "right", "product"),
-    [("12,7", "12,5", "5,7", (1, 12, 5, 7)), ("3,12,7", "3,12,5", "3,5,7", (3, 12, 5, 7))],
+    [
+        ("12,7", "12,5", "5,7", (1, 12, 5, 7)),
+        ("3,12,7", "3,12,5", "3,5,7", (3, 12, 5, 7)),
+        ("9,22,8,64", "9,8,22,22", "9,8,22,64", (72, 22, 22, 64)),
+        ("8,64,9,22", "9,22,8,64", "9,8,22,22", (72, 22, 22, 64)),
+    ],
 )
 def test_products_of_onednn_have_their_shapes(result, left, right, product):
     text = f"""HloModule m
