@@ -13,6 +13,7 @@ from typing import Any
 from benchmarks.engines.child import main
 
 _OP_NAME = re.compile(r'op_name="([^"]*)"')
+_OPERAND = re.compile(r"%([\w.-]+)(?:#(\d+))?")  # an element of a tuple after #
 _CONTRACTED = re.compile(r"lhs_contracting_dims=\{([\d,]*)\}")
 _PROGRAM = re.compile(r"module_(\d+)\..*cpu_after_optimizations\.txt")
 
@@ -53,7 +54,10 @@ def _multiplies(instruction: Any) -> bool:
 
 def _product(computation: Any, instruction: Any) -> tuple[int, int, int, int]:
     """(matrices, rows, contracted, columns)."""
-    sides = [operand.arrays[0].sizes for operand in computation.operands(instruction)[:2]]
+    sides = [
+        computation.instructions[name].arrays[int(element or 0)].sizes
+        for name, element in _OPERAND.findall(instruction.text)[:2]
+    ]
     result = instruction.arrays[0].sizes
     contracted = _CONTRACTED.search(instruction.attributes)
     left, right = map(math.prod, sides)
