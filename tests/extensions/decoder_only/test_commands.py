@@ -23,13 +23,11 @@ def test_a_run_is_trained_evaluated_and_translates(run, tmp_path, capsys):
     lines = tmp_path / "lines"
     lines.write_text("It is late.\nWhere is the dog?\n")
     capsys.readouterr()
+    outputs = []
     for size in (1, 32):  # batch mates change nothing
         assert main(["translate", f"--workdir={run}", f"--input={lines}", f"--config.decode.batch_size={size}"]) == 0
-    first, second = (
-        text.splitlines()
-        for text in (lambda out: (out[: len(out) // 2], out[len(out) // 2 :]))(capsys.readouterr().out)
-    )
-    assert first == second and len(first) == 2
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] and outputs[0].count("\n") == 2
 
 
 def test_attention_to_an_encoder_is_refused_by_name(run, tmp_path, capsys):
@@ -42,7 +40,7 @@ def test_attention_to_an_encoder_is_refused_by_name(run, tmp_path, capsys):
         ["export", f"--workdir={run}", "--format=ctranslate2", f"--output={tmp_path / 'ct2'}"],
     ):
         assert main(command) == 2
-        assert "config.model.architecture = decoder_only" in capsys.readouterr().err
+        assert "model.architecture = decoder_only" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
