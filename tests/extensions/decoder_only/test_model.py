@@ -146,6 +146,7 @@ def test_formula_agrees_with_the_compilers_count():
     assert whole.flops(config.model, flops.padded_tokens(2, 32)) == pytest.approx(3 * counted, rel=0.05)
 
 
+@pytest.mark.smoke
 def test_it_has_half_of_the_layers_parameters_of_an_encoder_decoder():
     """A layer of each side against one that serves both: 12 d^2 to 28 d^2."""
     both = dataclasses.replace(config_of("full").model, architecture="encoder_decoder", num_encoder_layers=2)
