@@ -37,6 +37,7 @@ def test_attention_to_an_encoder_is_refused_by_name(run, tmp_path, capsys):
         ["translate", f"--workdir={run}", f"--input={lines}", "--alignments=hard"],
         ["translate", f"--workdir={run}", f"--input={lines}", "--config.constraints.coverage=0.2"],
         ["attend", f"--workdir={run}", "--source=It is late.", f"--output={tmp_path / 'maps.npz'}"],
+        ["inspect", f"--workdir={run}", "--layers=decoder/0", f"--input={lines}", f"--output={tmp_path / 'states.npz'}"],
         ["export", f"--workdir={run}", "--format=ctranslate2", f"--output={tmp_path / 'ct2'}"],
     ):
         assert main(command) == 2
@@ -50,6 +51,7 @@ def test_attention_to_an_encoder_is_refused_by_name(run, tmp_path, capsys):
         ("--config.model.tie_embeddings=decoder", "tie_embeddings = decoder"),
         ("--config.model.position=rotary", "position = rotary"),
         ("--config.alignments.guided=file", "architecture = decoder_only"),
+        ("--config.inspection.layers_every=50", "architecture = decoder_only"),
     ],
 )
 def test_impossible_keys_are_named(flag, key, tmp_path, capsys):
