@@ -37,7 +37,13 @@ def test_attention_to_an_encoder_is_refused_by_name(run, tmp_path, capsys):
         ["translate", f"--workdir={run}", f"--input={lines}", "--alignments=hard"],
         ["translate", f"--workdir={run}", f"--input={lines}", "--config.constraints.coverage=0.2"],
         ["attend", f"--workdir={run}", "--source=It is late.", f"--output={tmp_path / 'maps.npz'}"],
-        ["inspect", f"--workdir={run}", "--layers=decoder/0", f"--input={lines}", f"--output={tmp_path / 'states.npz'}"],
+        [
+            "inspect",
+            f"--workdir={run}",
+            "--layers=decoder/0",
+            f"--input={lines}",
+            f"--output={tmp_path / 'states.npz'}",
+        ],
         ["export", f"--workdir={run}", "--format=ctranslate2", f"--output={tmp_path / 'ct2'}"],
     ):
         assert main(command) == 2
