@@ -16,6 +16,7 @@ EXTENSIONS = (
     "kernels",
     "recipes",
     "resilience",
+    "mup",  # before finetuning, whose parameters it refuses
     "finetuning",
     "layer_types",
     "trackers",
@@ -120,6 +121,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
     "selftest": {"commands": ("selftest",), "groups": ("selftest",)},
     "algoperf": {"groups": ("algoperf",), "commands": ("time_to_target",), "presets": ("algoperf_*",)},
+    "mup": {"commands": ("check_widths",), "groups": ("mup",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
 messages of a checkout that lacks one.

@@ -6,6 +6,7 @@ Letters: B batch, K beam, T queries, S keys, D d_model, N heads, G heads of keys
 of a head.
 """
 
+import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any, ClassVar
@@ -35,14 +36,10 @@ class DotScore(nn.Module):
         return scores * q.shape[-1] ** -0.5 if self.scaled else scores
 
 
-def scaled_dot() -> DotScore:
-    """Q K^T / sqrt(d_k) (3.2.1)."""
-    return DotScore(scaled=True)
-
-
-def dot() -> DotScore:
-    """Q K^T (3.2.1)."""
-    return DotScore(scaled=False)
+scaled_dot = functools.partial(DotScore, scaled=True)
+"""Q K^T / sqrt(d_k) (3.2.1)."""
+dot = functools.partial(DotScore, scaled=False)
+"""Q K^T (3.2.1)."""
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:

@@ -11,7 +11,7 @@ import optax
 
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.registry import AVERAGING, OPTIMIZERS, SCHEDULES
-from t2t_flax.training.train_state import path_names
+from t2t_flax.training.train_state import parameters_of, path_names
 
 Schedule = Callable[[jax.Array], jax.Array]
 """t -> learning rate, float32; t = update - 1 + schedule_first_step."""
@@ -26,7 +26,7 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     o = config.optimizer
     rate = learning_rate_schedule(config)
     clip = optax.clip_by_global_norm(o.max_grad_norm) if o.max_grad_norm else optax.identity()
-    parts = [clip, OPTIMIZERS.load(o.name)(config)]
+    parts = [clip, parameters_of(config).direction(OPTIMIZERS.load(o.name)(config))]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))

@@ -97,6 +97,10 @@ class Parameters:
         """The parameters with which a new run begins, from its initial ones. Raises UserError."""
         return params
 
+    def direction(self, inner: "optax.GradientTransformation") -> "optax.GradientTransformation":
+        """From gradients to a direction, before weight decay and the learning rate; `inner` is that of optimizer.name."""
+        return inner
+
     def split(self, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """(trained, frozen): the leaves of a tree of the run's parameters, or of one shaped like it, in two trees of dicts."""
         return dict(params), {}

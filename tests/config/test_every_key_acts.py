@@ -75,6 +75,8 @@ PROGRAM = {
     "loss.logits_chunk_size": (16, 32, {}),
     "train.precision": ("float32", "bfloat16", {}),
     "train.remat": ("none", "dots", {}),
+    "mup.base_width": (0, 4, {"optimizer.schedule": "inverse_sqrt"}),
+    "mup.base_head_width": (0, 2, {"optimizer.schedule": "inverse_sqrt", "mup.base_width": 4}),
     "finetuning.freeze": ("", "encoder_*", {}),
     "finetuning.lora_rank": (0, 2, {}),
     "finetuning.lora_alpha": (16.0, 8.0, {"finetuning.lora_rank": 2}),

@@ -56,6 +56,10 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "learned_metrics.names": {"learned_metrics.names": "comet"},
     "parsing.grammar": {"parsing.grammar": True, "data.task": "parsing"},
     "parsing.word_numbers": {"parsing.word_numbers": 8, "data.task": "parsing"},
+    "mup.base_width": {"mup.base_width": 64, "optimizer.schedule": "inverse_sqrt"},
+    "mup.base_head_width": {
+        "mup.base_head_width": 16, "mup.base_width": 64, "optimizer.schedule": "inverse_sqrt",
+    },
     "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
     "trackers.names": {"trackers.names": ""},

@@ -1,0 +1,63 @@
+"""Pictures of changes by width, and of losses by learning rate."""
+
+import io
+from collections.abc import Mapping
+
+from etils import epath
+
+from t2t_flax.extensions.mup.coordinates import KINDS, Changes
+from t2t_flax.filesystem import atomic_write
+
+_STYLE = {"svg.hashsalt": "mup", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
+
+
+def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int) -> None:
+    """A panel with and one without the rules: the change of each kind of activations by width."""
+
+    def draw(panel, by_width: Mapping[int, Changes]) -> None:
+        for kind in KINDS:
+            panel.plot(
+                list(by_width), [changes[kind][-1] for changes in by_width.values()], "o-", ms=3, lw=1.2, label=kind
+            )
+        panel.set_xscale("log", base=2)
+        panel.set_yscale("log")
+        panel.set_xticks(list(by_width), [str(width) for width in by_width])
+        panel.set_xlabel("d_model")
+
+    _panels(found, draw, f"RMS change after {updates} updates", path)
+
+
+def draw_losses(found: Mapping[str, Mapping[int, Mapping[float, list[float]]]], path: epath.PathLike) -> None:
+    """A panel with and one without the rules: the validation losses of all seeds by learning rate, their means as lines."""
+
+    def draw(panel, by_width: Mapping[int, Mapping[float, list[float]]]) -> None:
+        for width, losses in by_width.items():
+            rates = sorted(losses)
+            (line,) = panel.plot(
+                rates, [sum(losses[x]) / len(losses[x]) for x in rates], lw=1.2, label=f"d_model {width}"
+            )
+            for rate in rates:
+                panel.plot([rate] * len(losses[rate]), losses[rate], "o", ms=3, color=line.get_color())
+            best = min(rates, key=lambda x: sum(losses[x]) / len(losses[x]))
+            panel.axvline(best, color=line.get_color(), lw=0.6, ls=":")
+        panel.set_xscale("log", base=2)
+        panel.set_xlabel("peak learning rate")
+
+    _panels(found, draw, "validation loss (nats per token)", path)
+
+
+def _panels(found: Mapping, draw, label: str, path: epath.PathLike) -> None:
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    with matplotlib.rc_context(_STYLE):
+        figure = Figure(figsize=(7.5, 3.2), layout="constrained")
+        panels = figure.subplots(1, len(found), sharey=True)
+        for panel, (name, values) in zip(panels, found.items(), strict=True):
+            draw(panel, values)
+            panel.set_title(name, fontsize=9)
+        panels[0].set_ylabel(label)
+        panels[-1].legend(frameon=False, fontsize=8)
+        out = io.BytesIO()
+        figure.savefig(out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None})
+    atomic_write(path, out.getvalue())

@@ -1,0 +1,106 @@
+"""The coordinate check: with the rules activations change by as much at every width, and without any one of them they do not."""
+
+import dataclasses
+
+import pytest
+from helpers.configs import small_config
+
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.mup import command, parameters, rule
+from t2t_flax.extensions.mup.coordinates import FLAT, at_width, changes, slopes
+from t2t_flax.extensions.mup.rule import Factors
+from t2t_flax.registry import load_extensions
+
+load_extensions()
+BASE, WIDTHS = 64, (64, 128, 256, 512)
+
+
+def config(base: int = BASE, **model) -> Config:
+    """A model of width 64 with one head, of all the more width in wider models."""
+    model = dict(d_model=BASE, d_ff=2 * BASE, num_heads=1) | model
+    return small_config(model=model, optimizer=dict(peak_lr=2e-3), mup=dict(base_width=base))
+
+
+def slopes_of(config: Config, widths=WIDTHS) -> dict[str, float]:
+    return slopes({width: changes(at_width(config, width), updates=4) for width in widths})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "model", [{}, dict(norm_placement="pre"), dict(d_k=16, d_v=16, num_heads=4)], ids=["post", "pre", "heads of 16"]
+)
+def test_changes_do_not_depend_on_the_width(model):
+    found = slopes_of(config(**model))
+    assert all(abs(slope) < FLAT for slope in found.values()), found
+
+
+@pytest.mark.slow
+def test_without_the_rules_changes_grow_with_the_width():
+    found = slopes_of(config(base=0))
+    assert min(found[kind] for kind in ("scores", "attention", "feed-forward", "layers", "logits")) > FLAT, found
+
+
+WITHOUT = {
+    "the rate of matrices": ("matrices", lambda x, width: dataclasses.replace(x, update=1.0)),
+    "the rate of queries": ("queries", lambda x, width: dataclasses.replace(x, update=x.update * width)),
+    "scores over d_k": (
+        "queries",
+        lambda x, width: dataclasses.replace(x, initial=1.0, update=x.update * width**0.5),
+    ),
+    "the rate of tables": ("tables", lambda x, width: dataclasses.replace(x, update=1.0)),
+    "logits over the width": ("last norm", lambda x, width: Factors()),
+}
+"""(kind, its factors without one rule): of one head, so that d_k grows as the width does."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", WITHOUT)
+def test_each_rule_is_needed(without, monkeypatch):
+    """Taken out, some activations change more in a model of eight times the base width."""
+    kind, change = WITHOUT[without]
+
+    def rules_without(config: Config) -> dict[str, Factors]:
+        by_kind = rule.rules(config)
+        return by_kind | {kind: change(by_kind[kind], config.model.d_model / BASE)}
+
+    monkeypatch.setattr(parameters, "rules", rules_without)
+    found = slopes_of(config(), WIDTHS[:: len(WIDTHS) - 1])
+    assert max(found.values()) > FLAT, found
+
+
+def test_widths_scale_heads_and_d_ff():
+    m = at_width(config(), 128).model
+    assert (m.d_model, m.d_ff, m.num_heads, m.head_widths) == (128, 256, 1, (128, 128))
+    m = at_width(config(d_k=16, d_v=16, num_heads=4), 128).model
+    assert (m.num_heads, m.head_widths) == (8, (16, 16))
+    with pytest.raises(UserError, match="num_heads would be 4.25"):
+        at_width(config(d_k=16, d_v=16, num_heads=4), 68)
+    with pytest.raises(UserError, match="not a multiple"):
+        at_width(config(num_heads=4), 66)
+
+
+FLAGS = ["--config=toy", "--config.mup.base_width=16", "--config.model.d_model=16", "--config.model.d_ff=32"]
+
+
+@pytest.mark.slow
+def test_the_command_shows_slopes_and_draws(capsys, tmp_path):
+    pytest.importorskip("matplotlib")
+    picture = tmp_path / "widths.svg"
+    assert command.run([*FLAGS, "--widths=16,32", "--updates=2", f"--picture={picture}"]) in (0, 1)
+    out = capsys.readouterr().out
+    assert out.count("embeddings") == out.count("logits") == 2 and "with muP" in out
+    assert picture.read_text().startswith("<?xml")
+
+
+@pytest.mark.parametrize(
+    ("flags", "named"),
+    [
+        (["--config=toy"], "mup.base_width"),
+        ([*FLAGS, "--widths=16"], "two widths"),
+        ([*FLAGS, "--picture=x.txt"], "x.txt"),
+    ],
+)
+def test_wrong_flags_are_named(flags, named):
+    with pytest.raises(UserError, match=named):
+        command.run(flags)

@@ -1,0 +1,196 @@
+"""Widths by rule: what the factors are, that a model of the base width is unchanged, and what is refused."""
+
+import jax
+import numpy as np
+import pytest
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.updates import run_updates, updates_of
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax import config as config_lib
+from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.mup.parameters import factors_of
+from t2t_flax.extensions.mup.rule import kind_of, rules
+from t2t_flax.registry import load_extensions
+from t2t_flax.training.model_summary import describe
+from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
+from t2t_flax.training.train_state import init_state, make_model, parameter_shapes, parameters_of, path_names
+
+load_extensions()
+RATES = dict(schedule="inverse_sqrt", peak_lr=1e-2)
+"""Do not fall with the width, as the paper's do."""
+MODELS = {
+    "the paper's": {},
+    "pre-norm": dict(norm_placement="pre", position="learned", attention_bias=True, output_bias=True),
+    "three tables": dict(tie_embeddings="none", decoder_start_token="bos"),
+    "scaled logits": dict(embed_scale="none", embed_init="normal_1", logit_scale="rsqrt_d", final_norm="both"),
+    "gated": dict(feed_forward="gated", norm_type="rmsnorm", num_kv_heads=2, tie_embeddings="decoder"),
+}
+
+
+def wide(base: int = 4, model: dict | None = None, **groups) -> Config:
+    """A config of width 16, of a base of this width."""
+    return small_config(model=dict(dropout=0.0) | (model or {}), optimizer=RATES | groups, mup=dict(base_width=base))
+
+
+@pytest.mark.smoke
+def test_at_the_base_width_a_run_has_the_bits_of_one_without(tmp_path):
+    store = write_store(tmp_path, random_pairs(40))
+    states = [jax.device_get(run_updates(wide(base), store)[1]) for base in (0, 16)]
+    jax.tree.map(np.testing.assert_array_equal, *states)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_every_parameter_has_a_rule_and_at_the_base_width_it_changes_nothing(model):
+    config = wide(16, model)
+    factors = factors_of(config, parameter_shapes(make_model(config, 37, 37)))
+    assert {(x.initial, x.update, x.gradient) for x in factors.values()} == {(1.0, 1.0, 1.0)}
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@pytest.mark.parametrize("width", [2, 4, 16])
+def test_lookups_logits_and_scores_grow_as_in_table_8(model, width):
+    """Relative to the base, by which the factors of the formulas grow too: entries of lookups and their updates stay, the factor of
+    the logits falls with the width, that of the scores with d_k and not with its root.
+    """
+    config = wide(16 // width, model)
+    m, by_kind = config.model, rules(config)
+    lookup = width**0.5 if m.embed_scale == "sqrt_d" else 1.0
+    initial = width**-0.5 if m.embed_init == "normal_rsqrt_d" else 1.0
+    own = width**-0.5 if m.logit_scale == "rsqrt_d" else 1.0
+    tables, norm, softmax = by_kind["tables"], by_kind["last norm"], by_kind["softmax table"]
+    assert lookup * initial * tables.initial == pytest.approx(1.0)
+    assert lookup * tables.update == pytest.approx(1.0)
+    assert lookup * width**-0.5 * by_kind["start vector"].initial == pytest.approx(1.0)
+    assert lookup * by_kind["start vector"].update == pytest.approx(1.0)
+    output = softmax if m.tie_embeddings == "none" else tables
+    assert norm.initial == norm.update
+    assert own * norm.initial * output.update == pytest.approx(1 / width)
+    assert own * norm.initial * output.initial * initial == pytest.approx(1 / width)
+    assert by_kind["matrices"].update == pytest.approx(1 / width)
+    queries = by_kind["queries"]
+    assert width**-0.5 * queries.initial == pytest.approx(1 / width)  # heads are wider here, by as much as all else
+    assert queries.update == pytest.approx(queries.initial / width)
+
+
+def test_heads_of_the_same_width_keep_their_scores():
+    config = wide(4, dict(d_k=4, d_v=4))
+    assert rules(config)["queries"] == rules(config)["matrices"]
+    assert rules(wide(4, dict(num_heads=2)).with_values({"mup.base_head_width": 2}))["queries"].initial == 0.5
+
+
+@given(width=st.sampled_from([1, 2, 4, 8]), eps=st.sampled_from([1e-9, 1e-3, 1.0]))
+def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
+    """Gradients are as much smaller in a wide model as the factors say, so that epsilon weighs as in the base model."""
+    config, rng = wide(16 // width, eps=eps), np.random.default_rng(0)
+    params = jax.tree.map(lambda x: rng.normal(size=x.shape), parameter_shapes(make_model(config, 37, 37)))
+    grads = [jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params) for _ in range(2)]
+    factors = factors_of(config, params)
+    times = lambda tree, name: jax.tree_util.tree_map_with_path(  # noqa: E731
+        lambda path, x: x * getattr(factors[path_names(path)], name), tree
+    )
+    smaller = [jax.tree_util.tree_map_with_path(lambda p, x: x / factors[path_names(p)].gradient, g) for g in grads]
+    plain = updates_of(make_optimizer(wide(16, eps=eps)), grads, params)
+    for update, expected in zip(updates_of(make_optimizer(config), smaller, params), plain, strict=True):
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-12), update, times(expected, "update")
+        )
+
+
+def test_weight_decay_shrinks_as_much_at_every_width():
+    """The factor of a rate is not one of the decay: it is decoupled."""
+    zeros = jax.tree.map(lambda x: np.zeros(x.shape, np.float32), parameter_shapes(make_model(wide(), 37, 37)))
+    ones = jax.tree.map(np.ones_like, zeros)
+    updates = [updates_of(make_optimizer(wide(base, weight_decay=0.1)), [zeros], ones) for base in (4, 16)]
+    jax.tree.map(np.testing.assert_array_equal, *updates)
+
+
+@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+def test_initial_values_are_those_without_the_rule_times_its_factors(model):
+    (_, _, plain, _), (_, _, state, _) = model_and_state(wide(0, model)), model_and_state(wide(4, model))
+    factors = factors_of(wide(4, model), plain.params)
+
+    def check(path, x, y):
+        np.testing.assert_allclose(x * factors[path_names(path)].initial, y, rtol=1e-6)
+
+    jax.tree_util.tree_map_with_path(check, plain.params, state.params)
+
+
+def test_initial_tables_spread_as_those_of_the_base():
+    """Of lookups, whatever the width: the factor sqrt(d_model) grows with it."""
+    for width in (64, 256):
+        config = wide(64, dict(d_model=width, embed_scale="none"))
+        table = model_and_state(config, vocab=2000)[2].params["shared_embedding"]["table"]
+        assert np.std(table) == pytest.approx(64**-0.5, rel=0.02)
+
+
+def test_the_function_of_the_model_is_the_papers():
+    """So decoding, exports and other engines need not know the rule."""
+    logits = []
+    rows = rows_alone(random_pairs(3))
+    params = model_and_state(wide(0))[2].params
+    for base in (0, 4):
+        model = make_model(wide(base), 37, 37)
+        logits.append(model.apply({"params": params}, rows))
+    np.testing.assert_array_equal(*logits)
+
+
+REFUSED = {
+    "noam": {"optimizer.schedule": "noam"},
+    "adafactor": {"optimizer.name": "adafactor"},
+    "lstm": {"model.mixer": "lstm"},
+    "additive": {"model.attention_score": "additive"},
+    "embed_init = xavier": {"model.embed_init": "xavier"},
+    "final_norm = none": {"model.norm_placement": "pre", "model.final_norm": "none"},
+    "base_head_width = 8": {"mup.base_width": 0, "mup.base_head_width": 8},
+}
+
+
+@pytest.mark.parametrize("named", REFUSED)
+def test_what_has_no_rule_is_refused_by_name(named):
+    config = config_lib.to_config_dict(wide().with_values({"data.batch_tokens": 600} | REFUSED[named]))
+    with pytest.raises(UserError, match=named):
+        config_lib.resolve(config)
+
+
+def test_the_advice_for_noam_gives_the_base_models_rates():
+    noam = small_config(model=dict(d_model=4, num_heads=1), optimizer=dict(schedule="noam", lr_scale=2.0))
+    with pytest.raises(UserError, match=r"peak_lr = (\S+)\.$") as error:
+        config_lib.resolve(
+            config_lib.to_config_dict(small_config(optimizer=dict(lr_scale=2.0), mup=dict(base_width=4)))
+        )
+    peak = float(str(error.value).rpartition("= ")[2].removesuffix("."))
+    other = small_config(optimizer=dict(schedule="inverse_sqrt", peak_lr=peak))
+    for update in (1, 7, 10, 11, 500):
+        rates = [float(learning_rate_schedule(config)(update)) for config in (noam, other)]
+        assert rates[0] == pytest.approx(rates[1], rel=1e-5)
+
+
+def test_parameters_without_a_rule_and_other_keys_of_parameters_are_refused():
+    assert kind_of(("encoder_0", "self_attention", "position_bias", "table"), wide()) is None
+    with pytest.raises(UserError, match="no rule for the parameter encoder_0/mixer/gate"):
+        factors_of(wide(), {"encoder_0": {"mixer": {"gate": 0}}})
+    with pytest.raises(UserError, match="norm_type"):
+        factors_of(wide(), {"shared_embedding": {"table": 0}})
+    with pytest.raises(UserError, match="finetuning"):
+        parameters_of(wide().with_values({"finetuning.freeze": "encoder_*"}))
+
+
+def test_explain_shows_what_the_rule_does():
+    text = describe(wide(4, dict(num_kv_heads=2)))
+    assert "d_model 4, d_ff 8, d_k 1" in text
+    rows = {line[2:26].strip(): line[26:].split() for line in text.splitlines() if " x " in line}
+    assert rows["tables"] == ["0.25", "0.5", "x", "0.5"]
+    assert rows["queries"][2:] == ["x", "0.125"]
+    assert rows["feed-forward"][2:] == ["x", "0.25"]
+    assert rows["gain of the last norm"] == ["0.5", "1", "x", "0.5"]
+
+
+def test_the_state_on_a_mesh_is_that_on_one_device():
+    states = []
+    for mesh in (devices_mesh(), devices_mesh(fsdp=2)):
+        config = wide()
+        states.append(init_state(config, make_model(config, 37, 37), make_optimizer(config), mesh)[0])
+    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), *(jax.device_get(state) for state in states))
