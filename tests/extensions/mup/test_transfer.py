@@ -3,6 +3,7 @@
 import math
 
 import pytest
+
 from benchmarks.mup import best_rate, summary
 
 RATES = [2.0**-power for power in range(10, 3, -1)]
