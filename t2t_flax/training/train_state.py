@@ -216,8 +216,8 @@ def init_state(
     param_shapes = run_params(config, model, mesh)
     with mesh_lib.use(mesh):
         step, opt_state, ema = jax.eval_shape(rest, param_shapes)
-        param_shardings = jax.tree.map(_sharding, param_shapes)
-        in_optimizer = jax.tree.map(_sharding, run_params(config, model, mesh, optimizer=True))
+        trees = param_shapes, run_params(config, model, mesh, optimizer=True)
+        param_shardings, in_optimizer = (jax.tree.map(lambda x: x.sharding, tree) for tree in trees)
         shardings = TrainState(
             mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # a sharding for each array
             param_shardings,
@@ -242,10 +242,6 @@ def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *
 def run_params(config: Config, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> Any:
     """As `abstract_params`, of the run, see `Parameters`."""
     return parameters_of(config).extend(abstract_params(config.mesh, model, mesh, optimizer=optimizer))
-
-
-def _sharding(x: jax.ShapeDtypeStruct) -> jax.sharding.Sharding:
-    return x.sharding
 
 
 def _structs(shapes: Any, shardings: Any) -> Any:
