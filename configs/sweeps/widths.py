@@ -34,4 +34,4 @@ def get_sweep() -> Sweep:
             keys = {"model.d_model": width, "model.d_ff": 4 * width, "mup.base_width": base}
             name = f"width {width} base {base}"
             rows += [named(f"{name} rate {rate:.6f}", SHORT | keys | {"optimizer.peak_lr": rate}) for rate in RATES]
-    return Sweep(concat(rows), config="toy", seeds=2)
+    return Sweep(concat(*rows), config="toy", seeds=2)

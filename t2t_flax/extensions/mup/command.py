@@ -37,12 +37,13 @@ def run(argv: list[str]) -> int:
         if not args.picture.endswith((".png", ".pdf", ".svg")):
             raise UserError(f"{args.picture}: a picture is a .png, .pdf or .svg file.")
         require("matplotlib", "plots", "--picture")
+    widths = _widths(args.widths, base)
     prepare_process(config)
     from t2t_flax.extensions.mup import coordinates, picture
 
     paper = config.with_values({"mup.base_width": 0, "mup.base_head_width": 0})
     configs = {
-        name: {width: coordinates.at_width(one, width) for width in _widths(args.widths, base)}
+        name: {width: coordinates.at_width(one, width) for width in widths}
         for name, one in ((_RULE, config), (_PAPER, paper))
     }
     found = {

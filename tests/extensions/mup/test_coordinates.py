@@ -80,7 +80,13 @@ def test_widths_scale_heads_and_d_ff():
         at_width(config(num_heads=4), 66)
 
 
-FLAGS = ["--config=toy", "--config.mup.base_width=16", "--config.model.d_model=16", "--config.model.d_ff=32"]
+FLAGS = [
+    "--config=toy",
+    "--config.mesh.cpu_devices=8",
+    "--config.mup.base_width=16",
+    "--config.model.d_model=16",
+    "--config.model.d_ff=32",
+]
 
 
 @pytest.mark.slow
