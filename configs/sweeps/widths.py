@@ -9,7 +9,7 @@ At the base width both are the same runs, once.
 from t2t_flax.extensions.sweeps.space import Sweep, concat, named
 
 BASE, WIDTHS = 64, (64, 128, 256)
-RATES = tuple(2.0**-power for power in range(11, 4, -1))
+RATES = tuple(2.0 ** (-power / 2) for power in range(19, 11, -1))
 SHORT = {
     "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1,
