@@ -55,7 +55,7 @@ def run(argv: list[str]) -> int:
     if args.picture:
         picture.draw_changes(found, epath.Path(args.picture), args.updates)
         print(f"picture: {args.picture}")
-    return OK if all(abs(slope) <= coordinates.FLAT for slope in slopes[_RULE].values()) else FAILURE
+    return OK if all(map(coordinates.is_flat, slopes[_RULE].values())) else FAILURE
 
 
 def _widths(text: str, base: int) -> list[int]:
