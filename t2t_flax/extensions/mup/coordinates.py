@@ -18,8 +18,8 @@ from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import train_step
 
 FLAT = (-0.5, 0.2)
-"""Slopes between which a change counts as independent of the width. Initial scores and logits, products of independent vectors over
-the width, fall with its root, and so does their part of the first changes. Without a rule slopes are near 0.5 or 1.
+"""Slopes between which a change counts as independent of the width. Initial scores and logits, products of independent vectors
+over the width, fall with its root, and so does their part of the first changes. Without a rule slopes are near 0.5 or 1.
 """
 KINDS = ("embeddings", "scores", "attention", "feed-forward", "layers", "logits")
 _VOCAB, _ROWS, _LENGTH = 128, 8, 16
