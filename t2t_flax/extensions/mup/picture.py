@@ -57,7 +57,7 @@ def _panels(found: Mapping, draw, label: str, path: epath.PathLike) -> None:
             draw(panel, values)
             panel.set_title(name, fontsize=9)
         panels[0].set_ylabel(label)
-        panels[-1].legend(frameon=False, fontsize=8)
+        figure.legend(*panels[-1].get_legend_handles_labels(), loc="outside right center", frameon=False, fontsize=8)
         out = io.BytesIO()
         figure.savefig(out, format=epath.Path(path).suffix.removeprefix("."), metadata={"Date": None})
     atomic_write(path, out.getvalue())
