@@ -24,9 +24,12 @@ Losses = dict[float, list[float]]
 
 
 def read(sweep: Path) -> dict[str, dict[int, Losses]]:
-    """The losses at the end of all runs, by rule and width. Those of the base width are in both."""
+    """The losses at the end of all runs that have ended, by rule and width. Those of the base width are in both."""
     runs = []
     for workdir in sorted((sweep / "trials").iterdir()):
+        if not (workdir / "complete.json").exists() and not (workdir / "diverged.json").exists():
+            print(f"left out, has not ended: {workdir.name}", file=sys.stderr)
+            continue
         config = config_lib.from_json((workdir / "config.json").read_text())
         done = (workdir / "complete.json").exists()
         losses = [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line] if done else [math.inf]
