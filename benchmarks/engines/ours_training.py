@@ -52,7 +52,7 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
 def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any], list[str], dict[Any, Any]]:
     """(trains on a batch and returns its loss, the task's batches, notes on the process, compiled programs by shape)."""
     size, devices, precision = task["size"], task.get("devices", 1), task.get("precision", "float32")
-    c = config_of(size, devices=devices, precision=precision)
+    c = config_of(size, devices=devices, precision=precision).with_values(task.get("keys", {}))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]
     notes = prepare_process(c)
     import jax
@@ -60,11 +60,13 @@ def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any],
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.precision import compiler_options
+    from t2t_flax.training.row_sums import row_sums
     from t2t_flax.training.train_state import init_state, make_model
     from t2t_flax.training.train_step import make_train_step
 
     mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[:devices])
-    model, tx = make_model(c, size["vocab"], size["vocab"]), make_optimizer(c)
+    by_row = row_sums(c, mesh)
+    model, tx = make_model(c, size["vocab"], size["vocab"]), make_optimizer(c, by_row.norm)
     state, shardings = init_state(c, model, tx, mesh)
     train_step = make_train_step(c, model, tx, mesh, shardings)
     sharding = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
@@ -84,11 +86,11 @@ def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any],
         shape = batch["source"].shape, batch["target"].shape
         with mesh_lib.use(mesh):
             if shape not in programs:
-                programs[shape] = train_step.lower(state, batch).compile(compiler_options(c))
+                programs[shape] = by_row.compile(train_step.lower(state, batch), compiler_options(c))
             state, metrics = programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
-    batches = [put(row_arrays(*batch, devices)) for batch in load_batches(task["batches"])]
+    batches = [put(row_arrays(*batch, by_row.shards)) for batch in load_batches(task["batches"])]
     return step, batches, [precision, *notes, f"{devices} devices", "one pair a row"], programs
 
 

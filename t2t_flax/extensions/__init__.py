@@ -40,6 +40,7 @@ EXTENSIONS = (
     "speculative",
     "algoperf",
     "decoder_only",
+    "reproducible",
 )
 
 KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
@@ -122,6 +123,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "selftest": {"commands": ("selftest",), "groups": ("selftest",)},
     "algoperf": {"groups": ("algoperf",), "commands": ("time_to_target",), "presets": ("algoperf_*",)},
     "mup": {"commands": ("check_widths",), "groups": ("mup",)},
+    "reproducible": {"groups": ("reproducible",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the
 messages of a checkout that lacks one.

@@ -32,6 +32,7 @@ from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.precision import compiler_options
+from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
 from t2t_flax.training.train_step import make_eval_step, make_train_step
 
@@ -64,9 +65,10 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
-    tx = make_optimizer(config)
+    by_row = row_sums(config, mesh)
+    tx = make_optimizer(config, by_row.norm)
     abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
-    batches = corpus.batches(config, shards=mesh_lib.batch_shards(mesh))
+    batches = corpus.batches(config, shards=by_row.shards)
     return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 
@@ -76,12 +78,13 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
     Raises UserError where a program does not fit in the device's memory.
     """
     step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
+    by_row = row_sums(setup.config, setup.mesh)
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):
         size = (shape.micro, shape.rows, shape.length)
         struct = batch_struct(size, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS), setup.batches.more)
         with mesh_lib.use(setup.mesh):
-            programs[size] = step.lower(setup.abstract, struct).compile(compiler_options(setup.config))
+            programs[size] = by_row.compile(step.lower(setup.abstract, struct), compiler_options(setup.config))
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
         check_fits_in_memory(f"the train step for {shape}", programs[size], advice)
     return programs
@@ -187,7 +190,8 @@ class ValidationLoss:
                 f"{self._longest()}; config.model.max_positions = {model.config.max_positions} learned positions end before "
                 "it. Shorten that pair."
             )
-        shards = mesh_lib.batch_shards(mesh)
+        by_row = row_sums(config, mesh)
+        shards = by_row.shards
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         shardings = jax.tree.map(lambda x: x.sharding, params)
         step = make_eval_step(config, model, mesh, shardings)
@@ -196,7 +200,7 @@ class ValidationLoss:
             struct = batch_struct((shape.rows, shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
             if shape not in programs:
                 with mesh_lib.use(mesh):
-                    programs[shape] = step.lower(params, struct).compile()
+                    programs[shape] = by_row.compile(step.lower(params, struct))
             advice = "Lower config.data.microbatch_tokens."
             if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."

@@ -11,7 +11,6 @@ import optax
 
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.mesh import over_shards, sum_over_shards, zeros_of_shards
 from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
@@ -19,6 +18,7 @@ from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
 from t2t_flax.training.precision import casts_results
+from t2t_flax.training.row_sums import RowSums, row_sums
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
@@ -52,19 +52,20 @@ def train_step(
     model: Transformer,
     tx: optax.GradientTransformation,
     *,
-    shards: int = 1,
+    by_row: RowSums | None = None,
     moments: Any = None,
     hooks: Sequence[Hook] = (),
     cast: bool = False,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """(state, batch) -> (state, metrics), a pure function.
 
-    batch: int32 [A, B, L] arrays. Gradients and sums are added up over the A microbatches on each device, in float32, then
-    over the `shards` of the batch axis, once, and divided by the real target tokens of the update. With bfloat16 products
-    the gradients of matrices are rounded to bfloat16 for that, where there are shards. metrics: float32 scalars: loss, nll
-    and token metrics per token, tokens, grad_norm, learning_rate, finite. Frozen parameters have no gradient, also not in
-    grad_norm. moments: shardings of the optimizer's moments of the trained parameters; the gradients are divided like them.
-    hooks: what they measure joins the metrics. cast: whether products are traced in `models.dense.cast_results`.
+    batch: int32 [A, B, L] arrays. Gradients and sums are added up as `by_row` says (default: on one device), in the core over
+    the A microbatches on each device, in float32, then over the devices, once, and divided by the real target tokens of the
+    update. With bfloat16 products the gradients of matrices are rounded to bfloat16 for that, where there are several
+    devices. metrics: float32 scalars: loss, nll and token metrics per token, tokens, grad_norm, learning_rate, finite. Frozen
+    parameters have no gradient, also not in grad_norm. moments: shardings of the optimizer's moments of the trained
+    parameters; the gradients are divided like them. hooks: what they measure joins the metrics. cast: whether products
+    are traced in `models.dense.cast_results`.
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
@@ -72,7 +73,7 @@ def train_step(
     parameters, for which XLA would compute every update twice.
     """
     parameters, rate, average = parameters_of(config), learning_rate_schedule(config), make_average(config)
-    bounded = has_bounded_updates(config.optimizer) and not average
+    by_row, bounded = by_row or RowSums(), has_bounded_updates(config.optimizer) and not average
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -90,26 +91,21 @@ def train_step(
                 (loss, others), grads = jax.value_and_grad(loss, has_aux=True)(trained)
             return grads, {"loss": loss} | others
 
-        of_shards = over_shards(micro, shards)
         parts = batch, jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
-        if count == 1:  # a loop over one microbatch costs a tenth of the step
-            grads, sums = of_shards(trained, jax.tree.map(lambda x: x[0], parts))
-        else:
-            add = lambda total, part: (jax.tree.map(jnp.add, total, of_shards(trained, part)), None)  # noqa: E731
-            more = [loss.name for loss in further_losses(config) if loss.array in batch]
-            (grads, sums), _ = jax.lax.scan(add, zeros_of_shards((trained, zero_sums(more)), shards), parts)
-        if shards > 1:
-            exchanged = lambda g, to=None: sum_over_shards(g, model.dtype if g.ndim > 2 else g.dtype, to)  # noqa: E731
-            grads = jax.tree.map(exchanged, grads, *(() if moments is None else (moments,)))
-            sums = jax.tree.map(lambda x: x.sum(0), sums)
+        more = [loss.name for loss in further_losses(config) if loss.array in batch]
+        grads, sums = by_row.of_update(micro, trained, parts, zero_sums(more), model.dtype, moments)
         loss, tokens = sums["loss"], sums["tokens"]
-        grads = jax.tree.map(lambda g: g / tokens, grads)
-        grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
-        updates, opt_state = tx.update(grads, state.opt_state, trained)
-        params = optax.apply_updates(trained, updates)
         old_ema, frozen_ema = parameters.split(state.ema) if average else (None, {})
-        ema = average(old_ema, params, opt_state) if average else None
-        norm = optax.tree.norm(grads)
+
+        def apply(grads, tokens, opt_state, trained, old_ema):
+            grads = jax.tree.map(lambda g: g / tokens, grads)
+            grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
+            updates, opt_state = tx.update(grads, opt_state, trained)
+            params = optax.apply_updates(trained, updates)
+            return grads, opt_state, params, average(old_ema, params, opt_state) if average else None
+
+        grads, opt_state, params, ema = by_row.apply(apply, grads, tokens, state.opt_state, trained, old_ema)
+        norm = by_row.norm(grads)
         learning_rate = rate(state.step + 1)
         # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
         checked = (loss, norm) if bounded else (loss, norm, params)
@@ -151,7 +147,7 @@ def make_train_step(
     shardings_of = jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True))
     moments, _ = parameters_of(config).split(shardings_of)
     cast = casts_results(config, mesh.devices.flat[0].platform)
-    step = train_step(config, model, tx, shards=mesh_lib.batch_shards(mesh), moments=moments, hooks=hooks, cast=cast)
+    step = train_step(config, model, tx, by_row=row_sums(config, mesh), moments=moments, hooks=hooks, cast=cast)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
     return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))
@@ -160,9 +156,12 @@ def make_train_step(
 def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
     """jitted (params, rows [B, L]) -> the sums, "loss" among them, without dropout."""
 
-    def step(params, batch):
+    def sums(params, batch):
         loss, others = loss_sums(config, model, params, batch, None)
         return {"loss": loss} | others
+
+    def step(params, batch):
+        return row_sums(config, mesh).of_batch(sums, params, batch, zero_sums())
 
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)

@@ -142,6 +142,7 @@ ELSEWHERE = {
     "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
     "extensions/decoder_only/test_model.py": "model.architecture decoder_only.source_attention",
     "extensions/speculative/test_commands.py": "speculative.draft speculative.tokens",
+    "extensions/reproducible/test_meshes.py": "reproducible.slices",
     "extensions/mbr/test_rerank.py": "rerank.right_to_left",
     "extensions/parsing/test_grammar.py": "parsing.grammar",
     "extensions/parsing/test_numbered.py": "parsing.word_numbers",

@@ -10,8 +10,8 @@ _KERNELS = re.compile(r"fmha|tpu_custom_call|mosaic|triton", re.IGNORECASE)
 _INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%?([\w.\-]+) = (.*?) ([\w\-]+)\((.*)$")
 _ARRAY = re.compile(r"(\w+)\[([\d,]*)\]")
 _NAME = re.compile(r"%([\w.\-]+)")
-_REDUCTIONS = ("all-reduce", "all-reduce-start", "reduce-scatter")
-_EXCHANGES = (*_REDUCTIONS, "collective-permute", "collective-permute-start", "all-to-all", "async-start")
+_REDUCTIONS = ("all-reduce", "all-reduce-start", "reduce-scatter", "all-to-all")
+_EXCHANGES = (*_REDUCTIONS, "collective-permute", "collective-permute-start", "async-start")
 _NARROW = ("bf16", "f16", "f8e4m3fn", "f8e5m2", "s8")
 
 
@@ -62,7 +62,7 @@ def check_programs(
     reductions = _elements(compiled, _REDUCTIONS)
     if shards > 1 and only_data and sum(reductions) < exchanged:
         faults.append(
-            f"its all-reduces sum {sum(reductions):,} numbers of the {shards} shards of a batch, of {exchanged:,} that the "
+            f"its exchanges sum {sum(reductions):,} numbers of the {shards} shards of a batch, of {exchanged:,} that the "
             "gradients have: some gradients are not summed over the devices"
         )
     if shards > 1 and not only_data and not _elements(compiled, _EXCHANGES):
@@ -73,7 +73,7 @@ def check_programs(
     kernels = (
         f", attention by {', '.join(sorted(wanted))}" if wanted else "" if kernel == "einsum" else f", no {kernel}"
     )
-    exchange = f", {len(reductions)} all-reduces of {sum(reductions):,} numbers" if shards > 1 else ""
+    exchange = f", {len(reductions)} exchanges of {sum(reductions):,} numbers" if shards > 1 else ""
     return Checked(faults, kind + kernels + exchange)
 
 

@@ -11,6 +11,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.overrides import differences
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import NAME, Overrides, as_text
+from t2t_flax.registry import ROW_SUMS
 
 SEED_KEYS = ("seed.init", "seed.dropout", "seed.data")
 RATES = ("model.dropout", "model.dropout_attention", "model.dropout_ffn")
@@ -143,4 +144,6 @@ def vectorization_conflict(first: Config, second: Config) -> str:
         return f"they differ in more than scalars: {', '.join(keys)}."
     if any(size not in (-1, 1) for size in (second.mesh.data, second.mesh.fsdp, second.mesh.tensor)):
         return "each must fit on one device: leave config.mesh at its defaults."
+    if any(ROW_SUMS.of(second)):
+        return "an extension sums their rows in an order of its own."
     return ""

@@ -17,7 +17,7 @@ from t2t_flax.extensions.selftest.run import Report, run_test
 from t2t_flax.models import dense
 from t2t_flax.models.attention import SegmentMask, mask_array
 from t2t_flax.registry import ATTENTION_KERNELS
-from t2t_flax.training import train_step
+from t2t_flax.training import row_sums
 
 SHAPE = Shape(length=24, rows=16, micro=3)
 
@@ -137,7 +137,7 @@ def test_gradients_that_are_not_summed_over_the_devices(tmp_path, monkeypatch):
         )
         return alone(x_SxN)
 
-    monkeypatch.setattr(train_step, "sum_over_shards", own)
+    monkeypatch.setattr(row_sums, "sum_over_shards", own)
     found = faults(tmp_path)
     assert "some gradients are not summed over the devices" in found["programs"][0]
     wrong, *why = found["gradients"]
