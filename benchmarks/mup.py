@@ -78,7 +78,7 @@ def summary(by_width: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
             "of_each_seed": [round(x, 6) for x in seeds],
             "multiple_of_the_narrowest": round(best / own, 3),
             "lowest_loss": round(min(losses.values()), 4),
-            "loss_at_the_narrowest_ones_best": round(losses[carried], 4),
+            "loss_at_the_narrowest_ones_best": round(losses[carried], 4) if carried in losses else None,
         }
     return found
 
