@@ -50,8 +50,8 @@ def run(argv: list[str]) -> int:
     )
     add_translation_options(parser)
     args, overrides = arguments.parse(parser, argv)
-    pairs = read_input(args, overrides)
     arguments.check_output("--output", args.output)
+    pairs = read_input(args, overrides)
     try:
         with stop_signals() as check:
             loaded = arguments.load_run(args, overrides).for_decoding()
