@@ -106,6 +106,8 @@ def preset(name: str) -> ml_collections.ConfigDict:
     config = default_config()
     for key, value in find(name).keys.items():
         group, item = key.split(".")
+        if group not in config:
+            raise UserError(f"preset {name} sets config.{key}, which is unknown.{absent_extension('groups', group)}")
         config[group][item] = value
     return config
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from t2t_flax import config as config_lib
-from t2t_flax.config.presets import find, preset, presets
+from t2t_flax.config.presets import PRESETS, Preset, find, preset, presets
 from t2t_flax.errors import UserError
 from t2t_flax.training.optimizer import learning_rate_schedule
 
@@ -78,6 +78,12 @@ def test_presets_have_the_published_values(key):
 def test_every_preset_resolves_and_has_a_source(name):
     config_lib.resolve(preset(name))
     assert find(name).source
+
+
+def test_preset_with_keys_of_an_absent_extension(monkeypatch):
+    monkeypatch.setitem(PRESETS, "odd", Preset("nowhere", {"absent.key": 1}))
+    with pytest.raises(UserError, match="preset odd sets config.absent.key, which is unknown"):
+        preset("odd")
 
 
 # Changes of each row of the paper's Table 3, with its perplexity and BLEU on newstest2013.
