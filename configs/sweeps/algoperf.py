@@ -1,6 +1,6 @@
 """AlgoPerf's protocol: 5 studies of 5 trials each (rules 0.5; 3 studies since 0.6) for AdamW, NAdamW and schedule-free AdamW.
 
-    python -m t2t_flax sweep --sweep=configs/sweeps/algoperf.py --workdir=sweeps/algoperf              WMT, 75 trials
+    python -m t2t_flax sweep --sweep=configs/sweeps/algoperf.py --workdir=sweeps/wmt                   WMT, 75 trials
     python -m t2t_flax sweep --sweep=configs/sweeps/algoperf.py:toy --workdir=sweeps/algoperf --parallel=2
     python -m t2t_flax time_to_target sweeps/algoperf
 

@@ -69,7 +69,7 @@ def _table(found: Sequence[Score]) -> str:
             shown(score.ratio, "{:.2f}"),
             "  ".join(shown(time, "{:,.0f}") for time in score.studies.values()),
             f"{score.reached} of {score.trials}",
-            f"{score.test} of {score.trials}",
+            "-" if score.test is None else f"{score.test} of {score.trials}",
         )
         for score in found
     ]

@@ -90,7 +90,9 @@ def _test_score(path: epath.Path, config: Config) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Of an algorithm. studies: the fastest time of each, by its number. ratio: of the score to the best algorithm's."""
+    """Of an algorithm. studies: the fastest time of each, by its number. ratio: of the score to the best algorithm's. test: trials
+    that reached the test target; None without one.
+    """
 
     algorithm: str
     score: float
@@ -98,7 +100,7 @@ class Score:
     ratio: float
     reached: int
     trials: int
-    test: int
+    test: int | None
     unfinished: int
 
 
@@ -120,7 +122,7 @@ def scores(trials: Sequence[Trial], clock: str) -> list[Score]:
                 medians[algorithm] / best if math.isfinite(best) else math.nan,
                 reached=sum(trial.reached is not None for trial in own),
                 trials=len(own),
-                test=sum(trial.test is True for trial in own),
+                test=None if all(trial.test is None for trial in own) else sum(trial.test is True for trial in own),
                 unfinished=sum(not trial.ended for trial in own),
             )
         )

@@ -8,7 +8,9 @@ c is the share of rate^2 in its sum so far, of the largest rate up to then. The 
 
 from typing import Any
 
+import jax
 import optax
+from optax.contrib import ScheduleFreeState
 
 from t2t_flax.config import Config
 from t2t_flax.training.optimizer import Schedule
@@ -26,5 +28,7 @@ def around(config: Config, optimizer: optax.GradientTransformation, rate: Schedu
 
 
 def average(old: Any, params: Any, opt_state: Any) -> Any:
-    """x, from y and z."""
-    return optax.contrib.schedule_free_eval_params(opt_state, params)
+    """x, from y and z. The optimizer's state may be within that of another transformation."""
+    is_state = lambda node: isinstance(node, ScheduleFreeState)  # noqa: E731
+    state = next(filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
+    return optax.contrib.schedule_free_eval_params(state, params)
