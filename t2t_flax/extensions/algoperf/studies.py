@@ -90,8 +90,8 @@ def _test_score(path: epath.Path, config: Config) -> float:
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """Of an algorithm. studies: the fastest time of each, by its number. ratio: of the score to the best algorithm's. test: trials
-    that reached the test target; None without one.
+    """Of an algorithm. studies: the fastest time of each, by its number. ratio: of the score to the best algorithm's. test:
+    trials that reached the test target; None without one.
     """
 
     algorithm: str
