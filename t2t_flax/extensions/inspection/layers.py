@@ -17,7 +17,8 @@ from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.precision import compiler_options
+from t2t_flax.training.precision import casts_results, compiler_options
+from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, check_fits_in_memory
 from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of, run_params
 from t2t_flax.training.train_step import train_step
@@ -37,7 +38,8 @@ class LayersHook(Hook):
         self._every = every
         self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
         self._names: list[str] = []
-        self._measured: tuple[int, jax.Array] | None = None
+        self._measured: dict[int, jax.Array] = {}
+        """By update, of those whose numbers are not yet known: with every = 1 the next one is measured before they are."""
 
     def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
         def packed(state: TrainState, batch: dict[str, jax.Array]) -> jax.Array:
@@ -45,7 +47,7 @@ class LayersHook(Hook):
             self._names = list(found)
             return jnp.stack(list(found.values()))  # one array to fetch
 
-        rows = mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS)
+        by_row, rows = row_sums(run.config, run.mesh), mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS)
         program = jax.jit(
             packed,
             in_shardings=(run.shardings, rows),
@@ -55,19 +57,18 @@ class LayersHook(Hook):
             size = (shape.micro, shape.rows, shape.length)
             with mesh_lib.use(run.mesh):
                 lowered = program.lower(run.abstract, batch_struct(size, rows, run.batches.more))
-                self._programs[size] = lowered.compile(compiler_options(run.config))
+                self._programs[size] = by_row.compile(lowered, compiler_options(run.config))
             what = f"measuring the layers for {shape} (config.inspection.layers_every)"
             check_fits_in_memory(what, self._programs[size], "Lower config.data.microbatch_tokens.")
 
     def before_update(self, step: int, state: TrainState, batch: DeviceBatch) -> None:
         if step % self._every == 0:
-            self._measured = step, self._programs[batch.arrays["target"].shape](state, batch.arrays)
+            self._measured[step] = self._programs[batch.arrays["target"].shape](state, batch.arrays)
 
     def on_update(self, step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
-        if self._measured and self._measured[0] == step:
-            found = dict(zip(self._names, jax.device_get(self._measured[1]).tolist(), strict=True))
+        if step in self._measured:
+            found = dict(zip(self._names, jax.device_get(self._measured.pop(step)).tolist(), strict=True))
             values |= {name: float(f"{x:.{_DIGITS}g}") for name, x in with_ratios(found).items() if math.isfinite(x)}
-            self._measured = None
 
 
 def with_ratios(found: Mapping[str, float]) -> dict[str, float]:
@@ -85,11 +86,12 @@ def measure(run: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) 
     SUB-LAYER, dead_units / FEED-FORWARD and attention_entropy / SUB-LAYER / HEAD: see `activations`, with the dropout of the
     update.
     """
-    config, shards = run.config, mesh_lib.batch_shards(run.mesh)
+    config, shards, platform = run.config, mesh_lib.batch_shards(run.mesh), run.mesh.devices.flat[0].platform
     parameters = parameters_of(config)
     shardings = jax.tree.map(lambda x: x.sharding, run_params(config, run.model, run.mesh, optimizer=True))
     moments, _ = parameters.split(shardings)
-    step = train_step(config, run.model, run.tx, shards=shards, moments=moments, hooks=[_Gradients()])
+    by_row, cast = row_sums(config, run.mesh), casts_results(config, platform)
+    step = train_step(config, run.model, run.tx, by_row=by_row, moments=moments, hooks=[_Gradients()], cast=cast)
     new, metrics = step(state, batch)
     old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import types
 
 import jax
 import numpy as np
@@ -110,6 +111,19 @@ def test_a_module_with_another_learning_rate_stands_out(tmp_path, cache):
     faulty = measured(dataclasses.replace(setup, tx=optax.GradientTransformation(setup.tx.init, update)))
     for name, x in named("update_ratio/", fine).items():
         assert faulty[f"update_ratio/{name}"] == pytest.approx(30 * x if name == wrong else x, rel=1e-3), name
+
+
+def test_updates_in_a_row_keep_their_own_numbers():
+    """An update is measured before the numbers of the one before it are known."""
+    made, batch = LayersHook(1), types.SimpleNamespace(arrays={"target": np.zeros((1, 2, 3))})
+    made._names, made._programs = ["activation_rms/encoder_0"], {(1, 2, 3): lambda state, arrays: np.array([state])}
+    found = []
+    for step in (1, 2, 3):
+        made.before_update(step, step / 4, batch)
+        if step > 1:
+            made.on_update(step - 1, batch, values := {})
+            found.append(values)
+    assert found == [{"activation_rms/encoder_0": 0.25}, {"activation_rms/encoder_0": 0.5}]
 
 
 @pytest.mark.slow
