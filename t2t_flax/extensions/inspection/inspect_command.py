@@ -46,7 +46,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--html", metavar="FILE", help="write a page of a run's statistics, without its model")
     args, overrides = arguments.parse(parser, argv)
     if args.html is not None:
-        return _write_page(args)
+        return _write_page(args, overrides)
     if missing := [flag for flag in ("layers", "input", "output") if getattr(args, flag) is None]:
         raise UserError(f"--{missing[0]} is missing: give --layers, --input and --output, or --html=FILE.")
     if is_remote(args.output) or lines.is_stream(args.output):
@@ -82,11 +82,11 @@ def run(argv: list[str]) -> int:
     return 0
 
 
-def _write_page(args: argparse.Namespace) -> int:
-    if given := [flag for flag in ("layers", "input", "target", "output") if getattr(args, flag) is not None]:
-        raise UserError(
-            f"--html shows the statistics of a run, and --{given[0]} is of hidden states: give one of them."
-        )
+def _write_page(args: argparse.Namespace, overrides: dict[str, str]) -> int:
+    others = ("layers", "input", "target", "output", "step", "average", "best")
+    given = [f"--{flag}" for flag in others if getattr(args, flag)]
+    if given := [*given, *arguments.given_flags(args), *(f"--config.{name}" for name in overrides)]:
+        raise UserError(f"--html shows the statistics of a run, and {given[0]} is of hidden states: give one of them.")
     arguments.check_output("--html", args.html)
     from t2t_flax.extensions.inspection.layers_page import layers_page
 

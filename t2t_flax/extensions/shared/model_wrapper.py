@@ -28,3 +28,7 @@ class ModelWrapper:
     def target_vocab(self) -> int:
         """Rows of its target table."""
         return self.model.target_vocab
+
+    def clone(self, **fields: Any) -> Any:
+        """The model alone, with other fields."""
+        return self.model.clone(**fields)

@@ -17,12 +17,13 @@ from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.constraints.constrained import ConstrainedBeam
 from t2t_flax.extensions.constraints.coverage import LEAST, CoveringModel, Penalty
 from t2t_flax.extensions.constraints.diverse import DiverseBeam
 
 described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 
-VOCAB, EOS, CAP = 6, 1, 3
+VOCAB, EOS, CAP, WORD = 6, 1, 3, 4
 SOURCES = [4, 3, 5, EOS], [2, 5, EOS]
 BEAMS = 3 * (VOCAB - 2) ** 2
 
@@ -60,7 +61,7 @@ def of_every_output(made, penalty: Penalty, source: list[int], search=BeamSearch
     return scores, totals
 
 
-def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rules=()):  # noqa: B008
+def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rules=(), more=None):  # noqa: B008
     model, params, caps_B = CoveringModel(made[0], penalty), made[1], jnp.full(len(SOURCES), CAP)
     source_BxS, step = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"]), DecodeStep(model)
     with mesh_lib.use(devices_mesh()):
@@ -68,7 +69,7 @@ def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rules=()): 
         if rules:
             sentences = Sentences(caps_B, jnp.zeros((len(SOURCES), 0), jnp.int32))
             cache, step = with_rules(cache, rules, sentences, search.width, 8), RuledStep(step, rules)
-        result = run_search(step, params, cache, search, caps_B=caps_B, lengths=(8,))
+        result = run_search(step, params, cache, search, caps_B=caps_B, more=more, lengths=(8,))
     return jax.tree.map(np.asarray, result)
 
 
@@ -104,6 +105,7 @@ NARROW = {
     "beam": BeamSearch(3, 0.6, 3),
     "groups": DiverseBeam(BeamSearch(2, 0.6, 2), 2, 0.5, 4),
     "rules": BeamSearch(3, 0.6, 3),
+    "phrases": ConstrainedBeam(BeamSearch(4, 0.6, 4)),
 }
 
 
@@ -112,12 +114,14 @@ NARROW = {
 def test_hypotheses_that_change_places_keep_their_coverage(made, kind):
     """In a narrow beam, the score of each finished one is still its own, also of one in a later group."""
     penalty, options, finished = Penalty(1.5), NARROW[kind], 0
-    result = search(made, penalty, options, rules=(_Nothing(),) if kind == "rules" else ())
+    must = {"must": jnp.full((len(SOURCES), 1, 1, 1), WORD)} if kind == "phrases" else None
+    result = search(made, penalty, options, rules=(_Nothing(),) if kind == "rules" else (), more=must)
     for b, source in enumerate(SOURCES):
         scores, totals = of_every_output(made, penalty, source)
         found = zip(found_in(result, b), result.scores[b], result.log_probs[b], result.finished[b], strict=True)
         for output, score, log_prob, ends in found:
             finished += bool(ends)
+            assert not (must and ends) or WORD in output
             assert not ends or score == pytest.approx(scores[output], rel=1e-4)
             assert not ends or log_prob == pytest.approx(totals[output], rel=1e-4)
     assert finished > 2
@@ -136,7 +140,6 @@ class _Nothing:
 
 @pytest.mark.slow
 def test_no_penalty_is_plain_beam_search(made):
-    """Bit for bit."""
     with_zero, options = search(made, Penalty(0.0), BeamSearch(4, 0.6, 4)), BeamSearch(4, 0.6, 4)
     model, params = made
     source_BxS = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"])
