@@ -85,6 +85,8 @@ def run(argv: list[str]) -> int:
         arguments.check_output("--output" if name == args.output else "--write-candidates", name)
     began, record = time.perf_counter(), {"command": "mbr"}
     sources: list[str] = []
+    targets = list(iterate_lines(args.score_against)) if args.score_against else []
+    references = _texts(args.references, args.num_references) if args.references else None
     if args.workdir:
         config, groups, origin = _samples(args, overrides, sources)
     else:
@@ -93,7 +95,6 @@ def run(argv: list[str]) -> int:
         sources = list(iterate_lines(args.input)) if args.input else []
     metrics = _metrics(config, args) if args.score_against else []
     utility = _utility(args, config)
-    references = _texts(args.references, args.num_references) if args.references else None
     chosen, counts, changed, total = [], [], 0, 0.0
     for questions in _windows(groups, references, sources, args, utility):
         decisions = decide(questions, utility, args.method, args.fine)
@@ -125,7 +126,7 @@ def run(argv: list[str]) -> int:
     text = ""
     if args.score_against:
         family = utility.FAMILY if max(counts) > 1 else ()  # of a single candidate nothing was chosen
-        record["scores"], text = _scores(config, metrics, family, sources, chosen, args)
+        record["scores"], text = _scores(config, metrics, family, sources, chosen, targets, args)
     with open_output(args.output) as write:
         write("".join(line + "\n" for line in chosen))
     with open_output(f"{args.output}.json") as write:
@@ -273,6 +274,7 @@ def _scores(
     family: tuple[str, ...],
     sources: list[str],
     outputs: list[str],
+    targets: list[str],
     args: argparse.Namespace,
 ) -> tuple[dict[str, Any], str]:
     """(entries of a record, lines of text). family: metrics that are marked, since outputs that were chosen by a metric get too
@@ -281,7 +283,6 @@ def _scores(
     from t2t_flax.evaluation.evaluate import compute_scores
     from t2t_flax.tasks import Predictions
 
-    targets = list(iterate_lines(args.score_against))
     if len(targets) != len(outputs):
         raise UserError(
             f"{args.score_against} has {len(targets)} lines, and there are candidates of {len(outputs)} sources."

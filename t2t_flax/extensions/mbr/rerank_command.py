@@ -77,11 +77,16 @@ def run(argv: list[str]) -> int:
             left_out = (
                 f"\nnbest is left out: {missing} of the {len(candidates)} lines of {args.candidates} have no score"
             )
+    references = list(iterate_lines(args.reference)) if args.reference else []
+    if args.reference and len(references) != len(starts):
+        raise UserError(
+            f"{args.reference} has {len(references)} lines, and there are candidates of {len(starts)} sources."
+        )
     columns = dict(_columns(args, overrides, names, groups, list(wanted)))
     features = np.array([columns[name] for name in wanted]).T
     weights, text = np.array(list(wanted.values())), ""
     if args.reference:
-        weights, text = _tuned(args.reference, overrides, list(wanted), features, starts, candidates)
+        weights, text = _tuned(references, overrides, list(wanted), features, starts, candidates)
     chosen = choose(features, starts, weights)
     with open_output(args.output) as write:
         write("".join(candidates[i].text + "\n" for i in chosen))
@@ -138,12 +143,12 @@ def _columns(
     if args.workdir and len(sources) != len(groups):
         raise UserError(f"{args.source} has {len(sources)} lines, and there are candidates of {len(groups)} sources.")
     pairs = [(line, candidate.text) for line, group in zip(sources, groups, strict=False) for candidate in group]
-    for number, (workdir, name) in enumerate(zip(args.workdir, others, strict=False)):
-        if name in wanted:
-            yield name, _log_probs(workdir, overrides, arguments.given_flags(args), pairs, first=number == 0)
     for file, name in zip(args.scores, others[len(args.workdir) :], strict=True):
         if name in wanted:
             yield name, _numbers(file, len(candidates))
+    for number, (workdir, name) in enumerate(zip(args.workdir, others, strict=False)):
+        if name in wanted:
+            yield name, _log_probs(workdir, overrides, arguments.given_flags(args), pairs, first=number == 0)
 
 
 def _log_probs(
@@ -187,7 +192,7 @@ def _numbers(file: str, count: int) -> list[float]:
 
 
 def _tuned(
-    reference: str,
+    references: Sequence[str],
     overrides: dict[str, str],
     names: Sequence[str],
     features: np.ndarray,
@@ -198,9 +203,6 @@ def _tuned(
     from t2t_flax.tasks import Predictions
     from t2t_flax.tasks.translation import recipe, sacrebleu_statistics
 
-    references = list(iterate_lines(reference))
-    if len(references) != len(starts):
-        raise UserError(f"{reference} has {len(references)} lines, and there are candidates of {len(starts)} sources.")
     counts = np.diff([*starts, len(candidates)])
     repeated = [line for line, count in zip(references, counts, strict=True) for _ in range(count)]
     data = {name: value for name, value in overrides.items() if name.startswith(("data.", "eval."))}

@@ -110,6 +110,8 @@ def test_wrong_files_and_flags_are_named(write, tmp_path, capsys):
     flat, out = write("flat", FLAT), f"--output={tmp_path / 'out'}"
     assert "say where the candidates come from" in error(capsys, out)
     assert "--workdir needs the lines" in error(capsys, out, "--workdir=w")
+    for flag in ("--references=absent", "--score-against=absent"):  # before anything is restored or decoded
+        assert "no file absent" in error(capsys, out, "--workdir=w", f"--input={flat}", flag)
     assert "for candidates of --workdir" in error(capsys, out, f"--candidates={flat}", "--input=x")
     if find_spec("t2t_flax.extensions.languages"):
         wrong = error(capsys, out, f"--candidates={flat}", "--target-language=de")

@@ -110,6 +110,7 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     assert "give either --weights, or --reference" in error(capsys, *shared)
     assert "expected NAME=NUMBER of some of nbest, words, scores.tsv" in error(capsys, *shared, "--weights=other=1")
     assert "--workdir needs the source lines" in error(capsys, *shared, "--workdir=w", "--weights=words=1")
+    assert "no file absent" in error(capsys, *shared, "--workdir=w", f"--source={lists}", "--reference=absent")
     short = write("short", ["1"])
     assert "short has 1 lines, and there are 4 candidates" in error(
         capsys, *shared, f"--scores={short}", "--weights=short=1"
