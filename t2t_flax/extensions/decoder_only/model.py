@@ -62,7 +62,7 @@ class PrefixAttention(SelfAttention):
         x = cache.rows(x_BxKxD)
         cache = cache.write(*self.keys_values(x), position)
         mask = cache.mask(self.visible(position[..., None], jnp.arange(cache.length)))
-        if cache.ancestors is None:  # queries are [B, K, 1, D]
+        if x.ndim > x_BxKxD.ndim:  # [B, K, 1, D]: each hypothesis has slots of its own
             prefix = jax.tree.map(lambda y: y[:, None], prefix)
         prefix = prefix.replace(mask=prefix.mask[..., None, None, :])
         out = self.attend_parts(self.query(x), [Keys(*cache.keys_values(), mask), prefix], None)
