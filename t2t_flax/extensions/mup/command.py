@@ -61,9 +61,10 @@ def run(argv: list[str]) -> int:
 def _widths(text: str, base: int) -> list[int]:
     """The widths of --widths. Raises UserError."""
     parts = text.split(",") if text else [str(base * factor) for factor in (1, 2, 4)]
-    if len(parts) < 2 or not all(part.strip().isdecimal() and int(part) for part in parts):
-        raise UserError(f"--widths={text}: expected two widths or more, separated by commas: 64,128,256.")
-    return sorted({int(part) for part in parts})
+    numbers = {int(part) for part in parts if part.strip().isdecimal()} - {0}
+    if len(numbers) < max(2, len(parts)):
+        raise UserError(f"--widths={text}: expected two widths or more, each once, separated by commas: 64,128,256.")
+    return sorted(numbers)
 
 
 def _text(config: Config, found: Mapping, slopes: Mapping[str, Mapping[str, float]], updates: int) -> str:

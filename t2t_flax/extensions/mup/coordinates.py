@@ -114,8 +114,7 @@ def _kind(config: Config, path: tuple[str, ...]) -> str | None:
     ends = {
         "_embedding": "embeddings",
         "score": "scores",
-        "self_attention": "attention",
-        "cross_attention": "attention",
+        "attention/out": "attention",  # of self-attention and cross-attention
         "feed_forward": "feed-forward",
         "residual_attention": "layers",
         "residual_cross": "layers",
@@ -123,7 +122,7 @@ def _kind(config: Config, path: tuple[str, ...]) -> str | None:
     }
     if path == last_norm(config)[:-1]:
         return None
-    return next((kind for end, kind in ends.items() if path[-1].endswith(end)), None)
+    return next((kind for end, kind in ends.items() if "/".join(path).endswith(end)), None)
 
 
 def _rms(arrays: Sequence[jax.Array]) -> float:

@@ -69,6 +69,13 @@ def test_each_rule_is_needed(without, monkeypatch):
     assert max(found.values()) > FLAT[1], found
 
 
+@pytest.mark.slow
+def test_a_model_of_one_stack_has_all_kinds_of_activations():
+    pytest.importorskip("t2t_flax.extensions.decoder_only")
+    found = changes(config(architecture="decoder_only", num_encoder_layers=0), updates=1)
+    assert all(change > 0 for (change,) in found.values()), found
+
+
 def test_widths_scale_heads_and_d_ff():
     m = at_width(config(), 128).model
     assert (m.d_model, m.d_ff, m.num_heads, m.head_widths) == (128, 256, 1, (128, 128))
@@ -100,6 +107,7 @@ def test_the_command_shows_slopes_and_draws(capsys, tmp_path):
     [
         (["--config=toy"], "mup.base_width"),
         ([*FLAGS, "--widths=16"], "two widths"),
+        ([*FLAGS, "--widths=16,16"], "two widths"),
         ([*FLAGS, "--picture=x.txt"], "x.txt"),
     ],
 )
