@@ -40,6 +40,17 @@ def _with_matmul_precision(method: Callable) -> Callable:
 REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
+def table_rows(config: Model, vocab: int) -> int:
+    """Rows of a table of embeddings, and of the logits."""
+    return -(-vocab // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
+
+
+def make_output_bias(model: nn.Module, rows: int) -> Any:
+    """The parameter `output_bias` [rows] of a model with model.output_bias."""
+    init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+    return model.param("output_bias", init, (rows,), jnp.float32)
+
+
 class Transformer(nn.Module):
     """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
 
@@ -56,7 +67,7 @@ class Transformer(nn.Module):
     def setup(self):
         c = self.config
         embedding = functools.partial(Embedding, c, dtype=self.dtype)
-        rows = lambda vocab: -(-vocab // c.pad_vocab_to_multiple) * c.pad_vocab_to_multiple  # noqa: E731
+        rows = functools.partial(table_rows, c)
         if c.tie_embeddings == "all":
             self.shared_embedding = embedding(rows(self.target_vocab))
             self.source_embedding = self.target_embedding = self.shared_embedding
@@ -66,8 +77,7 @@ class Transformer(nn.Module):
         untied = c.tie_embeddings == "none"
         self.output_embedding = embedding(rows(self.target_vocab)) if untied else self.target_embedding
         if c.output_bias:
-            init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            self.output_bias: Any = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
+            self.output_bias = make_output_bias(self, rows(self.target_vocab))
         self.source_positions, self.target_positions = (PositionVectors(c, self.dtype) for _ in range(2))
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer

@@ -33,7 +33,7 @@ from t2t_flax.models.dense import make_norm
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.models.embeddings import DecoderStart, Embedding, PositionVectors
 from t2t_flax.models.layers import Residual, make_feed_forward
-from t2t_flax.models.transformer import REMAT, Transformer, constrain, products
+from t2t_flax.models.transformer import REMAT, Transformer, constrain, make_output_bias, products, table_rows
 
 _SOURCE_NOISE = np.uint32(0x2545F491)
 """Source and target pass through the same modules; their dropout masks must differ."""
@@ -121,11 +121,10 @@ class DecoderOnlyTransformer(Transformer):
 
     def setup(self):
         c = self.config
-        rows = -(-self.target_vocab // c.pad_vocab_to_multiple) * c.pad_vocab_to_multiple
+        rows = table_rows(c, self.target_vocab)
         self.shared_embedding = self.output_embedding = Embedding(c, rows, dtype=self.dtype)
         if c.output_bias:
-            init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-            self.output_bias: Any = self.param("output_bias", init, (rows,), jnp.float32)
+            self.output_bias = make_output_bias(self, rows)
         self.positions, self.decoder_start_token = PositionVectors(c, self.dtype), DecoderStart(c, self.dtype)
         layer = DecoderOnlyLayer
         if self.remat != "none":
