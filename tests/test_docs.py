@@ -14,13 +14,21 @@ PAGES = sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md", ROOT / "launch" / 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
 def test_links_resolve(page):
     for target in re.findall(r"\]\(([^)]+)\)", page.read_text()):
-        if target.startswith(("http", "#")):
+        if target.startswith("http"):
             continue
         path, _, name = target.partition("#")
-        file = page.parent / path
+        file = page.parent / path if path else page
         assert file.exists(), f"{page.name}: {target}"
         if name and file.suffix == ".py":
             assert f"def {name}(" in file.read_text(), f"{page.name}: no test {name} in {path}"
+        elif name and file.suffix == ".md":
+            assert name in anchors(file.read_text()), f"{page.name}: no heading {name} in {path}"
+
+
+def anchors(text: str) -> set[str]:
+    """The headings of a page as GitHub links to them."""
+    headings = re.findall(r"^#+ (.*)$", text, re.M)
+    return {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
