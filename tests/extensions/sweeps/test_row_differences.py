@@ -89,7 +89,7 @@ def test_equal_rows_rarely_differ_and_others_do(few_tables, monkeypatch, rows, s
 @pytest.mark.parametrize("seeds", [2, 3, 5, 10])
 @pytest.mark.parametrize("rows", TABLES)
 def test_rates_in_tables_of_any_size(few_tables, monkeypatch, rows, seeds, spreads):
-    """Prints a cell of the table in docs/studies.md, which was made with several times as many tables."""
+    """Prints the rates, of which docs/sweeps.md gives the range."""
     measured = measure(monkeypatch, rows, seeds, spreads, TABLES[rows])
     print(f"{rows} rows, {seeds} seeds, {spreads}: " + ", ".join(f"{n} {100 * v:.1f} %" for n, v in measured.items()))
     assert_rates(measured, rows, seeds, spreads, TABLES[rows])
