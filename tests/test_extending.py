@@ -9,8 +9,6 @@ from helpers import documented_modules
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
-from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
 
@@ -45,22 +43,6 @@ def test_new_hook_logs_the_gradient_norm_of_every_layer(documented, tmp_path, ca
             line["grad_norm"]
         )
         assert line["loss"] == pytest.approx(plain["loss"]) and not any("/" in name for name in plain)
-
-
-def test_new_change_of_the_training_text(documented, tmp_path):
-    pytest.importorskip("t2t_flax.extensions.augmentation")
-    keys = documented("A new change of the training text").ShuffledWords
-    config = dataclasses.replace(tiny_run(tmp_path), extensions=(("shuffled_words", keys(share=0.5)),))
-    corpus = prepare_corpus(task_of(config), tmp_path)
-    batches, changed = corpus.batches(config), []
-    for k in range(batches.updates_per_epoch):
-        batch, spell = batches.batch(k), corpus.tokenizers.source.decode
-        for pair, at in zip(batch.pairs.tolist(), batch.index.tolist(), strict=True):
-            source, target = (side.ids[side.offsets[at] :][: side.lengths[at]].tolist() for side in batch.sides)
-            before, after = spell(corpus.train.source(pair).tolist()), spell(source)
-            assert sorted(before.split()) == sorted(after.split()) and target == corpus.train.target(pair).tolist()
-            changed.append(before != after)
-    assert 0.3 < sum(changed) / len(changed) < 0.6
 
 
 def test_new_extension_has_a_key_and_a_command(documented, capsys):

@@ -2,6 +2,7 @@
 
 import inspect
 import re
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -29,10 +30,10 @@ def page() -> str:
     from t2t_flax.extensions.shared.scoring import PairScore
     from t2t_flax.jobs import TrainResult
 
-    parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n"]
+    parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n\n"]
     for name in ("train", "prepare", "evaluate", "load", "explain"):
         parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
-    parts.append("\n## Results\n")
+    parts.append("\n## Results\n\n")
     for cls, methods in (
         (TrainResult, ()),
         (TrainedModel, ("translate", "score", "steps")),
@@ -41,16 +42,21 @@ def page() -> str:
         (PairScore, ()),
     ):
         fields = [f"`{name}: {_type(kind)}`" for name, kind in inspect.get_annotations(cls).items()]
-        parts.append(f"\n### {cls.__name__}\n\n{_docstring(cls)}\n\nFields: {', '.join(fields)}.\n")
-        parts.extend(_entry(name, getattr(cls, name)) for name in methods)
+        parts.append(_item(f"**{cls.__name__}**", _docstring(cls), f"Fields: {', '.join(fields)}."))
+        entries = "".join(_entry(name, getattr(cls, name)) for name in methods)
+        parts.append(textwrap.indent(entries, "  "))
     return "".join(parts)
 
 
 def _entry(name: str, member: Any) -> str:
     """Its signature and, indented below, its docstring."""
     shown = name if isinstance(member, property) else f"{name}{_signature(member)}"
-    text = _docstring(member).replace("\n\n", "\n").replace("\n", "\n  ")
-    return f"\n- `{shown}`\n  {text}\n".rstrip() + "\n"
+    return _item(f"`{shown}`", _docstring(member))
+
+
+def _item(head: str, *paragraphs: str) -> str:
+    lines = (line for paragraph in paragraphs for line in paragraph.splitlines() if line)
+    return f"- {head}:\n" + "".join(f"  {line}\n" for line in lines)
 
 
 def _signature(function: Any) -> str:

@@ -21,17 +21,22 @@ def tables() -> list[registry.Table | registry.Features]:
 
 
 def load(heading: str, monkeypatch, folder: Path) -> ModuleType:
-    """Writes the module of a section to `folder` and imports it. `monkeypatch` removes it, and what it registers, at the end."""
+    """Writes the module of a section to `folder` and imports it, as `use`."""
     section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
     code = re.search(r"```python\n(# (\w+)\.py\n.*?)```", section, re.S)
     (folder / f"{code[2]}.py").write_text(code[1])
-    monkeypatch.syspath_prepend(str(folder))
+    return use(folder / f"{code[2]}.py", monkeypatch)
+
+
+def use(file: Path, monkeypatch) -> ModuleType:
+    """Imports a module from its folder. `monkeypatch` removes it, and what it registers, at the end."""
+    monkeypatch.syspath_prepend(str(file.parent))
     before = [(table, set(table)) for table in tables()]
     for table, names in before:
         for name in names:
             monkeypatch.setitem(table, name, table[name])
-    monkeypatch.delitem(sys.modules, code[2], raising=False)
-    module = importlib.import_module(code[2])
+    monkeypatch.delitem(sys.modules, file.stem, raising=False)
+    module = importlib.import_module(file.stem)
     for table, names in before:
         for name in set(table) - names:
             row = table.pop(name)

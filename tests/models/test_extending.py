@@ -11,10 +11,11 @@ from t2t_flax.config import resolve
 from t2t_flax.config.presets import preset
 
 EXAMPLES = {
-    "A new attention score": dict(attention_score="cosine"),
+    "A new attention score, activation or norm": dict(
+        attention_score="cosine", activation="relu_squared", norm_type="max_norm"
+    ),
     "A new position scheme": dict(position="clipped_distance"),
     "A new mixer": dict(mixer="running_mean"),
-    "A new feed-forward or norm": dict(activation="relu_squared", norm_type="max_norm"),
 }
 
 
