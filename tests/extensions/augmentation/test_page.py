@@ -1,4 +1,4 @@
-"""docs/subwords.md shows the records of subword regularisation."""
+"""docs/augmentation.md shows the records of subword regularisation."""
 
 import json
 import re
@@ -18,13 +18,13 @@ def of_record(name: str) -> str:
 
 
 def test_the_text_shows_what_a_draw_takes():
-    section = " ".join((ROOT / "docs" / "subwords.md").read_text().split())
+    section = " ".join((ROOT / "docs" / "augmentation.md").read_text().split())
     bpe, unigram, *_ = json.loads((RESULTS / "drawing.json").read_text())["microseconds_a_pair"].values()
     assert f"takes {bpe['later_pass']} µs of one core with BPE-dropout and {unigram['later_pass']} µs" in section
     assert f"takes {bpe['tokenized']} and {unigram['tokenized']} µs" in section
 
 
 def test_the_table_shows_the_records():
-    section = " ".join((ROOT / "docs" / "subwords.md").read_text().split())
+    section = " ".join((ROOT / "docs" / "augmentation.md").read_text().split())
     cells = re.findall(r"\| (\d+\.\d ± \d\.\d) \| (\d+\.\d ± \d\.\d) \|", section)
     assert cells == [(of_record("toy_evaluation.json"), of_record("toy_bpe_dropout.json"))]
