@@ -15,7 +15,6 @@ EXAMPLES = {
         attention_score="cosine", activation="relu_squared", norm_type="max_norm"
     ),
     "A new position scheme": dict(position="clipped_distance"),
-    "A new mixer": dict(mixer="running_mean"),
 }
 
 
