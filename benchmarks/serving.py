@@ -149,6 +149,11 @@ def entry_of(load: http_load.Load, batch: dict[str, Any], lines: list[str]) -> d
     }
 
 
+def _ratios(ours: list[dict[str, Any]], theirs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Of the lines per second of two servers, round by round."""
+    return ratios(*([entry["lines_per_second"] for entry in each] for each in (ours, theirs)))
+
+
 class Watch:
     """Looks at a server twice a second, in a thread: its memory, and how long /health takes."""
 
@@ -314,17 +319,19 @@ def main(argv: list[str]) -> None:
             lines = random_lines(args.model, args.sentences)
         lines = list(dict.fromkeys(lines))
         task = {"workdir": workdir, "overrides": overrides, "lines": lines, "passes": args.passes, "threads": threads()}
-        for _ in range(args.rounds):
+        for number in range(args.rounds):
             batches.append(run(Engine("batch", "batch_translation", timeout=3600.0), task, environments))
-            load, started = measure_server(workdir, overrides, lines, tuple(batches[-1]["pair"]), args)
-            loads.append(load)
-            starts.append(started)
-            if flags := args.flags.split():
-                flagged.append(measure_server(workdir, overrides, lines, tuple(batches[-1]["pair"]), args, flags)[0])
+            pair, flags = tuple(batches[-1]["pair"]), args.flags.split()
+            # The second server of a round is often faster than the first: they take turns.
+            for flag in sorted((False, *[True] * bool(flags)), reverse=number % 2 == 1):
+                load, started = measure_server(workdir, overrides, lines, pair, args, flags if flag else ())
+                (flagged if flag else loads).append(load)
+                starts += [] if flag else [started]
     if not all(load.latencies for load in [*loads, *flagged]):
         sys.exit(f"no request was answered: {[load.errors for load in [*loads, *flagged]]}")
     entries = [entry_of(load, batch, lines) for load, batch in zip(loads, batches, strict=True)]
     with_flags = [entry_of(load, batch, lines) for load, batch in zip(flagged, batches, strict=False)]
+    beside = {"server_with_flags": with_flags, "with_flags_to_without": _ratios(with_flags, entries)} if flagged else {}
     rates = [len(lines) / statistics.median(batch["seconds"]) for batch in batches]
     record = {
         "what": f"serve under the load of {args.clients} clients, {what.split('=')[1]}, beside the same engine in batch",
@@ -333,7 +340,7 @@ def main(argv: list[str]) -> None:
         "decode": batches[0]["decode"] | overrides,
         "batch_lines_per_second": spread(rates),
         "server": entries,
-        **({"server_with_flags": with_flags} if with_flags else {}),
+        **beside,
         "server_to_batch": ratios([entry["lines_per_second"] for entry in entries], rates),
         "seconds_until_ready": spread(starts, 3),
         "threads": threads(),

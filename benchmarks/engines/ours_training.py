@@ -11,6 +11,7 @@ from benchmarks.engines.child import main, time_training
 from benchmarks.models import load_batches
 from t2t_flax.config import Config
 from t2t_flax.process_setup import prepare_process
+from t2t_flax.registry import load_extensions
 from t2t_flax.version import source_digest
 
 
@@ -51,6 +52,7 @@ def row_arrays(source: np.ndarray, target: np.ndarray, shards: int) -> dict[str,
 
 def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any], list[str], dict[Any, Any]]:
     """(trains on a batch and returns its loss, the task's batches, notes on the process, compiled programs by shape)."""
+    load_extensions()
     size, devices, precision = task["size"], task.get("devices", 1), task.get("precision", "float32")
     c = config_of(size, devices=devices, precision=precision).with_values(task.get("keys", {}))
     os.environ["JAX_COMPILATION_CACHE_DIR"] = task["compile_cache"]

@@ -43,6 +43,9 @@ def run(argv: list[str]) -> int:
         f"{args.by} to {metric} {target:g} of the validation set: the median over studies of the fastest trial of each\n"
     )
     print(_table(found))
+    if len({tuple(score.studies) for score in found}) > 1:
+        studies = "; ".join(f"{score.algorithm}: {', '.join(map(str, score.studies))}" for score in found)
+        print(f"\nThe optimizers have trials of different studies ({studies}): compare scores over the same ones.")
     if unfinished := sum(score.unfinished for score in found):
         print(f"\n{unfinished} trials have not ended: what they have not reached so far counts as not reached.")
     return OK

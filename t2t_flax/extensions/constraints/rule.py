@@ -14,18 +14,18 @@ from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, Sentences
 from t2t_flax.decoding.token_rules import forbid
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints
+from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints, avoid
 from t2t_flax.extensions.constraints.lines import Wanted, wanted
-from t2t_flax.extensions.constraints.segmentation import arrays, forms, segmentations
+from t2t_flax.extensions.constraints.segmentation import arrays, forms
 
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A `TokenRule`. avoid: whether `Sentences.more["avoid"]`, int32 [B, A, L], zero-padded, has sequences of tokens that are not
-    written. Others as in `Constraints`.
+    """A `TokenRule`. ends_word: as of `avoid.ends_word` if `Sentences.more["avoid"]` has edges of `avoid`, else empty. Others as
+    in `Constraints`.
     """
 
-    avoid: bool = False
+    ends_word: bytes = b""
     no_repeat_ngram: int = 0
     min_length: int = 0
     repetition_penalty: float = 0.0
@@ -37,9 +37,8 @@ class Rule:
 
     def start(self, sentences: Sentences, width: int, length: int) -> dict[str, Any]:
         state: dict[str, Any] = {}
-        if self.avoid:
-            avoid_BxAxL = sentences.more["avoid"]
-            state["state"] = jnp.zeros((len(avoid_BxAxL), width, *avoid_BxAxL.shape[1:]), bool)
+        if self.ends_word:
+            state["state"] = avoid.start(sentences.more["avoid"], width)
         if self._reads_tokens:
             state["tokens"] = jnp.full((len(sentences.caps_B), width, length), PAD, jnp.int32)
         return state
@@ -60,11 +59,12 @@ class Rule:
         if self.no_repeat_ngram:
             again_BxKxT = _repeats(history_BxKxT, position, self.no_repeat_ngram)
             forbidden_BxKxV = forbidden_BxKxV.at[rows, beams, again_BxKxT].set(True)
-        if self.avoid:
-            avoid_BxAxL = sentences.more["avoid"]
-            new["state"] = matched_BxKxAxL = _matched(avoid_BxAxL, state["state"], tokens_BxK)
-            ends_BxKxA = _completing(avoid_BxAxL, matched_BxKxAxL)
-            forbidden_BxKxV = forbidden_BxKxV.at[rows, beams, ends_BxKxA].set(True)
+        if self.ends_word:
+            edges_BxEx3, ends_V = sentences.more["avoid"], jnp.asarray(np.frombuffer(self.ends_word, bool))
+            after_BxKxS = avoid.advance(edges_BxEx3, state["state"], tokens_BxK, ends_V)
+            new["state"] = states_BxKxS = jnp.where(position == 0, state["state"], after_BxKxS)
+            ends_BxKxE = avoid.completing(edges_BxEx3, states_BxKxS)
+            forbidden_BxKxV = forbidden_BxKxV.at[rows, beams, ends_BxKxE].set(True)
         if self.suppress:
             forbidden_BxKxV = forbidden_BxKxV.at[..., jnp.array(self.suppress)].set(True)
         if self.min_length:
@@ -84,21 +84,6 @@ def _repeats(history_BxKxT, position, n: int) -> jax.Array:
     return jnp.where(same_BxKxT, history_BxKxT, PAD)
 
 
-def _matched(avoid_BxAxL, matched_BxKxAxL, tokens_BxK) -> jax.Array:
-    """Whether a hypothesis ends in the first l + 1 tokens of each sequence, after one more token."""
-    shorter = jnp.pad(matched_BxKxAxL, [(0, 0)] * 3 + [(1, 0)], constant_values=True)[..., :-1]
-    return shorter & (tokens_BxK[..., None, None] == avoid_BxAxL[:, None]) & (avoid_BxAxL[:, None] != PAD)
-
-
-def _completing(avoid_BxAxL, matched_BxKxAxL) -> jax.Array:
-    """int32 [B, K, A]: the token that would complete each sequence, else PAD."""
-    last_BxA = jnp.maximum(jnp.sum(avoid_BxAxL != PAD, axis=2) - 1, 0)
-    token_BxA = jnp.take_along_axis(avoid_BxAxL, last_BxA[..., None], axis=2)[..., 0]
-    before = jnp.pad(matched_BxKxAxL, [(0, 0)] * 3 + [(1, 0)], constant_values=True)[..., :-1]
-    index = jnp.broadcast_to(last_BxA[:, None, :, None], (*before.shape[:3], 1))
-    return jnp.where(jnp.take_along_axis(before, index, axis=3)[..., 0], token_BxA[:, None], PAD)
-
-
 def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:
     """The rule of a config. Raises UserError for a suppressed token that the vocabulary lacks."""
     group: Constraints = config.group("constraints")
@@ -106,9 +91,8 @@ def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:
     if unknown := [piece for piece in group.suppress.split() if piece not in vocabulary]:
         raise UserError(f"config.constraints.suppress: {unknown[0]!r} is no token of the target vocabulary.")
     suppress = tuple(vocabulary[piece] for piece in group.suppress.split())
-    return Rule(
-        _avoids(group), group.no_repeat_ngram, group.min_length, group.repetition_penalty, suppress
-    )  # fmt: skip
+    ends_word = avoid.ends_word(tokenizers.target) if _avoids(group) else b""
+    return Rule(ends_word, group.no_repeat_ngram, group.min_length, group.repetition_penalty, suppress)
 
 
 def _avoids(group: Constraints) -> bool:
@@ -143,8 +127,8 @@ def prepare(
         more["must"] = _must(target, found)
     if _avoids(group):
         # Where all lines avoid the same, such as the phrases of a file, they share one row in memory.
-        avoid = [asked.avoid for asked in (found[:1] if len({asked.avoid for asked in found}) == 1 else found)]
-        rows = arrays([[ids for phrase in each for ids in segmentations(target, phrase)] for each in avoid], (1, 4))
+        each = [asked.avoid for asked in (found[:1] if len({asked.avoid for asked in found}) == 1 else found)]
+        rows = avoid.array([avoid.edges(target, phrases) for phrases in each])
         more["avoid"] = np.broadcast_to(rows, (len(found), *rows.shape[1:]))
     return [asked.text for asked in found], more
 

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 
 import pytest
 
@@ -106,6 +107,14 @@ def test_command_reads_a_sweep(sweep, capsys):
         400,
         440,
     ]
+
+
+def test_optimizers_with_trials_of_different_studies_are_named(sweep, capsys):
+    command.run([str(sweep)])
+    assert "different studies" not in capsys.readouterr().out
+    shutil.rmtree(sweep / "trials" / "f")
+    command.run([str(sweep)])
+    assert "different studies (nadamw: 1; adam: 1, 2)" in capsys.readouterr().out
 
 
 def test_folders_that_cannot_be_scored_are_refused(sweep, tmp_path):

@@ -11,8 +11,9 @@ from t2t_flax.config import Config, Data
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.constraints.avoid import edges
 from t2t_flax.extensions.constraints.lines import Wanted, contains, read_glossary, read_line, read_phrases
-from t2t_flax.extensions.constraints.segmentation import MOST, begins_word, forms, segmentations
+from t2t_flax.extensions.constraints.segmentation import begins_word, forms
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Predictions, task_of
 
@@ -92,16 +93,9 @@ def test_phrases_are_segmented_as_the_model_segments_them(tokenizer):
     assert forms(SymbolTokenizer.of(["a b"]), "b a") == [tuple(SymbolTokenizer.of(["a b"]).encode_text("b a"))]
 
 
-def test_all_ways_to_write_a_phrase_are_found(tokenizer):
-    ways = segmentations(tokenizer, "the")
-    assert ways[0] == tuple(tokenizer.encode_text("the")) and len(set(ways)) == len(ways) > 1
-    assert all(tokenizer.decode(way) == "the" for way in ways)
-    assert len(segmentations(tokenizer, "international")) <= MOST + 1
-
-
 def test_a_phrase_that_the_vocabulary_cannot_write_has_no_form():
     tokenizer = SymbolTokenizer.of(["a b"])
-    assert forms(tokenizer, "a c") == segmentations(tokenizer, "c") == []
+    assert forms(tokenizer, "a c") == edges(tokenizer, ["c"]) == []
 
 
 def test_what_begins_a_word(tokenizer):

@@ -11,24 +11,31 @@ from helpers.table_model import PARAMS, TableModel
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.search_loop import Sentences, run_search
 from t2t_flax.decoding.token_rules import RuledStep, with_rules
+from t2t_flax.extensions.constraints.avoid import ANYWHERE, FIRST, WRITTEN, array
 from t2t_flax.extensions.constraints.rule import Rule
 
 EOS, MODEL, CAP = 1, TableModel(), 5
 
 
 def search(seeds, rule, avoid=((),), *, beams=250, length=4, cap=CAP):
-    array = np.zeros((len(seeds), 3, 4), np.int32)
-    for b, sequences in enumerate(avoid):
-        for a, ids in enumerate(sequences):
-            array[b, a, : len(ids)] = ids
     inputs = dict(
         caps_B=jnp.full(len(seeds), cap),
         prefix_BxP=jnp.zeros((len(seeds), 0), jnp.int32),
-        more={"avoid": jnp.asarray(array)},
+        more={"avoid": jnp.asarray(edges_of(avoid))},
     )
     cache = with_rules(MODEL.start(seeds, beams, length), (rule,), Sentences(**inputs), beams, length)
     step, options = RuledStep(MODEL, (rule,)), BeamSearch(beams, 0.6, beams)
     return jax.tree.map(np.asarray, run_search(step, PARAMS, cache, options, **inputs, lengths=(length, 8)))
+
+
+def edges_of(avoid):
+    """A chain of edges for each sequence of tokens."""
+    found = [[] for _ in avoid]
+    for edges, sequences in zip(found, avoid, strict=True):
+        for number, ids in enumerate(sequences):
+            states = [ANYWHERE, *(FIRST + 4 * number + i for i in range(len(ids) - 1)), WRITTEN]
+            edges += [edge for edge in zip(states, states[1:], ids, strict=False)]
+    return array(found)
 
 
 def outputs(result, b):
@@ -66,7 +73,7 @@ def test_sequences_to_avoid_are_not_written():
     def keeps(tokens, sequences):
         return not any(ids in ngrams(tokens, len(ids)) for ids in sequences)
 
-    check(Rule(avoid=True), keeps, avoid)
+    check(Rule(ends_word=bytes([1]) * MODEL.vocab), keeps, avoid)
 
 
 def test_outputs_are_no_shorter_than_the_minimum():

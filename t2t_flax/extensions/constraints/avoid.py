@@ -1,0 +1,141 @@
+"""Phrases that are not written: for each state of a text, the tokens with which it would contain one of them as whole words.
+
+An automaton of a phrase has the positions in its text as states, and an edge from position i to j for each token that writes
+what is between them, so that it knows every segmentation. A hypothesis is in a set of states: what it ends with may be the
+beginning of several phrases.
+"""
+
+import functools
+import re
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.config.data_keys import PAD, UNK
+from t2t_flax.data.tokenizers import Tokenizer
+from t2t_flax.extensions.constraints.segmentation import SPACE, continues_word, forms, marks_spaces, pieces
+
+BOUNDARY, ANYWHERE, FIRST = 0, 1, 2
+"""States: the last token ends where a word may begin; any text; the first one of positions in phrases."""
+WRITTEN = BOUNDARY
+"""What the edges of tokens that complete a phrase lead to."""
+Edge = tuple[int, int, int]
+"""From a state, to a state, by a token."""
+_BYTE = re.compile("<0x([0-9A-F]{2})>")
+
+
+def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
+    """Of the automata of all phrases. None for a phrase that no tokens write."""
+    found: list[Edge] = []
+    free = FIRST
+    for phrase in dict.fromkeys(phrases):
+        own, states = _edges(tokenizer, phrase)
+        shift = free - FIRST
+        found += [tuple(s + shift if s >= FIRST else s for s in edge[:2]) + edge[2:] for edge in own]
+        free += states
+    return found
+
+
+def array(each: Sequence[Sequence[Edge]]) -> np.ndarray:
+    """int32 [sentences, E, 3], zero-padded; E is a power of two, so that few programs are compiled."""
+    most = max(1, max(map(len, each), default=0))
+    out = np.full((len(each), 1 << (most - 1).bit_length(), 3), PAD, np.int32)
+    for row, own in zip(out, each, strict=True):
+        if own:
+            row[: len(own)] = own
+    return out
+
+
+def start(edges_BxEx3: jax.Array, width: int) -> jax.Array:
+    """The states of `width` hypotheses without a token, bool [B, K, E + FIRST]: at most E, to each of which an edge leads."""
+    B, E, _ = edges_BxEx3.shape
+    return jnp.broadcast_to(jnp.arange(E + FIRST) < FIRST, (B, width, E + FIRST))
+
+
+def advance(edges_BxEx3: jax.Array, states_BxKxS: jax.Array, tokens_BxK: jax.Array, ends_V: jax.Array) -> jax.Array:
+    """The states after one more token. ends_V: whether a word may begin after a token."""
+    taken_BxKxE = _leaving(edges_BxEx3, states_BxKxS) & (tokens_BxK[..., None] == edges_BxEx3[:, None, :, 2])
+    rows, beams = jnp.arange(len(states_BxKxS))[:, None, None], jnp.arange(states_BxKxS.shape[1])[:, None]
+    new = jnp.zeros_like(states_BxKxS).at[rows, beams, edges_BxEx3[:, None, :, 1]].max(taken_BxKxE)
+    return new.at[..., BOUNDARY].set(ends_V[tokens_BxK]).at[..., ANYWHERE].set(True)
+
+
+def completing(edges_BxEx3: jax.Array, states_BxKxS: jax.Array) -> jax.Array:
+    """Tokens that would complete a phrase, and PAD, int32 [B, K, E]."""
+    completes = _leaving(edges_BxEx3, states_BxKxS) & (edges_BxEx3[:, None, :, 1] == WRITTEN)
+    return jnp.where(completes, edges_BxEx3[:, None, :, 2], PAD)
+
+
+def _leaving(edges_BxEx3: jax.Array, states_BxKxS: jax.Array) -> jax.Array:
+    """Edges that leave the states of a hypothesis, bool [B, K, E]."""
+    return jnp.take_along_axis(states_BxKxS, edges_BxEx3[:, None, :, 0], axis=2)
+
+
+@functools.lru_cache(maxsize=8)
+def ends_word(tokenizer: Tokenizer) -> bytes:
+    """Of each token whether a word may begin after it; true where that is not known, as after a byte that is no letter."""
+    if not marks_spaces(tokenizer):
+        return bytes([1]) * tokenizer.vocab_size
+    known = [i <= UNK or _BYTE.fullmatch(piece) or not _is_word(piece[-1]) for i, piece in enumerate(pieces(tokenizer))]
+    return np.array([bool(end) for end in known], np.uint8).tobytes()
+
+
+@functools.lru_cache(maxsize=2**14)
+def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
+    """(edges, states from FIRST on)."""
+    written = forms(tokenizer, phrase)
+    if not marks_spaces(tokenizer):  # tokens are words
+        found, free = [], FIRST
+        for ids in written:
+            states = [ANYWHERE, *range(free, free + len(ids) - 1), WRITTEN]
+            found += zip(states, states[1:], ids, strict=False)
+            free += len(ids) - 1
+        return found, free - FIRST
+    # As the tokenizer normalizes it, where it can write it.
+    normalized = b"".join(map(_text_of, tokenizer.pieces(written[0]))).strip() if written else b""
+    text = normalized or phrase.encode()
+    begin = BOUNDARY if continues_word(text.decode()[0]) else ANYWHERE
+    known, found, states = _parts(tokenizer), [], {0: begin, len(text): WRITTEN}
+    for i in range(len(text)):
+        if i not in states:
+            continue
+        for j in range(i + 1, len(text) + 1):
+            for token, from_start, to_end in known.get(text[i:j], ()):
+                if (from_start or i == 0) and (to_end or j == len(text)):
+                    to = states.setdefault(j, FIRST + len(states) - 2)
+                    found.append((states[i] if from_start else ANYWHERE, to, token))
+    return found, len(states) - 2
+
+
+@functools.lru_cache(maxsize=4)
+def _parts(tokenizer: Tokenizer) -> dict[bytes, list[tuple[int, bool, bool]]]:
+    """The parts of tokens that can be whole words with what is beside the token: text to (token, from its start, to its end)."""
+    found: dict[bytes, list[tuple[int, bool, bool]]] = {}
+    for token, piece in enumerate(pieces(tokenizer)):
+        if token <= UNK:
+            continue
+        if _BYTE.fullmatch(piece):
+            found.setdefault(_text_of(piece), []).append((token, True, True))
+            continue
+        text = piece.replace(SPACE, " ")
+        starts = [a for a in range(len(text)) if a == 0 or not (_is_word(text[a - 1]) and continues_word(text[a]))]
+        stops = {
+            b
+            for b in range(1, len(text) + 1)
+            if b == len(text) or not (continues_word(text[b - 1]) and _is_word(text[b]))
+        }
+        for a in starts:
+            for b in sorted(stop for stop in stops if stop > a):
+                found.setdefault(text[a:b].encode(), []).append((token, a == 0, b == len(text)))
+    return found
+
+
+def _is_word(character: str) -> bool:
+    return re.match(r"\w", character) is not None
+
+
+def _text_of(piece: str) -> bytes:
+    byte = _BYTE.fullmatch(piece)
+    return bytes([int(byte[1], 16)]) if byte else piece.replace(SPACE, " ").encode()
