@@ -167,8 +167,8 @@ def test_unknown_source_form_error_lists_every_form(tmp_path):
     assert all(form.shown in str(error.value) for form in registry.SOURCES.values())
 
 
-def test_documented_source_works(monkeypatch, tmp_path):
-    documented_modules.load("A new data source", monkeypatch, tmp_path)
+def test_documented_source_works(monkeypatch):
+    documented_modules.use(documented_modules.EXAMPLES / "squares.py", monkeypatch)
     source = open_en_de("squares:3", key="config.data.train")
     assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 pair 3"
     with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):

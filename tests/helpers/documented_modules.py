@@ -10,6 +10,8 @@ from t2t_flax import registry
 from t2t_flax.config import schema
 
 PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+"""Those that the page names."""
 
 
 def tables() -> list[registry.Table | registry.Features]:

@@ -15,13 +15,17 @@ EXAMPLES = {
         attention_score="cosine", activation="relu_squared", norm_type="max_norm"
     ),
     "A new position scheme": dict(position="clipped_distance"),
+    "running_mean.py": dict(mixer="running_mean"),
 }
 
 
-@pytest.mark.parametrize("heading", EXAMPLES)
-def test_documented_example_trains_and_decodes(heading, monkeypatch, tmp_path):
-    keys = EXAMPLES[heading]
-    documented_modules.load(heading, monkeypatch, tmp_path)
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_documented_example_trains_and_decodes(example, monkeypatch, tmp_path):
+    keys = EXAMPLES[example]
+    if example.endswith(".py"):
+        documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
+    else:
+        documented_modules.load(example, monkeypatch, tmp_path)
     config = preset("toy")
     config.model.update(keys)
     resolve(config)  # the names are choices of the keys

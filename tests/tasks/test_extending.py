@@ -65,7 +65,7 @@ def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
     config = small_config(data=dict(task="sort_digits", train="digits:50:1", test="digits:5:2", joint_vocabulary=True))
     with pytest.raises(UserError, match="data.task = 'sort_digits' is none of translation, parsing"):
         task_of(config)
-    documented_modules.load("A new task", monkeypatch, tmp_path)
+    documented_modules.use(documented_modules.EXAMPLES / "sort_digits.py", monkeypatch)
     task = task_of(config)
     assert prepare_corpus(task, tmp_path).train.num_pairs == 50
     source, target = next(split_source(task, "test").pairs())
@@ -76,7 +76,7 @@ def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_new_task_trains_to_a_record(monkeypatch, tmp_path):
-    documented_modules.load("A new task", monkeypatch, tmp_path)
+    documented_modules.use(documented_modules.EXAMPLES / "sort_digits.py", monkeypatch)
     run = tmp_path / "run"
     keys = {
         "data.task": "sort_digits", "data.train": "digits:2000:1", "data.valid": "", "data.test": "digits:20:2",
