@@ -20,7 +20,7 @@ def run(argv: list[str]) -> int:
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
         "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.",
     )
-    arguments.add_workdir(parser, several=True)
+    arguments.add_workdir(parser)
     parser.add_argument(
         "--split",
         metavar="SET",

@@ -111,7 +111,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "metrics": ("term_use",),
     },
     "storage": {"paths": ("*://*",)},
-    "ensembles": {"groups": ("ensembles",), "repeated flags": ("--workdir",)},
+    "ensembles": {"groups": ("ensembles",)},
     "mbr": {"commands": ("mbr", "rerank"), "groups": ("rerank",)},
     "speculative": {"groups": ("speculative",), "decode.strategy": ("speculative",)},
     "decoder_only": {"groups": ("decoder_only",), "model.architecture": ("decoder_only",)},
