@@ -139,9 +139,10 @@ but for sample and `ONE_OUTPUT`.
 """
 ONE_OUTPUT = {"greedy"}
 """Those that find one output of each sentence."""
-TOKEN_RULES = Features()
-"""Modules with `token_rule(config, tokenizers) -> decoding.token_rules.TokenRule`, and with `prepare(config, tokenizers, lines,
-first_line)`: source lines as the model reads them, and arrays [lines, ...] by name for `Sentences.more`.
+STEPS = Features()
+"""Modules with `step(inner, config, tokenizers)`: the step of decoding in place of `inner`, both with the interface of
+`decoding.translator.DecodeStep`, and with `prepare(config, tokenizers, lines, first_line)`: source lines as the model reads
+them, and arrays [lines, ...] by name for `Sentences.more`.
 """
 PROGRAMS: Table[str] = Table()
 """At most one row: a module whose `keep_programs()` has a command that decodes keep its compiled programs for the next one."""

@@ -113,7 +113,7 @@ def translating(
     source that is too long is truncated and reported. flags: see `arguments.Changes`. Says which decoder, if it is not
     JAX's, and where another precision is faster.
     """
-    from t2t_flax.decoding.token_rules import read_lines
+    from t2t_flax.decoding.batches import read_lines
     from t2t_flax.tasks import task_of
     from t2t_flax.training import precision
 

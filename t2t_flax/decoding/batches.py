@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from t2t_flax.config import Decode, Model
+from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ONE_OUTPUT
+from t2t_flax.registry import ONE_OUTPUT, STEPS
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Sources are padded to one of these lengths, beyond them to a multiple of 256."""
@@ -59,6 +59,19 @@ def encode_lines(
     forced = [encode_prefix(p) if p else [] for p in prefixes or [""] * len(lines)]
     caps = [output_cap(config, model, len(ids), len(prefix)) for ids, prefix in zip(sources, forced, strict=True)]
     return EncodedLines(sources, forced, cut, caps)
+
+
+def read_lines(
+    config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
+) -> tuple[Sequence[str], dict[str, np.ndarray]]:
+    """The text of source lines, and what `registry.STEPS` read of them, for `Sentences.more`. first_line: number of the first
+    one, from 0. Raises UserError for a line that one of them cannot read.
+    """
+    more: dict[str, np.ndarray] = {}
+    for module in STEPS.of(config):
+        lines, arrays = module.prepare(config, tokenizers, lines, first_line)
+        more |= arrays
+    return lines, more
 
 
 def source_ids(tokenizer: Tokenizer, line: str) -> list[int]:

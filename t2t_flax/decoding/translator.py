@@ -25,15 +25,15 @@ from t2t_flax.decoding.batches import (
     output_cap,
     padded,
     plan_batches,
+    read_lines,
     source_limit,
 )
 from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import random_keys
-from t2t_flax.decoding.search_loop import LENGTHS, Search, SearchResult, Sentences, StepFn, next_length, run_search
-from t2t_flax.decoding.token_rules import RuledStep, read_lines, with_rules
+from t2t_flax.decoding.search_loop import LENGTHS, Cache, Search, SearchResult, Sentences, next_length, run_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import DECODERS, SEARCHES, TOKEN_RULES
+from t2t_flax.registry import DECODERS, SEARCHES, STEPS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,11 +92,11 @@ class Translator:
         self._source_eos, self._at_once = config.data.source_eos, at_once
         self._rows = mesh_lib.named(mesh, mesh_lib.ROWS)
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
-        self._rules = tuple(module.token_rule(config, tokenizers) for module in TOKEN_RULES.of(config))
         self._prepare = functools.partial(read_lines, config, tokenizers)
         self._hooks = data_hooks(config)
-        step = DecodeStep(model)
-        self._step: StepFn = RuledStep(step, self._rules) if self._rules else step
+        self._step = DecodeStep(model)
+        for module in STEPS.of(config):
+            self._step = module.step(self._step, config, tokenizers)
         self._compiled: set[Hashable] = set()
         self._locks: dict[Hashable, threading.Lock] = {}
 
@@ -209,11 +209,9 @@ class Translator:
         search, (source_BxS, prefix_BxP, caps_B, ids_B, more) = self._strategy, arrays
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
-            cache = start_search(self._model, params, source_BxS, search.width, lengths[0])
             keys_BxK = random_keys(self._config.seed, ids_B, search.width) if search.draws else None
             inputs: dict[str, Any] = dict(caps_B=caps_B, prefix_BxP=prefix_BxP, keys_BxK=keys_BxK, more=more)
-            if self._rules:
-                cache = with_rules(cache, self._rules, Sentences(**inputs), search.width, lengths[0])
+            cache = self._step.start(params, source_BxS, Sentences(**inputs), search.width, lengths[0])
             return run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
@@ -236,9 +234,13 @@ def empty_translation(tokenizers: TokenizerPair, config: Decode, prefix: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class DecodeStep:
-    """The model's decode step as a hashable function: equal models share compiled searches."""
+    """The model's decode step as a hashable `StepFn`: equal models share compiled searches."""
 
     model: Transformer
+
+    def start(self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
+        """The cache before the first token of `width` hypotheses of each sentence, with room for `length` tokens."""
+        return start_search(self.model, params, source_BxS, width, length)
 
     def __call__(self, params, tokens_BxK, position, cache):
         return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")

@@ -8,7 +8,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.stacks import check_encoder_decoder
-from t2t_flax.registry import GROUPS, METRICS, MODELS, SEARCHES, TOKEN_RULES, MetricRow
+from t2t_flax.registry import GROUPS, METRICS, MODELS, SEARCHES, STEPS, MetricRow
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
@@ -119,5 +119,5 @@ METRICS.add(
     MetricRow("t2t_flax.extensions.constraints.term_use:METRIC", ("constraints.counted_terms", "constraints.glossary")),
 )
 _RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
-TOKEN_RULES.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))
+STEPS.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))
 MODELS.add("t2t_flax.extensions.constraints.coverage", "constraints.coverage")

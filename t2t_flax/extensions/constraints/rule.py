@@ -12,11 +12,11 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, Sentences
-from t2t_flax.decoding.token_rules import forbid
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints, avoid
 from t2t_flax.extensions.constraints.lines import Wanted, wanted
 from t2t_flax.extensions.constraints.segmentation import arrays, forms
+from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +82,11 @@ def _repeats(history_BxKxT, position, n: int) -> jax.Array:
         latest_BxKx1 = jnp.take(history_BxKxT, jnp.maximum(position - back + 1, 0)[None], axis=2)
         same_BxKxT &= jnp.roll(history_BxKxT, back, axis=2) == latest_BxKx1
     return jnp.where(same_BxKxT, history_BxKxT, PAD)
+
+
+def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
+    """The step under the rule of a config; see `registry.STEPS`."""
+    return RuledStep(inner, token_rule(config, tokenizers))
 
 
 def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:

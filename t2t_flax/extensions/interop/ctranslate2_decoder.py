@@ -27,7 +27,7 @@ from t2t_flax.decoding.translator import Decoder, Hypothesis, JaxDecoder, Transl
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop import CTranslate2
 from t2t_flax.extensions.interop.ctranslate2_export import POSITIONS, check_exportable, write_ctranslate2
-from t2t_flax.registry import TOKEN_RULES
+from t2t_flax.registry import STEPS
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
@@ -54,7 +54,7 @@ _OPEN: weakref.WeakValueDictionary[tuple[int, str], _Exported] = weakref.WeakVal
 def _obstacle(config: Config) -> str | None:
     if different := search_difference(config.decode) or length_difference(config.decode, config.model):
         return different
-    if rules := [rule.__name__.split(".")[-2:][0] for rule in TOKEN_RULES.of(config)]:
+    if rules := [rule.__name__.split(".")[-2:][0] for rule in STEPS.of(config)]:
         return f"the rules of {' and '.join(rules)} on output tokens are those of the JAX search; decode with it, or without them"
     try:
         check_exportable(config.model)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, PRESET_MODULES, TASKS, TOKEN_RULES, TOKENIZER_FILES
+from t2t_flax.registry import GROUPS, PRESET_MODULES, STEPS, TASKS, TOKENIZER_FILES
 
 
 @dataclass(frozen=True)
@@ -37,5 +37,5 @@ TOKENIZER_FILES.add("symbols of trees with numbers of words", f"{_FILES}:Numbere
 TASKS.add("parsing", "t2t_flax.extensions.parsing.task:Parsing")
 PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")
 GROUPS.add("parsing", ParsingKeys)
-TOKEN_RULES.add("t2t_flax.extensions.parsing.grammar", "parsing.grammar")
+STEPS.add("t2t_flax.extensions.parsing.grammar", "parsing.grammar")
 TOKENIZER_FILES.add("symbols split at spaces", "t2t_flax.extensions.shared.list_tokenizer:SymbolTokenizer")

@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +11,9 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.search_loop import Sentences
-from t2t_flax.decoding.token_rules import forbid
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import is_bracket
+from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 DEPTH = 64
 """Most constituents around a word."""
@@ -72,6 +73,11 @@ class Grammar:
         allowed_BxKxV |= where(TAG, left_BxK > 0) & (labels_V == turn_BxK[..., None])
         new = {"open": open_BxKxD, "depth": depth_BxK, "words": words_BxK, "filled": filled_BxK}
         return forbid(logits_BxKxV, ~allowed_BxKxV), {"state": new}
+
+
+def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
+    """The step under the grammar; see `registry.STEPS`."""
+    return RuledStep(inner, token_rule(config, tokenizers))
 
 
 def token_rule(config: Config, tokenizers: TokenizerPair) -> Grammar:

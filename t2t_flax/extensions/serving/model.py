@@ -16,8 +16,7 @@ import jax
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.decoding.batches import PREFIX_LENGTHS, hypotheses_per_sentence, round_up
-from t2t_flax.decoding.token_rules import read_lines
+from t2t_flax.decoding.batches import PREFIX_LENGTHS, hypotheses_per_sentence, read_lines, round_up
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.batching import Batcher, Job
@@ -30,7 +29,7 @@ from t2t_flax.extensions.serving.reload import other_checkpoints
 from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text, rest_of_usual, usual
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
-from t2t_flax.registry import ANALYSES, TOKEN_RULES
+from t2t_flax.registry import ANALYSES, STEPS
 from t2t_flax.tasks import task_of
 
 log = logging.getLogger("t2t_flax")
@@ -336,7 +335,7 @@ class ServedModel:
             first_line=items[0].number,
         )
         pieces, results = loaded.tokenizers.target.pieces, []
-        has_rules = any(TOKEN_RULES.of(self.config))
+        has_rules = any(STEPS.of(self.config))
         for item, translation in zip(items, translations, strict=True):
             if has_rules and translation.is_none:
                 raise UserError(f"line {item.number + 1} has no translation that keeps all rules on tokens.")

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import NOTHING, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, MODELS, ONE_OUTPUT, SEARCHES, TOKEN_RULES
+from t2t_flax.registry import GROUPS, MODELS, ONE_OUTPUT, SEARCHES, STEPS
 
 _SEARCH = "decode.strategy", "speculative"
 _DRAFT = "speculative.draft"
@@ -40,7 +40,7 @@ class Speculative:
             raise UserError(
                 f"config.decode.engine = {config.decode.engine}: speculative decoding needs decode.engine = jax."
             )
-        others = [name for names in (*TOKEN_RULES.values(), *MODELS.values()) for name in names if name != _DRAFT]
+        others = [name for names in (*STEPS.values(), *MODELS.values()) for name in names if name != _DRAFT]
         if name := next(filter(config.value, others), ""):
             raise UserError(
                 f"config.{name} = {config.value(name)}: speculative decoding is greedy search with one model and no rules; set "

@@ -12,7 +12,6 @@ from helpers.configs import devices_mesh, model_and_state, rows_alone, small_con
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.search_loop import Sentences, run_search
-from t2t_flax.decoding.token_rules import RuledStep, with_rules
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
@@ -20,6 +19,7 @@ from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.constraints.constrained import ConstrainedBeam
 from t2t_flax.extensions.constraints.coverage import LEAST, CoveringModel, Penalty
 from t2t_flax.extensions.constraints.diverse import DiverseBeam
+from t2t_flax.extensions.shared.token_rules import RuledStep
 
 described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 
@@ -61,14 +61,13 @@ def of_every_output(made, penalty: Penalty, source: list[int], search=BeamSearch
     return scores, totals
 
 
-def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rules=(), more=None):  # noqa: B008
+def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rule=None, more=None):  # noqa: B008
     model, params, caps_B = CoveringModel(made[0], penalty), made[1], jnp.full(len(SOURCES), CAP)
-    source_BxS, step = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"]), DecodeStep(model)
+    source_BxS = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"])
+    step = RuledStep(DecodeStep(model), rule) if rule else DecodeStep(model)
     with mesh_lib.use(devices_mesh()):
-        cache = start_search(model, params, source_BxS, search.width, 8)
-        if rules:
-            sentences = Sentences(caps_B, jnp.zeros((len(SOURCES), 0), jnp.int32))
-            cache, step = with_rules(cache, rules, sentences, search.width, 8), RuledStep(step, rules)
+        sentences = Sentences(caps_B, jnp.zeros((len(SOURCES), 0), jnp.int32))
+        cache = step.start(params, source_BxS, sentences, search.width, 8)
         result = run_search(step, params, cache, search, caps_B=caps_B, more=more, lengths=(8,))
     return jax.tree.map(np.asarray, result)
 
@@ -115,7 +114,7 @@ def test_hypotheses_that_change_places_keep_their_coverage(made, kind):
     """In a narrow beam, the score of each finished one is still its own, also of one in a later group."""
     penalty, options, finished = Penalty(1.5), NARROW[kind], 0
     must = {"must": jnp.full((len(SOURCES), 1, 1, 1), WORD)} if kind == "phrases" else None
-    result = search(made, penalty, options, rules=(_Nothing(),) if kind == "rules" else (), more=must)
+    result = search(made, penalty, options, rule=_Nothing() if kind == "rules" else None, more=must)
     for b, source in enumerate(SOURCES):
         scores, totals = of_every_output(made, penalty, source)
         found = zip(found_in(result, b), result.scores[b], result.log_probs[b], result.finished[b], strict=True)

@@ -8,7 +8,7 @@ from t2t_flax.config.schema import keys_that_change
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.search_loop import grow
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
-from t2t_flax.registry import SEARCHES, TOKEN_RULES
+from t2t_flax.registry import SEARCHES, STEPS
 
 described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 CONSTRAINED = {"decode.strategy": "constrained_beam", "constraints.lines": "tabs", "decode.beam_size": 4}
@@ -30,7 +30,7 @@ def program_of(values, words="a b c"):
     config, tokenizer = Config().with_values(values), SymbolTokenizer.of([words])
     tokenizers = TokenizerPair(tokenizer, tokenizer)
     search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
-    return described(grow, ((search, *(rule.token_rule(config, tokenizers) for rule in TOKEN_RULES.of(config))), 3))
+    return described(grow, ((search, *(rule.token_rule(config, tokenizers) for rule in STEPS.of(config))), 3))
 
 
 @pytest.mark.parametrize(

@@ -6,13 +6,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.ruled_steps import ruled_cache
 from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.search_loop import Sentences, run_search
-from t2t_flax.decoding.token_rules import RuledStep, with_rules
 from t2t_flax.extensions.constraints.avoid import ANYWHERE, FIRST, WRITTEN, array
 from t2t_flax.extensions.constraints.rule import Rule
+from t2t_flax.extensions.shared.token_rules import RuledStep
 
 EOS, MODEL, CAP = 1, TableModel(), 5
 
@@ -23,8 +24,8 @@ def search(seeds, rule, avoid=((),), *, beams=250, length=4, cap=CAP):
         prefix_BxP=jnp.zeros((len(seeds), 0), jnp.int32),
         more={"avoid": jnp.asarray(edges_of(avoid))},
     )
-    cache = with_rules(MODEL.start(seeds, beams, length), (rule,), Sentences(**inputs), beams, length)
-    step, options = RuledStep(MODEL, (rule,)), BeamSearch(beams, 0.6, beams)
+    cache = ruled_cache(MODEL.start(seeds, beams, length), rule, Sentences(**inputs), beams, length)
+    step, options = RuledStep(MODEL, rule), BeamSearch(beams, 0.6, beams)
     return jax.tree.map(np.asarray, run_search(step, PARAMS, cache, options, **inputs, lengths=(length, 8)))
 
 

@@ -8,7 +8,7 @@ from t2t_flax.cli.arguments import Change
 from t2t_flax.cli.lines import Line
 from t2t_flax.cli.translate import translating
 from t2t_flax.data.sources import toy
-from t2t_flax.decoding.token_rules import read_lines
+from t2t_flax.decoding.batches import read_lines
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.constraints.lines import contains

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
+from helpers.ruled_steps import ruled_cache
 from helpers.table_model import PARAMS, TableModel
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -16,13 +17,13 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.sampling import Sampling, random_keys
 from t2t_flax.decoding.search_loop import Sentences, run_search
-from t2t_flax.decoding.token_rules import RuledStep, with_rules
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.grammar import token_rule
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import from_linear
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
+from t2t_flax.extensions.shared.token_rules import RuledStep
 
 EOS = 1
 
@@ -31,12 +32,12 @@ def search(symbols, words, options, caps, seeds, numbers=0):
     """The outputs of each sentence, as text."""
     tokenizer = NumberedSymbols.of([symbols], numbers) if numbers else SymbolTokenizer.of([symbols])
     model = TableModel(tokenizer.vocab_size, 16)
-    rules = (token_rule(config_lib.Config(), TokenizerPair(tokenizer, tokenizer)),)
+    rule = token_rule(config_lib.Config(), TokenizerPair(tokenizer, tokenizer))
     inputs = dict(caps_B=jnp.asarray(caps), prefix_BxP=jnp.zeros((len(caps), 0), jnp.int32))
     inputs["keys_BxK"] = random_keys(0, np.arange(len(caps)), options.width) if options.draws else None
     inputs["more"] = {"words": jnp.asarray(words)}
-    cache = with_rules(model.start(seeds, options.width, 8), rules, Sentences(**inputs), options.width, 8)
-    result = run_search(RuledStep(model, rules), PARAMS, cache, options, **inputs, lengths=(8, 32))
+    cache = ruled_cache(model.start(seeds, options.width, 8), rule, Sentences(**inputs), options.width, 8)
+    result = run_search(RuledStep(model, rule), PARAMS, cache, options, **inputs, lengths=(8, 32))
     result = jax.tree.map(np.asarray, result)
     return [
         [(tokenizer.decode(ids[:n].tolist()), end) for ids, n, end in zip(*of_line, strict=True) if n]

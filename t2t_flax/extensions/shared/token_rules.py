@@ -1,22 +1,17 @@
 """Rules on the next token: what a search may write after what a hypothesis has, and with which logits.
 
-Dimensions as in `search_loop`.
+Dimensions as in `decoding.search_loop`.
 """
 
 import dataclasses
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
-from t2t_flax.config import Config
 from t2t_flax.config.data_keys import PAD
-from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.programs import program
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, StepFn, by_rows, forced_tokens, log_sum_exp
-from t2t_flax.registry import TOKEN_RULES
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, by_rows, forced_tokens, log_sum_exp
 
 
 class TokenRule(Protocol):
@@ -47,44 +42,28 @@ def forbid(logits_BxKxV: jax.Array, forbidden_BxKxV: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class RuledStep:
-    """A `StepFn` whose logits follow rules, one after the other, except where a token is forced."""
+    """A step of decoding (`registry.STEPS`) whose logits follow a rule, except where a token is forced."""
 
-    step: StepFn
-    rules: tuple[TokenRule, ...]
+    step: Any
+    rule: TokenRule
+
+    def start(self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
+        """See `decoding.translator.DecodeStep.start`; with the state of the rule before the first token."""
+        cache = self.step.start(params, source_BxS, sentences, width, length)
+        return cache | {"self": {"model": cache["self"], "rule": _start(self.rule, sentences, width, length)}}
 
     def __call__(
         self, params: Any, tokens_BxK: jax.Array, position: jax.Array, cache: Cache
     ) -> tuple[jax.Array, Cache]:
-        sentences, states = cache["sentences"], []
-        free_BxKxV, after = self.step(params, tokens_BxK, position, cache | {"self": cache["self"]["model"]})
-        logits_BxKxV = free_BxKxV
-        for rule, state in zip(self.rules, cache["self"]["rules"], strict=True):
-            logits_BxKxV, state = rule.apply(sentences, state, tokens_BxK, position, logits_BxKxV)
-            states.append(state)
+        sentences, own = cache["sentences"], cache["self"]
+        free_BxKxV, after = self.step(params, tokens_BxK, position, cache | {"self": own["model"]})
+        logits_BxKxV, state = self.rule.apply(sentences, own["rule"], tokens_BxK, position, free_BxKxV)
         forced_B = forced_tokens(sentences, position)
         if forced_B is not None:
             logits_BxKxV = jnp.where(forced_B[:, None, None] == PAD, logits_BxKxV, free_BxKxV)
-        return logits_BxKxV, after | {"self": {"model": after["self"], "rules": states}}
-
-
-def with_rules(cache: Cache, rules: tuple[TokenRule, ...], sentences: Sentences, width: int, length: int) -> Cache:
-    """The cache for a `RuledStep`, with the states of rules before the first token; arguments as of `TokenRule.start`."""
-    return cache | {"self": {"model": cache["self"], "rules": _start(rules, sentences, width, length)}}
+        return logits_BxKxV, after | {"self": {"model": after["self"], "rule": state}}
 
 
 @program(0, 2, 3)
-def _start(rules: tuple[TokenRule, ...], sentences: Sentences, width: int, length: int) -> list[Any]:
-    return by_rows([rule.start(sentences, width, length) for rule in rules])
-
-
-def read_lines(
-    config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
-) -> tuple[Sequence[str], dict[str, np.ndarray]]:
-    """The text of source lines, and `Sentences.more` that the rules of a config make of them. first_line: number of the first
-    one, from 0. Raises UserError for a line that a rule cannot read.
-    """
-    more: dict[str, np.ndarray] = {}
-    for module in TOKEN_RULES.of(config):
-        lines, arrays = module.prepare(config, tokenizers, lines, first_line)
-        more |= arrays
-    return lines, more
+def _start(rule: TokenRule, sentences: Sentences, width: int, length: int) -> Any:
+    return by_rows(rule.start(sentences, width, length))

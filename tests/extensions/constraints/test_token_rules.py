@@ -8,13 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh
+from helpers.ruled_steps import ruled_cache
 from helpers.table_model import PARAMS, TableModel
 
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.sampling import Sampling, random_keys
 from t2t_flax.decoding.search_loop import Sentences, run_search
-from t2t_flax.decoding.token_rules import RuledStep, forbid, with_rules
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 EOS, MODEL = 1, TableModel()
 
@@ -52,9 +53,9 @@ def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, p
     prefix = np.zeros((len(seeds), 0), np.int32) if prefix is None else np.asarray(prefix, np.int32)
     inputs = dict(caps_B=put(jnp.asarray(caps)), prefix_BxP=put(jnp.asarray(prefix)), keys_BxK=keys)
     inputs["more"] = {"number": put(jnp.asarray(numbers))}
-    rules = (rule or OddSum(),)
-    cache = with_rules(cache, rules, Sentences(**inputs), options.width, length)
-    result = run_search(RuledStep(MODEL, rules), PARAMS, cache, options, **inputs, lengths=(length, 16))
+    rule = rule or OddSum()
+    cache = ruled_cache(cache, rule, Sentences(**inputs), options.width, length)
+    result = run_search(RuledStep(MODEL, rule), PARAMS, cache, options, **inputs, lengths=(length, 16))
     return jax.tree.map(np.asarray, result)
 
 
