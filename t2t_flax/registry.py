@@ -53,16 +53,15 @@ LINES, OUTPUTS = "source lines", "outputs"
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag that an extension adds. commands: the one that has it, or LINES = all that read source lines, OUTPUTS = those of
-    them that print translations. metavar: what a value is called; "" = it takes none. key: the config key that it stands for,
-    by its dotted name. module: where it stands for none, `module:object`, a class as `cli.arguments.Change`.
+    """A flag that an extension adds. commands: LINES = those that read source lines, OUTPUTS = those of them that print
+    translations. module: `module:object` of a class as `cli.arguments.Change`. metavar: what a value is called; "" = it takes
+    none.
     """
 
     commands: str
     summary: str
+    module: str
     metavar: str = ""
-    key: str = ""
-    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)

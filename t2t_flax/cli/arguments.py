@@ -82,15 +82,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
             value = following
         overrides[name] = value
-    args = arguments.parse_args(plain)
-    for flag, row in FLAGS.items():
-        given = getattr(args, _attribute(flag), None) if row.key else None
-        if given is not None and overrides.setdefault(row.key, given) != given:
-            raise UserError(f"{flag}={given} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
-    if "average" in args and args.best and (args.step is not None or args.average):
-        flag = "--average" if args.average else "--step"
-        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
-    return args, overrides
+    return arguments.parse_args(plain), overrides
 
 
 def _checked(arg: str) -> str:
@@ -117,27 +109,20 @@ def workdir_help() -> str:
 
 
 def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
-    """The flags of extensions for these `registry.Flag.commands`. `parse` makes overrides of those that stand for a key; see
-    `Changes` for the others.
-    """
+    """The flags of extensions for these `registry.Flag.commands`; see `Changes`."""
     load_extensions()
     for flag, row in FLAGS.items():
         if row.commands in commands:
             value: dict[str, Any] = (
                 dict(metavar=row.metavar) if row.metavar else dict(action="store_const", const="true")
             )
-            text = f"{row.summary}: config.{row.key}" if row.key else row.summary
-            arguments.add_argument(flag, help=text, **value)
+            arguments.add_argument(flag, help=row.summary, **value)
 
 
 def given_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of `add_flags` that are given and stand for no key, with their values."""
-    values = {flag: getattr(args, _attribute(flag), None) for flag, row in FLAGS.items() if not row.key}
+    """The flags of `add_flags` that are given, with their values."""
+    values = {flag: getattr(args, flag.strip("-").replace("-", "_"), None) for flag in FLAGS}
     return {flag: value for flag, value in values.items() if value is not None}
-
-
-def _attribute(flag: str) -> str:
-    return flag.strip("-").replace("-", "_")
 
 
 class Change:

@@ -30,7 +30,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--output", metavar="DIR", help="folder that gets the records, as DIR/eval/..., instead of the workdir"
     )
-    arguments.add_flags(parser, "evaluate")
     args, overrides = arguments.parse(parser, argv)
     if args.output:
         arguments.check_output("--output", args.output, folder=True)

@@ -101,7 +101,6 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "learned_metrics": {
         "groups": ("learned_metrics",),
         "metrics": ("comet", "kiwi", "metricx"),
-        "flags": ("--metric",),
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend", "inspect")},
     "alignments": {"groups": ("alignments",), "commands": ("align",), "flags": ("--alignments", "--tags")},
