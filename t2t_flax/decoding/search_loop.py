@@ -114,32 +114,30 @@ def run_search(
     keys_BxK: jax.Array | None = None,
     more: dict[str, jax.Array] | None = None,
     lengths: Sequence[int] = LENGTHS,
-    rehearse: int = 0,
+    longest: int = 0,
 ) -> SearchResult:
     """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK, more: see `Sentences`.
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
     generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
-    searches compile once. rehearse: with abstract arrays: only makes the programs for outputs of so many tokens.
+    searches compile once. longest: of abstract arrays, for which only the programs are made: the tokens of the longest output.
     """
     prefix_BxP = np.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP  # type: ignore[arg-type]
     sentences = Sentences(_as_int32(caps_B), _as_int32(prefix_BxP), keys_BxK, more or {})
     shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
-    length = lengths[0]
+    position, length = 0, lengths[0]
     state = _start(search, sentences, length)
-    position = length if rehearse else 0
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
-        stop = min(position + steps, length)
+        stop = length if longest else min(position + steps, length)
         bounds = jax.device_put((np.int32(position), np.int32(stop)))  # jnp.int32 would be a program
         state, self_cache, all_done = run_stage(step_fn, search, params, shared, sentences, *bounds, state, self_cache)
-        if length >= rehearse > 0 or not rehearse and all_done:
-            return _result(search, sentences, state)
         position = stop
+        if position >= longest if longest else all_done:
+            return _result(search, sentences, state)
         if position == length:
             length = next_length(length, lengths)
             state, self_cache = grow((state, self_cache), length)
-            position = length if rehearse else position
 
 
 def _as_int32(x: Any) -> Any:

@@ -168,7 +168,7 @@ class Translator:
         encoded: EncodedLines,
         first_line: int,
         more: Mapping[str, np.ndarray],
-        rehearse: bool,
+        first: bool,
     ) -> list[tuple[Hypothesis, ...]]:
         rows = batch.rows
         source_BxS = padded([encoded.sources[i] for i in batch.indices], rows, batch.source_length)
@@ -182,8 +182,8 @@ class Translator:
             ids_B[row] = (first_line + i) % 2**31
         more_B = {name: _rows(x[list(batch.indices)], rows) for name, x in more.items()}
         arrays = source_BxS, prefix_BxP, caps_B, ids_B, more_B
-        if rehearse:  # the programs are compiled at the same time, before the first of them runs
-            self._decode(params, self._abstract(arrays), rehearse=1)
+        if first:  # the programs are compiled at the same time, before the first of them runs
+            self._decode(params, self._abstract(arrays), longest=1)
         result = self._decode(params, jax.tree.map(functools.partial(_put, self._rows), arrays))
         result = jax.device_get(mesh_lib.replicated(result, self._mesh))
         return [self._hypotheses(result, b) for b in range(len(batch.indices))]
@@ -199,20 +199,20 @@ class Translator:
         params, length = in_compute_type(self._model, params), 0
         while length < most:  # the programs that make the result depend on the length that is reached
             length = next_length(length, LENGTHS)
-            self._decode(params, self._abstract(arrays), rehearse=length)
+            self._decode(params, self._abstract(arrays), longest=length)
 
     def _abstract(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows), tree)
 
-    def _decode(self, params: Any, arrays: tuple[Any, ...], rehearse: int = 0) -> SearchResult:
-        """The result of a search. rehearse: see `search_loop.run_search`."""
+    def _decode(self, params: Any, arrays: tuple[Any, ...], longest: int = 0) -> SearchResult:
+        """The result of a search. longest: see `search_loop.run_search`."""
         search, (source_BxS, prefix_BxP, caps_B, ids_B, more) = self._strategy, arrays
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
             keys_BxK = random_keys(self._config.seed, ids_B, search.width) if search.draws else None
             inputs: dict[str, Any] = dict(caps_B=caps_B, prefix_BxP=prefix_BxP, keys_BxK=keys_BxK, more=more)
             cache = self._step.start(params, source_BxS, Sentences(**inputs), search.width, lengths[0])
-            return run_search(self._step, params, cache, search, **inputs, lengths=lengths, rehearse=rehearse)
+            return run_search(self._step, params, cache, search, **inputs, lengths=lengths, longest=longest)
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
