@@ -185,8 +185,8 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
 CPU_PRODUCTS: Table[str] = Table()
-"""At most one row: how matrix products are computed on a CPU; a module has the functions `compiler_options`, `casts_results`
-and `advice`, see `training.precision`.
+"""At most one row: how matrix products are computed on a CPU; a module has the functions `compiler_options`, which make one
+operation of a bfloat16 product and a cast of its result to float32, or {}, and `advice`, see `training.precision`.
 """
 PARAMETERS = Features()
 """Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""

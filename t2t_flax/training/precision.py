@@ -44,10 +44,8 @@ def compiler_options(config: Config) -> dict[str, str | bool] | None:
 
 
 def casts_results(config: Config, platform: str) -> bool:
-    """Whether the options of a train step for "cpu", "gpu" or "tpu" make one operation of a bfloat16 product and a cast of its
-    result to float32; see `models.dense.cast_results`.
-    """
-    return platform == "cpu" and any(module.casts_results(config) for module in CPU_PRODUCTS.load_all())
+    """Whether a train step for "cpu", "gpu" or "tpu" is traced in `models.dense.cast_results`: for products of an extension."""
+    return platform == "cpu" and any(module.compiler_options(config) for module in CPU_PRODUCTS.load_all())
 
 
 def advice(config: Config, *, decoding: bool) -> str:

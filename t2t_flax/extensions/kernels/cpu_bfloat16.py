@@ -42,13 +42,8 @@ def has_fast_bfloat16() -> bool:
 
 
 def compiler_options(config: Config) -> dict[str, str | bool]:
-    """XLA options of a train step on a CPU."""
+    """XLA options of a train step on a CPU, which make one operation of a product and the cast of its result."""
     return _ONEDNN if config.train.precision == "bfloat16" and has_fast_bfloat16() else {}
-
-
-def casts_results(config: Config) -> bool:
-    """Whether `compiler_options` make one operation of a product and the cast of its result."""
-    return bool(compiler_options(config))
 
 
 def advice(config: Config, *, decoding: bool) -> str:
