@@ -339,9 +339,3 @@ class JaxDecoder(Decoder):
 def check_decoder(config: Config) -> None:
     """Raises UserError if the decoder of this config cannot be had."""
     DECODERS.load(config.decode.engine).check(config)
-
-
-def make_decoder(model: Any) -> Decoder:
-    """The decoder of a trained model (`TrainedModel`). Raises UserError if it cannot be had."""
-    check_decoder(model.config)
-    return DECODERS.load(model.config.decode.engine)(model)

@@ -16,14 +16,14 @@ from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources import writes_to
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import source_limit
-from t2t_flax.decoding.translator import Decoder, Translation, in_compute_type, make_decoder
+from t2t_flax.decoding.translator import Decoder, Translation, check_decoder, in_compute_type
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir, list_names
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import ANALYSES, FLAGS, LINES, MODELS, absent_extension
+from t2t_flax.registry import ANALYSES, DECODERS, FLAGS, LINES, MODELS, absent_extension
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -130,7 +130,8 @@ class TrainedModel(StoredRun):
     @functools.cached_property
     def decoder(self) -> Decoder:
         """What decodes for this run (config.decode.engine). Raises UserError if the config asks for one that cannot be had."""
-        return make_decoder(self)
+        check_decoder(self.config)
+        return DECODERS.load(self.config.decode.engine)(self)
 
     def score(
         self,
