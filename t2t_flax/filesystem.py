@@ -93,13 +93,17 @@ def is_write_refused(error: BaseException) -> bool:
 
 def fsync_file(path: epath.PathLike) -> None:
     """Returns when the content of a local file is on the disk."""
-    _fsync(path)
+    descriptor = os.open(os.fspath(path), os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def fsync_folder(path: epath.PathLike) -> None:
     """Returns when the names in a local folder (files created, renamed, removed) are on the disk."""
     try:
-        _fsync(path)
+        fsync_file(path)
     except OSError as error:
         if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # file systems that cannot sync a folder
             raise
@@ -114,14 +118,6 @@ def fsync_tree(folder: epath.PathLike) -> None:
                 fsync_file(os.path.join(parent, name))
         with contextlib.suppress(FileNotFoundError):
             fsync_folder(parent)
-
-
-def _fsync(path: epath.PathLike) -> None:
-    descriptor = os.open(os.fspath(path), os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 @by_storage
