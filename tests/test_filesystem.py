@@ -112,7 +112,7 @@ def test_atomic_directory_keeps_one_created_meanwhile(tmp_path):
 def test_atomic_directory_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
     synced = []
     monkeypatch.setattr(
-        filesystem, "_fsync", lambda path: synced.append((os.path.basename(path), (tmp_path / "s").exists()))
+        filesystem, "fsync_file", lambda path: synced.append((os.path.basename(path), (tmp_path / "s").exists()))
     )
     with atomic_directory(tmp_path / "s") as partial:
         (partial / "a").write_text("x")

@@ -93,7 +93,7 @@ def test_stopped_preparation_ends_with_the_bytes_of_one_that_was_not(
     policies = Policies(100, "drop", "drop", filters=(Repeated(),) if filtered else ())
     folder = tmp_path_factory.mktemp("stores")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(filesystem, "_fsync", lambda path: None)  # it takes most of the time
+        patch.setattr(filesystem, "fsync_file", lambda path: None)  # it takes most of the time
         patch.setattr(preprocess, "CHUNK_PAIRS", chunk)
         patch.setattr(shards, "SHARD_CHUNKS", chunks)
         for stop in stops:
