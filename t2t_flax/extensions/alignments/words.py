@@ -16,7 +16,7 @@ class WordTokens(NamedTuple):
 
     ids: list[int]
     words: list[int]
-    count: int
+    count: int  # type: ignore[assignment]  # not the method of a tuple
     cut: bool = False
 
     @property

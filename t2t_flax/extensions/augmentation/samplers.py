@@ -41,7 +41,9 @@ class Sampler(abc.ABC):
             )
         from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
-        proto = sentencepiece_model_pb2.ModelProto.FromString(tokenizer.data)
+        proto = sentencepiece_model_pb2.ModelProto.FromString(  # type: ignore[attr-defined]
+            tokenizer.data
+        )
         trainer = proto.trainer_spec
         kind = type(trainer).ModelType.Name(trainer.model_type).lower()
         if kind != self.MODEL:

@@ -82,7 +82,8 @@ def _import() -> Any:
         from mtdata.parser import Parser
     # mtdata prefers the programs xz, bzip2 and pigz where they are installed, and takes a file that they cannot read to its end
     # for complete.
-    for suffix, opener in {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}.items():
+    openers: dict[str, Callable[..., Any]] = {".gz": gzip.open, ".bz2": bz2.open, ".xz": lzma.open}
+    for suffix, opener in openers.items():
         mtdata.utils.COMPRESSORS[suffix] = functools.partial(_open_compressed, opener)
     names = dict(Cache=Cache, DatasetId=DatasetId, Index=Index, BCP47Tag=BCP47Tag, bcp47=bcp47, Parser=Parser)
     return SimpleNamespace(cache=mtdata.cache_dir, index_file=mtdata.cached_index_file, **names)

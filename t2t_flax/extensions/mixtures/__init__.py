@@ -108,7 +108,8 @@ def parse_shares(config: Config) -> list[Phase]:
     text = config.group("mixtures").shares
     if not text.strip():
         return [Phase(0, None)]
-    shown, phases = f"config.mixtures.shares = {text!r}", []
+    shown = f"config.mixtures.shares = {text!r}"
+    phases: list[Phase] = []
     for number, part in enumerate(part for part in text.split(";") if part.strip()):
         start = _START.fullmatch(part)
         if bool(start) != (number > 0):
@@ -126,7 +127,8 @@ def parse_batch_tokens(config: Config) -> dict[int, int]:
     and sizes.
     """
     text = config.group("mixtures").batch_tokens
-    shown, sizes = f"config.mixtures.batch_tokens = {text!r}", {}
+    shown = f"config.mixtures.batch_tokens = {text!r}"
+    sizes: dict[int, int] = {}
     for part in (part for part in text.split(";") if part.strip()):
         entry = _START.fullmatch(part)
         if not entry or not entry[2].strip().isdecimal() or not 16 <= int(entry[2]) <= 2**28:

@@ -138,6 +138,7 @@ def data_sheet_peak(device: Any) -> float | None:
 def target_config(chip: Chip) -> str:
     """The text of the `GpuTargetConfigProto` from which XLA compiles for a GPU that is not there."""
     gpu = chip.target
+    assert gpu
     return f"""
 gpu_device_info {{
   threads_per_block_limit: 1024 threads_per_warp: 32 threads_per_core_limit: 2048

@@ -41,7 +41,7 @@ class Instruction(NamedTuple):
     operands: tuple[str, ...]
     attributes: str
     text: str
-    index: int
+    index: int  # type: ignore[assignment]  # not the method of a tuple
 
     @property
     def bytes(self) -> int:
@@ -90,7 +90,9 @@ class Visit(NamedTuple):
 
 def parse(text: str) -> Program:
     """The program of `Compiled.as_text()`, compiled for a TPU, a GPU or a CPU."""
-    computations, entry, name, body, root = {}, "", None, {}, ""
+    computations: dict[str, Computation] = {}
+    body: dict[str, Instruction] = {}
+    entry, name, root = "", None, ""
     for line in text.splitlines():
         head = _HEAD.match(line) if not line.startswith(" ") else None
         if head:
@@ -145,7 +147,7 @@ def visits(
         if instruction.op == "while":
             trips = trip_count(program, computation, instruction)
             for part in ("body", "condition"):
-                name = re.search(rf"{part}=%?([\w.\-]+)", instruction.attributes)[1]
+                name = _computation(part, instruction)
                 counted = known and trips is not None
                 yield from visits(program, name, times * (trips or 1), counted, asynchronous, in_loop=True)
         elif instruction.op in _CALLING:
@@ -154,12 +156,19 @@ def visits(
                 yield from visits(program, name, times, known, started, in_loop)
 
 
+def _computation(part: str, loop: Instruction) -> str:
+    """The name of the body or the condition of a `while`."""
+    found = re.search(rf"{part}=%?([\w.\-]+)", loop.attributes)
+    assert found, loop.text
+    return found[1]
+
+
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
     """Of a `while`: as XLA states it, or the constant with which its condition compares a counter from 0; else None."""
     stated = _TRIPS.search(loop.attributes)
     if stated:
         return int(stated[1])
-    condition = program.computations[re.search(r"condition=%?([\w.\-]+)", loop.attributes)[1]]
+    condition = program.computations[_computation("condition", loop)]
     root = condition.instructions[condition.root]
     if root.op != "compare" or "direction=LT" not in root.attributes:
         return None

@@ -51,6 +51,7 @@ class Topology:
         """Such as "v5p-128: 64 chips (TPU v5p, 4x4x4), 64 JAX devices"."""
         if self.platform == "cpu":
             return f"{self.name}: {self.devices} simulated devices of this machine's CPU"
+        assert self.chip
         shape = "x".join(map(str, self.shape))
         if self.platform == "gpu":
             hosts = f"{self.slices} hosts" if self.slices > 1 else "1 host"

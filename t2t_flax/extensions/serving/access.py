@@ -29,7 +29,8 @@ class Keys:
         if not all(map(_is_key, given)):
             raise UserError(f"--api-key: {_EXPECTED}.")
         self._given = {_digest(key): f"key {number}" for number, key in enumerate(given, 1)}
-        self._path, self._seen = file and Path(file), None
+        self._path = Path(file) if file else None
+        self._seen: tuple[int, int, int] | None = None
         self._of_file: dict[bytes, str] = {}
         self._refresh(strict=True)
 

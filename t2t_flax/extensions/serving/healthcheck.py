@@ -25,4 +25,4 @@ def is_well(url: str, seconds: float = SECONDS) -> bool:
 
 
 if __name__ == "__main__":
-    sys.exit(not is_well(*sys.argv[1:] or ["http://127.0.0.1:8000"]))
+    sys.exit(not is_well(*sys.argv[1:2] or ["http://127.0.0.1:8000"]))

@@ -44,9 +44,8 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
     """
     folder, local = epath.Path(folder), local_path(folder, digest)
     meta = read_meta(folder)
-    exists = matches(meta, digest)
     with exclusive_writer(local, "prepare"):
-        if exists:
+        if meta and matches(meta, digest):
             _fetch(folder, local, meta)
         elif is_intact(local, digest):  # an earlier run was stopped during the upload
             upload(folder, local)
