@@ -236,7 +236,7 @@ returns `restore(step)` of one of the steps.
 EXPLAINED: Table[str] = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 AHEAD: Table[str] = Table()
-"""At most one row: a class that lays out windows of updates ahead, in place of `data.batching.ahead.Ahead`."""
+"""At most one row: a class that lays out windows of updates ahead, in place of `data.batching.window_layouts.Ahead`."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()

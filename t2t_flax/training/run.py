@@ -11,14 +11,13 @@ import jax
 
 from t2t_flax import config as config_lib
 from t2t_flax.config.overrides import changes_of_training, stored_config
-from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_files import checksums, is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
-from t2t_flax.training.progress import MetricsWriter, Progress, bars, measure
+from t2t_flax.training.progress import MetricsWriter, Progress, measure
 from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps, validation_loss
 from t2t_flax.training.train_state import TrainProgress, TrainState, init_state, parameters_of
 from t2t_flax.training.workdir import begin
@@ -139,9 +138,6 @@ class Run:
         """Takes the state of the newest checkpoint, or a new one. Returns the number of its last update."""
         self.checkpoints.clean_up()
         self.state, self.progress = restore_or_init(self.setup, self.checkpoints, say)
-        with bars(quiet=not self._supervisor.group.is_lead) as bar:
-            processes = self.setup.config.data.num_workers or num_cores()
-            self.setup.batches.count(self.progress.step, processes, bar)
         self.checkpoints.delete_old()
         return self.progress.step
 

@@ -13,13 +13,13 @@ from typing import Protocol
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.ahead import make_ahead
 from t2t_flax.data.batching.batch_sampler import smallest_fitting
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.progress import Report
+from t2t_flax.data.batching.window_layouts import Ahead
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
+from t2t_flax.registry import AHEAD
 
 
 class MoreArrays(Protocol):
@@ -134,7 +134,7 @@ class Batches:
         make_stream: MakeStream = plain_stream,
         more: MoreArrays | None = None,
     ):
-        self.ahead, self.more = make_ahead(), more
+        self.ahead, self.more = next(AHEAD.load_all(), Ahead)(), more
         self.stream = make_stream(store, config, seed, None)
         self.stream.use(self.ahead)
         self.updates_per_epoch = self.stream.updates_per_epoch
@@ -142,12 +142,6 @@ class Batches:
         self._sizes = self.stream.sizes
         self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
         self.shapes = list(dict.fromkeys(self._shapes))
-
-    def count(self, k: int, processes: int, report: Report) -> None:
-        """Counts the updates of the windows before update k, where an earlier start has not kept them: so that a resumed run
-        does it in up to this number of processes.
-        """
-        self.stream.count(k, processes, report)
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""

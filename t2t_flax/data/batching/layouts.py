@@ -8,26 +8,21 @@ import hashlib
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler, Size
 from t2t_flax.data.batching.streams import Windows, whole_passes
-from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Draw, Layout, Layouter, WindowLayout
-from t2t_flax.data.progress import Report, silent
+from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Ahead, Draw, Layout, Layouter, WindowLayout
 from t2t_flax.data.token_store import TokenStore
-from t2t_flax.data.workers import Workers
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 
 _KEPT_EVERY = 16
-_MANY_PAIRS, _MANY_DRAWN = 1_000_000, 50_000
-"""Pairs that take longer to lay out than processes to start; and those that are drawn."""
 
 
 class Update(NamedTuple):
@@ -48,9 +43,6 @@ class Stream(Protocol):
 
     def update(self, k: int) -> Update:
         """Update k >= 0; the order of calls does not matter."""
-
-    def count(self, k: int, processes: int, report: Report) -> None:
-        """Counts the updates of the windows before update k, in up to this number of processes."""
 
     def use(self, ahead: Ahead) -> None:
         """From now on `ahead` lays out the windows."""
@@ -75,12 +67,11 @@ class Layouts:
         name = hashlib.sha256(json.dumps(layouter.key).encode()).hexdigest()[:12]
         self._path = store.origin.with_name(f"{store.origin.name}.plan-{name}.json")
         kept = self._kept()
-        self._sample = None if kept or layouter.sizes else layouter.sample()
-        sizes, counts = kept or (self._sample[:2] if self._sample else (layouter.sizes, []))
+        sizes, counts = kept or ((layouter.sizes, []) if layouter.sizes else layouter.sample())
         self.layouter = dataclasses.replace(layouter, sizes=sizes)
         self._ends = list(itertools.accumulate(counts))
         """The updates up to the end of each window."""
-        self._lock, self._ahead = threading.Lock(), Ahead[WindowLayout]()
+        self._lock, self._ahead = threading.Lock(), Ahead()
         self.window = functools.lru_cache(maxsize=2)(self._lay_out)
         self._keep_at = len(counts) + _KEPT_EVERY
         if not kept and counts:
@@ -112,28 +103,12 @@ class Layouts:
             layout = self.window(window).update(piece)
         return Update(self.layouter.windows.epoch(window), layout)
 
-    def count(self, k: int, processes: int = 1, report: Report = silent) -> None:
-        """Counts the updates of all windows up to that of update k, as far as this is not known from earlier: of many pairs in
-        up to this number of processes.
-        """
-        pairs = (k - self._end) * self.layouter.config.batch_tokens / self.layouter.store.mean_length
-        numbers = itertools.count(len(self._ends))
-        with contextlib.ExitStack() as stack:
-            counts: Iterator[int] = (self.window(number).updates for number in numbers)
-            if pairs < (_MANY_DRAWN if self.layouter.draw else _MANY_PAIRS):
-                report = silent
-            elif processes > 1:
-                workers = stack.enter_context(Workers(self.layouter.count, processes, does="counts updates"))
-                counts = workers.map(((number,) for number in numbers), 2 * processes)
-            while self._end <= k:
-                report("count updates", self._end, k, "updates")
-                self._ends.append(self._end + next(counts))
-                if len(self._ends) >= self._keep_at:
-                    self._keep()
-
     def locate(self, k: int) -> tuple[int, int]:
-        """(window, which of its updates) of update k."""
-        self.count(k)
+        """(window, which of its updates) of update k. Lays out the windows before, as far as their updates were not counted."""
+        while self._end <= k:
+            self._ends.append(self._end + self.window(len(self._ends)).updates)
+            if len(self._ends) >= self._keep_at:
+                self._keep()
         window = bisect.bisect_right(self._ends, k)
         return window, k - (self._ends[window - 1] if window else 0)
 
@@ -143,9 +118,7 @@ class Layouts:
         return self._ends[-1] if self._ends else 0
 
     def _lay_out(self, window: int) -> WindowLayout:
-        sample, self._sample = self._sample, None
-        known = (sample.first, sample.seconds) if sample and sample.first and not window else None
-        layout = self._ahead.window(self.layouter, window, known)
+        layout = self._ahead.window(self.layouter, window)
         ends = [0, *self._ends[max(0, window - 1) : window + 1]][-2:]
         if window < len(self._ends) and layout.updates != ends[1] - ends[0]:
             raise UserError(f"{self._path} is not of this data: delete it.")

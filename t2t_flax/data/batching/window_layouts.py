@@ -1,11 +1,12 @@
 """Layouts: how the pairs of each update of a window are arranged in rows; computed by any process."""
 
+import contextlib
 import dataclasses
 import itertools
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -94,17 +95,6 @@ class WindowLayout(NamedTuple):
         return Layout(pairs, row, starts, (length, rows), self.sides, order)
 
 
-class Sample(NamedTuple):
-    """What the first windows say about all. sizes: the closed list; updates: of each of these windows; first: the layout of
-    window 0, if it is known already; seconds: CPU seconds that it took.
-    """
-
-    sizes: tuple[Size, ...]
-    updates: list[int]
-    first: WindowLayout | None
-    seconds: float
-
-
 class _Rows(NamedTuple):
     """Rows of a piece of a window, see `Layout`. pairs: indices into the window's visits."""
 
@@ -161,37 +151,33 @@ class Layouter:
         visits, sides, sampler = self._read(window)
         return _window_layout(visits, self._in_order(self._fitting(sampler, window), window), sides)
 
-    def count(self, window: int) -> int:
-        """The number of its updates."""
-        return self.lay_out(window).updates
-
-    def sample(self) -> Sample:
-        """The first windows: a whole pass if it has only a few."""
+    def sample(self) -> tuple[tuple[Size, ...], list[int]]:
+        """(the closed list of sizes, the updates of each of the first windows, from which they were chosen). These are a whole
+        pass if it has only a few.
+        """
         needed: Counter[Size] = Counter()
         expected: list[Size] = []
         counts: list[int] = []
-        began = time.thread_time()
         while len(counts) < self.sampled_windows(counts):
             window = len(counts)
-            visits, sides, sampler = self._read(window)
+            _, _, sampler = self._read(window)
             cuts = sampler.cuts(window, sampler.count(), _TRIES)  # those that `lay_out` tries
-            parts = preferred = self._in_order([self._rows(sampler, piece) for piece in next(cuts)], window)
-            if not counts and self.packed and sampler.alike:
-                # Enough for the first updates. In most corpora a window fits after a few attempts to cut it again; in the
-                # others a larger size is chosen.
-                expected = [max(part.needed for part in parts[:SAMPLE])]
+            parts = self._in_order([self._rows(sampler, piece) for piece in next(cuts)], window)
+            if not counts:
+                room = self._room(sampler.lengths)
+                if self.packed and sampler.alike:
+                    # Enough for the first updates. In most corpora a window fits after a few attempts to cut it again; in the
+                    # others a larger size is chosen.
+                    expected = [max(part.needed for part in parts[:SAMPLE])]
             if expected:
-                if not all(self._fits(part, expected) for part in preferred):
-                    parts = self._first_fitting(sampler, cuts, expected) or preferred
+                if not all(self._fits(part, expected) for part in parts):
+                    parts = self._first_fitting(sampler, cuts, expected) or parts
                 # It grows, so that later windows do not fail the same way.
                 expected = [max(*expected, *(part.needed for part in parts))]
-            if not counts:  # with larger sizes `lay_out` may choose the preferred cut, where the sample does not
-                first = _window_layout(visits, parts, sides) if parts is preferred else None
-                room, seconds = self._room(sampler.lengths), time.thread_time() - began
             counts.append(len(parts))
             needed.update(part.needed for part in parts)
         expected = [(length, int(room * rows)) for length, rows in expected]
-        return Sample(tuple(self.rules.sizes(needed, expected, self.longest)), counts, first, seconds)
+        return tuple(self.rules.sizes(needed, expected, self.longest)), counts
 
     def _read(self, window: int) -> tuple[Visits, tuple[Sentences, Sentences], BatchSampler]:
         visits = self.windows.visits(window)
@@ -248,6 +234,32 @@ class Layouter:
             return _Rows(pairs, np.arange(len(pairs)), (), (longest, len(pairs)))
         row, *starts = first_fit(source, target, self.config.pack_length)
         return _Rows(pairs, row, tuple(starts), (self.config.pack_length, int(row.max()) + 1))
+
+
+class Ahead:
+    """Lays out windows when they are needed; an extension lays them out ahead, see `registry.AHEAD`. seconds: of a core, that the
+    layout of an update takes, of the last window.
+    """
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    @contextlib.contextmanager
+    def in_processes(self, most: int) -> Iterator[None]:
+        """Within the block, windows that follow may be laid out in up to `most` processes while one is used."""
+        yield
+
+    def window(self, layouter: Layouter, number: int) -> WindowLayout:
+        """A window of `layouter`. Called in one thread at a time."""
+        window, seconds = timed(layouter, number)
+        self.seconds = seconds / window.updates
+        return window
+
+
+def timed(layouter: Layouter, number: int) -> tuple[WindowLayout, float]:
+    """A window, and the CPU seconds that its layout took."""
+    began = time.thread_time()
+    return layouter.lay_out(number), time.thread_time() - began
 
 
 def _window_layout(visits: Visits, parts: Sequence[_Rows], sides: tuple[Sentences, Sentences]) -> WindowLayout:

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 
-from t2t_flax.data.batching.ahead import Ahead, LaysOut, Window, timed
+from t2t_flax.data.batching.window_layouts import Ahead, Layouter, WindowLayout, timed
 from t2t_flax.data.workers import Workers
 
 INLINE_SECONDS = 0.05
@@ -16,16 +16,16 @@ _NICENESS = 10
 """Where the devices are the cores of this host, training comes first: a tenth of a core is enough to lay out its windows."""
 
 
-class AheadInProcesses(Ahead[Window]):
+class AheadInProcesses(Ahead):
     """Windows as they are needed; within `in_processes` those that follow are laid out while one is used."""
 
     def __init__(self) -> None:
         super().__init__()
         self._most, self._in_flight, self._warm = 0, 2, False
         self._lock = threading.Lock()
-        self._workers: Workers[tuple[Window, float]] | None = None
-        self._layouter: LaysOut[Window] | None = None
-        self._pending: collections.deque[tuple[int, Future[tuple[Window, float]]]] = collections.deque()
+        self._workers: Workers[tuple[WindowLayout, float]] | None = None
+        self._layouter: Layouter | None = None
+        self._pending: collections.deque[tuple[int, Future[tuple[WindowLayout, float]]]] = collections.deque()
 
     @contextlib.contextmanager
     def in_processes(self, most: int) -> Iterator[None]:
@@ -38,18 +38,18 @@ class AheadInProcesses(Ahead[Window]):
                 self._most = 0
                 self._stop()
 
-    def window(self, layouter: LaysOut[Window], number: int, known: tuple[Window, float] | None = None) -> Window:
-        """A window of `layouter`; that after the last one has probably been laid out. known: the window, where it is known, with
-        its seconds. Called in one thread at a time. Raises CancelledError where `in_processes` has ended meanwhile.
+    def window(self, layouter: Layouter, number: int) -> WindowLayout:
+        """A window of `layouter`; that after the last one has probably been laid out. Called in one thread at a time. Raises
+        CancelledError where `in_processes` has ended meanwhile.
         """
-        window, seconds = known or self._laid_out(layouter, number) or timed(layouter, number)
+        window, seconds = self._laid_out(layouter, number) or timed(layouter, number)
         self.seconds = seconds / window.updates
         with self._lock:
             if self._most and (self._workers or seconds > INLINE_SECONDS):
                 self._lay_out_from(layouter, number + 1)
         return window
 
-    def _laid_out(self, layouter: LaysOut[Window], number: int) -> tuple[Window, float] | None:
+    def _laid_out(self, layouter: Layouter, number: int) -> tuple[WindowLayout, float] | None:
         """The window, if it is the next of those laid out; with its seconds."""
         with self._lock:
             if layouter is not self._layouter or not self._workers:
@@ -65,7 +65,7 @@ class AheadInProcesses(Ahead[Window]):
             self._warm = True
         return workers.result(call)
 
-    def _lay_out_from(self, layouter: LaysOut[Window], number: int) -> None:
+    def _lay_out_from(self, layouter: Layouter, number: int) -> None:
         if layouter is not self._layouter or not self._workers:
             self._stop()
             self._warm = False

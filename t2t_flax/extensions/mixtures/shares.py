@@ -17,7 +17,6 @@ from typing import NamedTuple
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.ahead import Ahead
 from t2t_flax.data.batching.batch_sampler import Size
 from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update
 from t2t_flax.data.batching.streams import (
@@ -29,8 +28,8 @@ from t2t_flax.data.batching.streams import (
     pairs_of_update,
     windows_in_pass,
 )
+from t2t_flax.data.batching.window_layouts import Ahead
 from t2t_flax.data.hashing import key_of
-from t2t_flax.data.progress import Report
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_shares
@@ -225,12 +224,6 @@ class Phases:
     def update(self, k: int) -> Update:
         number = bisect.bisect_right(self._starts, k) - 1
         return self._phase(number).update(k - self._starts[number])
-
-    def count(self, k: int, processes: int, report: Report) -> None:
-        for number, start in enumerate(self._starts):
-            if start <= k:
-                end = min([k, *self._starts[number + 1 : number + 2]])
-                self._phase(number).count(end - start, processes, report)
 
     def use(self, ahead: Ahead) -> None:
         for phase in self._phases:

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import pytest
 from helpers.runs import start, tiny_run
 
-from t2t_flax.data.batching.ahead import Ahead
+from t2t_flax.data.batching.window_layouts import Ahead
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.extensions.planning.flops import Mfu, measured_peak, mfu, shortage, training_products, update_flops
 from t2t_flax.training import loop
