@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, NamedTuple, Protocol
 
@@ -30,42 +29,9 @@ class Visits(NamedTuple):
         return Visits(self.pairs[index], self.passes[index])
 
 
-def join(parts: Sequence[Visits]) -> Visits:
-    """All visits, by pair and pass ascending, so that reading their lengths goes through the store once."""
-    passes = np.concatenate([part.passes for part in parts])
-    pairs = np.concatenate([part.pairs for part in parts])
-    return Visits(pairs, passes).at(np.lexsort((passes, pairs)))
-
-
-@dataclasses.dataclass(frozen=True)
-class PairStream:
-    """The pairs `first` .. `first + count - 1` of a store without end: in each pass all of them, in another order."""
-
-    first: int
-    count: int
-    seed: int
-
-    def visits(self, begin: int, end: int) -> list[Visits]:
-        """The positions `begin` .. `end - 1` of the stream; of whole passes in any order."""
-        (first, offset), (last, rest) = divmod(begin, self.count), divmod(end, self.count)
-        if first == last:
-            return [self._of_pass(first, offset, rest)]
-        whole = np.arange(first + 1, last)
-        return [
-            self._of_pass(first, offset, self.count),
-            Visits(np.tile(self._all(), len(whole)), np.repeat(whole, self.count)),
-            self._of_pass(last, 0, rest),
-        ]
-
-    def _of_pass(self, number: int, begin: int, end: int) -> Visits:
-        if (begin, end) == (0, self.count):
-            pairs = self._all()
-        else:
-            pairs = self.first + bijection(np.arange(begin, end), self.count, key_of(self.seed, 2, number))
-        return Visits(pairs, np.full(end - begin, number))
-
-    def _all(self) -> np.ndarray:
-        return np.arange(self.first, self.first + self.count)
+def pairs_of_pass(count: int, seed: int, number: int, begin: int, end: int) -> np.ndarray:
+    """The pairs at `begin` .. `end - 1` of pass `number`, which has 0 .. `count - 1` in an order of its own; int64."""
+    return bijection(np.arange(begin, end), count, key_of(seed, 2, number))
 
 
 class Windows(Protocol):
@@ -88,22 +54,25 @@ class Windows(Protocol):
 
 @dataclasses.dataclass(frozen=True)
 class WholePasses:
-    """A whole number of windows, `count`, in each pass of a stream; `Windows`."""
+    """A whole number of windows, `count`, in each pass of `pairs` pairs; `Windows`."""
 
-    stream: PairStream
+    pairs: int
     count: int
+    seed: int
 
     @property
     def key(self) -> list[int]:
-        return [self.stream.count, self.count]
+        return [self.pairs, self.count]
 
     @property
     def a_pass(self) -> Fraction:
         return Fraction(self.count)
 
     def visits(self, window: int) -> Visits:
-        begin, end = (self.stream.count * at // self.count for at in (window, window + 1))
-        return join(self.stream.visits(begin, end))
+        number, part = divmod(window, self.count)
+        begin, end = (self.pairs * at // self.count for at in (part, part + 1))
+        pairs = np.sort(pairs_of_pass(self.pairs, self.seed, number, begin, end))
+        return Visits(pairs, np.full(end - begin, number))
 
     def epoch(self, window: int) -> int:
         return window // self.count
@@ -111,7 +80,7 @@ class WholePasses:
 
 def whole_passes(store: TokenStore, config: Data, seed: int) -> WholePasses:
     """Windows of a store, of which every pass has each pair once."""
-    return WholePasses(PairStream(0, store.num_pairs, seed), windows_in_pass(store.num_pairs, store, config))
+    return WholePasses(store.num_pairs, windows_in_pass(store.num_pairs, store, config), seed)
 
 
 def windows_in_pass(pairs: float, store: TokenStore, config: Data) -> int:

@@ -21,10 +21,9 @@ from t2t_flax.data.batching.batch_sampler import Size
 from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update
 from t2t_flax.data.batching.streams import (
     WINDOW_UPDATES,
-    PairStream,
     Visits,
     fill,
-    join,
+    pairs_of_pass,
     pairs_of_update,
     windows_in_pass,
 )
@@ -33,6 +32,44 @@ from t2t_flax.data.hashing import key_of
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_shares
+
+
+def join(parts: Sequence[Visits]) -> Visits:
+    """All visits, by pair and pass ascending, so that reading their lengths goes through the store once."""
+    passes = np.concatenate([part.passes for part in parts])
+    pairs = np.concatenate([part.pairs for part in parts])
+    return Visits(pairs, passes).at(np.lexsort((passes, pairs)))
+
+
+@dataclasses.dataclass(frozen=True)
+class PairStream:
+    """The pairs `first` .. `first + count - 1` of a store without end: in each pass all of them, in another order."""
+
+    first: int
+    count: int
+    seed: int
+
+    def visits(self, begin: int, end: int) -> list[Visits]:
+        """The positions `begin` .. `end - 1` of the stream; of whole passes in any order."""
+        (first, offset), (last, rest) = divmod(begin, self.count), divmod(end, self.count)
+        if first == last:
+            return [self._of_pass(first, offset, rest)]
+        whole = np.arange(first + 1, last)
+        return [
+            self._of_pass(first, offset, self.count),
+            Visits(np.tile(self._all(), len(whole)), np.repeat(whole, self.count)),
+            self._of_pass(last, 0, rest),
+        ]
+
+    def _of_pass(self, number: int, begin: int, end: int) -> Visits:
+        if (begin, end) == (0, self.count):
+            pairs = self._all()
+        else:
+            pairs = self.first + pairs_of_pass(self.count, self.seed, number, begin, end)
+        return Visits(pairs, np.full(end - begin, number))
+
+    def _all(self) -> np.ndarray:
+        return np.arange(self.first, self.first + self.count)
 
 
 @dataclasses.dataclass(frozen=True)
