@@ -1,7 +1,6 @@
-"""Hashes of source files: blocks are read side by side, and an index beside the cache spares the reading of unchanged files."""
+"""Hashes of source files; an index beside the cache spares the reading of unchanged ones."""
 
 import contextlib
-import functools
 import hashlib
 import json
 import os
@@ -21,9 +20,9 @@ from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 
 INDEX = "file_hashes.json"
-BLOCK = 64 << 20
-"""Bytes of a file that a thread hashes at a time."""
-_READ = 1 << 20
+_BLOCK = 1 << 20
+_LARGE = 64 << 20
+"""Bytes that take long enough to say so."""
 _SETTLED = 2.0
 """Seconds after its last change from which a file enters the index: a change within one tick of the file system's clock would
 not show in its times.
@@ -31,7 +30,7 @@ not show in its times.
 
 
 class FileHash(NamedTuple):
-    """sha256 (hex), see `file_sha256`. lines: line ends among its bytes."""
+    """sha256 (hex) of a file's bytes. lines: line ends among them."""
 
     sha256: str
     lines: int
@@ -42,8 +41,8 @@ _known: dict[str, tuple[list, FileHash]] = {}
 
 
 def file_sha256(path: epath.PathLike) -> str:
-    """sha256 (hex) of a file's bytes; of a file longer than `BLOCK`, of the digests of its blocks. An unchanged file is read once
-    in a process. Raises UserError for a file that changes meanwhile.
+    """sha256 (hex) of a file's bytes. An unchanged file is read once in a process. Raises UserError for a file that changes
+    meanwhile.
     """
     return hash_files([path])[0].sha256
 
@@ -54,33 +53,10 @@ def known_lines(path: epath.Path) -> int | None:
     return known[1].lines if known else None
 
 
-_lines_per_byte: dict[str, float] = {}
-"""Of compressed files, as far as they were read; the last one was read last."""
-
-
-def note_lines(path: epath.Path, lines: int, read: int) -> None:
-    """Notes that a compressed file has so many lines in its first `read` bytes."""
-    name = _name(path)
-    _lines_per_byte.pop(name, None)
-    _lines_per_byte[name] = lines / read
-
-
-def expected_lines(path: epath.Path) -> int | None:
-    """The lines of a compressed file, estimated by what was read of it, or else of the last such file; None if none was read."""
-    rate = _lines_per_byte.get(_name(path)) or next(reversed(_lines_per_byte.values()), None)
-    return round(rate * _length(path)) if rate else None
-
-
-@functools.cache
-def _length(path: epath.Path) -> int:
-    """Bytes of a file; an object store, which takes long to answer, is asked once."""
-    return path.stat().length
-
-
 def hash_files(
     paths: Iterable[epath.PathLike], index: epath.Path | None = None, report: Report = silent
 ) -> list[FileHash]:
-    """The hash of each file. Those that neither this process nor the file `index` knows are read, by all cores, and enter it."""
+    """The hash of each file. Those that neither this process nor the file `index` knows are read, side by side, and enter it."""
     paths = [*map(epath.Path, dict.fromkeys(paths))]
     states = [file_state(path) for path in paths]
     stored = _read(index)
@@ -135,31 +111,20 @@ def _is_settled(path: epath.Path, state: list) -> bool:
 
 def _hash(paths: list[epath.Path], report: Report) -> list[FileHash]:
     sizes = [path.stat().length for path in paths]
-    blocks = [(path, start) for path, size in zip(paths, sizes, strict=True) for start in range(0, max(size, 1), BLOCK)]
-    done, total = 0, sum(sizes)
-    say = report if total > BLOCK else silent  # less takes no time
-    say("hash the files", 0, total >> 20, "MiB")
+    say = report if sum(sizes) > _LARGE else silent
+    say("hash the files", 0, len(paths), "files")
+    hashes = []
     with ThreadPoolExecutor(num_cores()) as threads:  # hashlib and NumPy let threads run side by side
-        results, hashes = threads.map(lambda block: _hash_block(*block), blocks), []
-        for size in sizes:
-            digests, lines = [], 0
-            for _ in range(0, max(size, 1), BLOCK):
-                read, digest, ends = next(results)
-                digests.append(digest)
-                done, lines = done + read, lines + ends
-                say("hash the files", done >> 20, total >> 20, "MiB")
-            whole = digests[0] if len(digests) == 1 else hashlib.sha256(b"".join(digests)).digest()
-            hashes.append(FileHash(whole.hex(), lines))
+        for done, one in enumerate(threads.map(_hash_file, paths), 1):
+            hashes.append(one)
+            say("hash the files", done, len(paths), "files")
     return hashes
 
 
-def _hash_block(path: epath.Path, start: int) -> tuple[int, bytes, int]:
-    """(bytes, sha256, line ends) of a block."""
-    digest, left, lines = hashlib.sha256(), BLOCK, 0
+def _hash_file(path: epath.Path) -> FileHash:
+    digest, lines = hashlib.sha256(), 0
     with path.open("rb") as file:
-        file.seek(start)
-        while left and (data := file.read(min(left, _READ))):
+        while data := file.read(_BLOCK):
             digest.update(data)
             lines += int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
-            left -= len(data)
-    return BLOCK - left, digest.digest(), lines
+    return FileHash(digest.hexdigest(), lines)

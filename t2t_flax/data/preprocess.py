@@ -21,7 +21,6 @@ from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import file_state, is_remote
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import CHUNKS
 
@@ -215,30 +214,28 @@ def prepare_split(
     pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. Raises UserError if no
     pair of a source is left, and for a source that changes meanwhile.
     """
-    content = _Content(source)
-    recipe, digest = recipe_of(content.fingerprint, tokenizers, policies, tags_of(source))
+    recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare") as alone:
         if not find_store(local, digest):  # not written by another process during the wait
-            _write(source, content, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
+            _write(source, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
             upload(folder, local)
         return open_local(folder, local)
 
 
 def _write(
-    source: Source, content: "_Content", tokenizers: TokenizerPair, local: Path, policies: Policies,
-    recipe: dict[str, Any], digest: str, alone: bool, num_workers: int, report: Report, name: str,
+    source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies, recipe: dict[str, Any], digest: str,
+    alone: bool, num_workers: int, report: Report, name: str,
 ) -> None:  # fmt: skip
     """Writes the store at `local`. alone: whether no other process does."""
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
     sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
     of_sources: list[collections.Counter[str]] = [collections.Counter() for _ in source.parts]
     encode = functools.partial(encode_all, Encoder(tokenizers, policies), source, num_workers, report=report)
-    kept = (
-        module.kept_chunks(encode, local, sizes, digest, content.check, alone=alone) for module in CHUNKS.load_all()
-    )
+    check = functools.partial(_check_unchanged, source, recipe["source_fingerprint"])
+    kept = (module.kept_chunks(encode, local, sizes, digest, check, alone=alone) for module in CHUNKS.load_all())
 
     def say() -> None:
         done = sum(counts["pairs_read"] for counts in of_sources)
@@ -255,7 +252,7 @@ def _write(
             of_sources[part].update(chunk.counts)
             say()
         _require_nonempty(source.parts[part], of_sources[part], policies, shown)
-        content.check(whole=True)
+        check()
         sums = sum(of_sources, collections.Counter())
         names = [*COUNTS, *shown]
         writer.meta.update(digest=digest, recipe=recipe, **{name: sums[name] for name in names})
@@ -266,38 +263,14 @@ def _write(
             writer.meta["counts_of_sources"] = [{name: counts[name] for name in names} for counts in of_sources]
 
 
-class _Content:
-    """What a source holds when it is about to be read. fingerprint: of the source."""
-
-    def __init__(self, source: Source):
-        self._source = source
-        self._files = [file for file in source.files if not is_remote(file)]
-        self._states = self._states_now()
-        self.fingerprint = source.fingerprint()
-
-    def check(self, *, whole: bool = False) -> None:
-        """Raises UserError if the source has changed since then. Looks at the states of its local files, and if one of them
-        has changed, or with `whole`, at the fingerprint.
-        """
-        states = self._states_now()
-        changed = [file for file, *pair in zip(self._files, self._states, states, strict=True) if pair[0] != pair[1]]
-        if not changed and not whole:
+def _check_unchanged(source: Source, fingerprint: str) -> None:
+    """Raises UserError if the source does not have this fingerprint any more. Files that look as before are not read again."""
+    with contextlib.suppress(FileNotFoundError):
+        if source.fingerprint() == fingerprint:
             return
-        with contextlib.suppress(FileNotFoundError):
-            if self._source.fingerprint() == self.fingerprint:  # a file has other times, or another name beside its own
-                self._states = states
-                return
-        raise UserError(
-            f"{changed[0] if changed else self._source.spec} changed while its pairs were tokenized: wait until it is "
-            "complete, and run prepare again"
-        )
-
-    def _states_now(self) -> list[list | None]:
-        states: list[list | None] = [None] * len(self._files)
-        for i, file in enumerate(self._files):
-            with contextlib.suppress(FileNotFoundError):
-                states[i] = file_state(file)
-        return states
+    raise UserError(
+        f"{source.spec} changed while its pairs were tokenized: wait until it is complete, and run prepare again"
+    )
 
 
 def recipe_of(

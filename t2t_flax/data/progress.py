@@ -8,7 +8,7 @@ _PAIRS = 10_000
 Item = TypeVar("Item")
 
 Report = Callable[[str, int, int | None, str], None]
-"""Called with a stage, how much of it is done, of how much (None = unknown), and the unit: ("hash the files", 3, 17, "MiB")."""
+"""Called with a stage, how much of it is done, of how much (None = unknown), and the unit: ("hash the files", 3, 17, "files")."""
 
 
 def silent(stage: str, done: int, total: int | None, unit: str) -> None:

@@ -1,16 +1,11 @@
 """Hashes of source files: those of their bytes, read once as long as the files do not change."""
 
-import bz2
 import gzip
 import hashlib
-import itertools
 import json
-import lzma
 import os
 import time
-from random import Random
 
-import pyarrow
 import pytest
 from etils import epath
 from helpers.configs import small_config
@@ -20,7 +15,7 @@ from hypothesis import strategies as st
 from t2t_flax.data import file_hashes
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.file_hashes import file_sha256, hash_files
-from t2t_flax.data.sources import open_source, text
+from t2t_flax.data.sources import open_source
 from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
@@ -34,25 +29,21 @@ def forgotten(monkeypatch):
 
 
 @pytest.fixture
-def blocks_read(monkeypatch):
-    """The files of which a block was hashed."""
-    read, real = [], file_hashes._hash_block
-    monkeypatch.setattr(file_hashes, "_hash_block", lambda path, start: read.append(path.name) or real(path, start))
+def files_read(monkeypatch):
+    """Their names."""
+    read, real = [], file_hashes._hash_file
+    monkeypatch.setattr(file_hashes, "_hash_file", lambda path: read.append(path.name) or real(path))
     return read
 
 
 @given(st.binary(max_size=200), st.integers(1, 64))
-def test_hash_of_a_long_file_is_that_of_the_digests_of_its_blocks(tmp_path_factory, data, block):
+def test_hash_is_that_of_the_bytes(tmp_path_factory, data, block):
     path = epath.Path(tmp_path_factory.mktemp("files")) / "f"
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(file_hashes, "BLOCK", block)
+        patch.setattr(file_hashes, "_BLOCK", block)
         patch.setattr(file_hashes, "_known", {})
-        patch.setattr(file_hashes, "_READ", 7)
-        sha256, lines = hash_files([path])[0]
-    digests = [hashlib.sha256(data[i : i + block]).digest() for i in range(0, len(data), block)]
-    whole = hashlib.sha256(data if len(data) <= block else b"".join(digests))
-    assert (sha256, lines) == (whole.hexdigest(), data.count(b"\n"))
+        assert hash_files([path])[0] == (hashlib.sha256(data).hexdigest(), data.count(b"\n"))
 
 
 def files_in(folder, **contents):
@@ -61,54 +52,54 @@ def files_in(folder, **contents):
     return [epath.Path(folder) / name for name in contents]
 
 
-def test_unchanged_files_are_read_once_and_changed_ones_again(tmp_path, forgotten, blocks_read):
+def test_unchanged_files_are_read_once_and_changed_ones_again(tmp_path, forgotten, files_read):
     paths, index = files_in(tmp_path, a="a\n", b="b\nb\n"), epath.Path(tmp_path) / "cache" / "index.json"
     first = hash_files(paths, index)
-    assert blocks_read == ["a", "b"] and [entry.lines for entry in first] == [1, 2]
+    assert files_read == ["a", "b"] and [entry.lines for entry in first] == [1, 2]
     forgotten()
-    assert hash_files(paths[::-1], index) == first[::-1] and len(blocks_read) == 2
+    assert hash_files(paths[::-1], index) == first[::-1] and len(files_read) == 2
     forgotten()
     os.utime(paths[0], ns=(0, 0))
-    assert hash_files(paths, index) == first and blocks_read[2:] == ["a"], "other times: it is read again"
+    assert hash_files(paths, index) == first and files_read[2:] == ["a"], "other times: it is read again"
     forgotten()
     stat = os.stat(paths[1])
     paths[1].write_text("c\nb\n")
     os.utime(paths[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same size and modification time
-    assert hash_files(paths, index)[1] != first[1] and blocks_read[3:] == ["b"]
+    assert hash_files(paths, index)[1] != first[1] and files_read[3:] == ["b"]
 
 
-def test_file_that_has_just_changed_does_not_enter_the_index(tmp_path, forgotten, blocks_read, monkeypatch):
+def test_file_that_has_just_changed_does_not_enter_the_index(tmp_path, forgotten, files_read, monkeypatch):
     (path,), index = files_in(tmp_path, a="a"), epath.Path(tmp_path) / "index.json"
     monkeypatch.setattr(file_hashes, "_SETTLED", 3600.0)
     for _ in range(2):
         hash_files([path], index)
         forgotten()
-    assert blocks_read == ["a", "a"] and json.loads(index.read_text()) == {}
+    assert files_read == ["a", "a"] and json.loads(index.read_text()) == {}
 
 
 def test_file_that_changes_while_it_is_hashed_is_an_error(tmp_path, monkeypatch):
     (path,), index = files_in(tmp_path, a="a"), epath.Path(tmp_path) / "index.json"
-    real = file_hashes._hash_block
+    real = file_hashes._hash_file
 
-    def hash_and_append(path, start):
-        found = real(path, start)
+    def hash_and_append(path):
+        found = real(path)
         path.write_text("more")
         return found
 
-    monkeypatch.setattr(file_hashes, "_hash_block", hash_and_append)
+    monkeypatch.setattr(file_hashes, "_hash_file", hash_and_append)
     with pytest.raises(UserError, match="a changed while it was read"):
         hash_files([path], index)
     assert not index.exists()
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '{"a": 3}'])
-def test_damaged_index_is_written_again(tmp_path, blocks_read, content, forgotten):
+def test_damaged_index_is_written_again(tmp_path, files_read, content, forgotten):
     (path,), index = files_in(tmp_path, a="a"), epath.Path(tmp_path) / "index.json"
     index.write_text(content.replace('"a"', json.dumps(str(path))))
     assert hash_files([path], index)[0].sha256 == hashlib.sha256(b"a").hexdigest()
     forgotten()
     hash_files([path], index)
-    assert blocks_read == ["a"]
+    assert files_read == ["a"]
 
 
 def test_lines_are_the_expected_pairs_of_plain_text(tmp_path):
@@ -124,30 +115,6 @@ def test_lines_are_the_expected_pairs_of_plain_text(tmp_path):
     assert len([*compressed.pairs()]) == compressed.expected_count() == 3
 
 
-@pytest.mark.parametrize("form", ["gz", "bz2", "xz", "zst"])
-def test_pairs_of_compressed_text_are_estimated_by_what_was_read(tmp_path, form, monkeypatch):
-    monkeypatch.setattr(file_hashes, "_lines_per_byte", {})
-    monkeypatch.setattr(text, "_NOTED", 1000)
-    random, compress = Random(0), {"gz": gzip.compress, "bz2": bz2.compress, "xz": lzma.compress}
-    for name, lines in (("a", 60_000), ("b", 30_000)):
-        for language in ("en", "de"):
-            data = "".join(f"{random.getrandbits(200):x}\n" for _ in range(lines)).encode()
-            compressed = compress[form](data) if form != "zst" else pyarrow.compress(data, "zstd", asbytes=True)
-            (tmp_path / f"{name}.{language}.{form}").write_bytes(compressed)
-    where = dict(root=str(tmp_path), source_language="en", target_language="de")
-    first, second = (open_source(f"{name}.en.{form},{name}.de.{form}", **where) for name in "ab")
-    assert first.expected_count() is None
-    rows = first.rows()
-    assert len([*itertools.islice(rows, 50_001)]) == 50_001
-    assert first.expected_count() == pytest.approx(60_000, rel=0.2)
-    assert second.expected_count() == pytest.approx(30_000, rel=0.2), "as long as those of the file before"
-    expected = second.expected_count()
-    monkeypatch.setattr(type(second.files[0]), "stat", None)
-    assert second.expected_count() == expected, "a bar asks again and again, and an object store is slow"
-    monkeypatch.undo()
-    assert len([*rows]) == 9_999 and first.expected_count() == 60_000
-
-
 def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, monkeypatch):
     pairs = "".join(f"{word} house {i}\n" for word in ("a", "the") for i in range(60))
     for name in ("train.en", "train.de", "valid.en", "valid.de"):
@@ -156,7 +123,7 @@ def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, m
     config = small_config(data=data | dict(cache=str(tmp_path / "cache")))
     first = prepare_corpus(task_of(config), tmp_path / "first")
     forgotten()
-    monkeypatch.setattr(file_hashes, "_hash_block", None)
+    monkeypatch.setattr(file_hashes, "_hash_file", None)
     resumed, other = (prepare_corpus(task_of(config), tmp_path / run) for run in ("first", "second"))
     assert first.train.digest == resumed.train.digest == other.train.digest, "trials of a sweep share the cache"
     time.sleep(0.01)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from etils import epath
 
-from t2t_flax.data.file_hashes import expected_lines, known_lines
+from t2t_flax.data.file_hashes import known_lines
 from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, absent_extension, load_extensions
@@ -59,11 +59,9 @@ class Source(abc.ABC):
         """sha256 (hex) of the content, wherever it is stored."""
 
     def expected_count(self) -> int | None:
-        """The number of pairs, for progress: `count`, or the lines of a file that was hashed, or what that of a compressed one
-        seems to be; None if none of them is known.
-        """
-        if self.count is None and self.pair_a_line:
-            return (expected_lines if self.files[0].suffix in COMPRESSED else known_lines)(self.files[0])
+        """The number of pairs, for progress: `count`, or the lines of a file that was hashed; None if neither is known."""
+        if self.count is None and self.pair_a_line and self.files[0].suffix not in COMPRESSED:
+            return known_lines(self.files[0])
         return self.count
 
     def where(self, i: int) -> str:

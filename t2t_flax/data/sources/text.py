@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from etils import epath
 
-from t2t_flax.data.file_hashes import file_sha256, note_lines
+from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import COMPRESSED, Context, Source, sha256_of
 from t2t_flax.data.sources.files import existing_file
 from t2t_flax.errors import UserError, require
@@ -23,8 +23,6 @@ from t2t_flax.registry import FILE_PATTERNS
 
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`_is_damage`)."""
-_NOTED = 10_000
-"""Lines of a compressed file between two estimates of their number."""
 
 
 class TextSource(Source):
@@ -112,15 +110,7 @@ def _opened(path: epath.Path) -> Iterator[Iterable[bytes]]:
                 raise EOFError("the file is empty")
             raw.seek(0)
         with _decompressed(raw, path.suffix) as file:
-            yield _noted(file, raw, path) if path.suffix in COMPRESSED else file
-
-
-def _noted(texts: Iterable[bytes], raw: IO[bytes], path: epath.Path) -> Iterator[bytes]:
-    """The lines of a compressed file, of which it is noted how many there are in what was read of it."""
-    for number, text in enumerate(texts, 1):
-        yield text
-        if number % _NOTED == 0:
-            note_lines(path, number, raw.tell())
+            yield file
 
 
 def _decompressed(raw: IO[bytes], suffix: str) -> Any:
