@@ -204,7 +204,7 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
     try:
         alone = bool(lock) and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all())
         for one in path.parent.glob(f"{glob.escape(path.name)}.partial-*") if alone else ():
-            remove_folder(one) if one.is_dir() else _remove_unlocked(one)
+            remove_folder(one) if one.is_dir() else remove_unlocked(one)
         yield alone
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
@@ -214,7 +214,7 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
             lock.release()
 
 
-def _remove_unlocked(path: Path) -> None:
+def remove_unlocked(path: Path) -> None:
     """Removes a half-written file unless its writer is alive, which holds a lock on it (`filesystem.atomic_file`)."""
     with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path) as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -21,7 +21,6 @@ import logging
 import math
 import os
 import re
-import time
 from collections.abc import Iterator
 
 from etils import epath
@@ -34,7 +33,7 @@ from t2t_flax.errors import NonFiniteUpdate, UserError
 from t2t_flax.filesystem import atomic_write, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
-from t2t_flax.locks import holder_of, lock_folder
+from t2t_flax.locks import lock_folder, remove_unlocked
 from t2t_flax.model_forms import check_writable, open_model
 from t2t_flax.training.checkpoint_files import finished_steps
 
@@ -103,26 +102,12 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """`evaluate` writes records without the lock of the workdir: of those, files of living writers are kept."""
+    """`evaluate` writes records without the lock of the workdir: files of living writers are kept."""
     for folder in (workdir, workdir / "tokenizer", workdir / "eval"):
-        for name in list_names(folder):
+        for name in filter(_UNFINISHED.fullmatch, list_names(folder)):
             path = folder / name
-            with contextlib.suppress(FileNotFoundError):  # its writer has finished it
-                if _UNFINISHED.fullmatch(name) and (folder.name != "eval" or _is_abandoned(path)):
-                    path.rmtree() if path.is_dir() else path.unlink()
-
-
-def _is_abandoned(path: epath.Path) -> bool:
-    """Whether nobody writes a file of `atomic_write`, which holds a lock on it from its first moment on. On a file system
-    without locks, whether it is older than an hour.
-    """
-    age = time.time() - os.path.getmtime(path)
-    try:
-        if age < 1.0 and holder_of(path) is None:  # just created, and perhaps about to be locked
-            time.sleep(1.0)
-        return holder_of(path) is None
-    except OSError:
-        return age > 3600.0
+            with contextlib.suppress(OSError):  # on a file system without locks nobody knows
+                path.rmtree() if path.is_dir() else remove_unlocked(path)
 
 
 def check_config(workdir: epath.Path, config: Config) -> None:
