@@ -65,7 +65,7 @@ class Batch:
     shape: Shape
     pairs: np.ndarray
     row: np.ndarray
-    starts: Sequence[np.ndarray | int]
+    starts: Sequence[np.ndarray]
     sides: tuple[Sentences, Sentences]
     index: np.ndarray
     epoch: int = 0
@@ -81,9 +81,8 @@ class Batch:
         arrays: dict[str, np.ndarray] = {}
         size = (self.shape.micro, last - first, self.shape.length)
         for side, sentences, start in zip(("source", "target"), self.sides, self.starts, strict=True):
-            start = start[mine] if isinstance(start, np.ndarray) else start
             shape = size[0] * size[1], self.shape.length
-            parts = fill_rows(sentences, self.index[mine], row, start, shape)
+            parts = fill_rows(sentences, self.index[mine], row, start[mine], shape)
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
         return arrays | (self.more(arrays) if self.more else {})
 
@@ -145,11 +144,11 @@ class Batches:
 
     def batch(self, k: int) -> Batch:
         """Update k >= 0; the order of calls does not matter."""
-        epoch, layout = self.stream.update(k)
-        fitting = smallest_fitting(self._sizes, layout.needed)
+        epoch, window, number = self.stream.update(k)
+        fitting = smallest_fitting(self._sizes, window.size(number))
         assert fitting is not None, "sizes hold every update"
-        rows = layout.pairs, layout.row, layout.starts, layout.sides, layout.index
-        return Batch(self._shapes[fitting], *rows, epoch, self.more)
+        index, pairs, row, *starts = window.rows(number)
+        return Batch(self._shapes[fitting], pairs, row, starts, window.sides, index, epoch, self.more)
 
 
 def validation_batches(

@@ -16,7 +16,7 @@ import numpy as np
 from t2t_flax.config import Data
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler, Size
 from t2t_flax.data.batching.streams import Windows, whole_passes
-from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Ahead, Draw, Layout, Layouter, WindowLayout
+from t2t_flax.data.batching.window_layouts import SAMPLED_WINDOWS, Ahead, Draw, Layouter, WindowLayout
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_write
@@ -26,10 +26,11 @@ _KEPT_EVERY = 16
 
 
 class Update(NamedTuple):
-    """The pairs of an update, and the epoch that they belong to."""
+    """Update `number` of a window, and the epoch that it belongs to."""
 
     epoch: int
-    layout: Layout
+    window: WindowLayout
+    number: int
 
 
 class Stream(Protocol):
@@ -99,9 +100,8 @@ class Layouts:
 
     def update(self, k: int) -> Update:
         with self._lock:
-            window, piece = self.locate(k)
-            layout = self.window(window).update(piece)
-        return Update(self.layouter.windows.epoch(window), layout)
+            window, number = self.locate(k)
+            return Update(self.layouter.windows.epoch(window), self.window(window), number)
 
     def locate(self, k: int) -> tuple[int, int]:
         """(window, which of its updates) of update k. Lays out the windows before, as far as their updates were not counted."""

@@ -68,7 +68,7 @@ def fill_rows(
     sentences: Sentences,
     pairs: np.ndarray,
     row: np.ndarray,
-    start: np.ndarray | int,
+    start: np.ndarray,
     shape: tuple[int, int],
 ) -> dict[str, np.ndarray]:
     """One side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
@@ -78,7 +78,6 @@ def fill_rows(
     """
     rows, pack_length = shape
     segment = _rank_in_row(row, rows)
-    start = np.broadcast_to(start, row.shape)
     order = _order_of(start)
     order = order[_order_of(row[order])]
     order = order[sentences.lengths[pairs[order]] > 0]

@@ -45,28 +45,12 @@ class Draw(Protocol):
         """The source and the target sentences of these visits, in their order: a function of each pair and its pass."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Layout:
-    """The pairs of an update and their rows.
-
-    `pairs`: indices into the store, [P]; `row` [P] and `starts`, where each pair begins in the row's source and target;
-    `needed`: the smallest size that holds them. `sides`: the sentences of the window; those of the pairs are at `index` [P].
-    """
-
-    pairs: np.ndarray
-    row: np.ndarray
-    starts: Sequence[np.ndarray | int]
-    needed: Size
-    sides: tuple[Sentences, Sentences]
-    index: np.ndarray
-
-
 class WindowLayout(NamedTuple):
-    """The layouts of all updates of a window, in the order of training, as a few arrays of small integers [P].
+    """The rows of all updates of a window, in the order of training, as a few arrays int64 [P].
 
-    order: indices into the window's visits; pairs: into the store. row, source_start, target_start: see `Layout`; the starts are
-    empty where each pair has a row. ends [U]: where each update ends in the arrays; needed [U, 2]: its size.
-    sides: the sentences of the visits.
+    order: indices into the window's visits; pairs: into the store. row, source_start, target_start: the row of each pair, and
+    where it begins in the row's source and target. ends [U]: where each update ends in the arrays; needed [U, 2]: the smallest
+    size that holds it. sides: the sentences of the visits.
     """
 
     order: np.ndarray
@@ -84,19 +68,21 @@ class WindowLayout(NamedTuple):
 
     def visits_from(self, update: int) -> np.ndarray:
         """Which of the window's visits are those of this update and the ones after it, int64."""
-        return self.order[int(self.ends[update - 1]) if update else 0 :].astype(np.int64)
+        return self.order[int(self.ends[update - 1]) if update else 0 :]
 
-    def update(self, number: int) -> Layout:
-        """The layout of one update."""
-        here = slice(int(self.ends[number - 1]) if number else 0, int(self.ends[number]))
-        starts = [x[here].astype(np.int64) if len(x) else 0 for x in (self.source_start, self.target_start)]
-        length, rows = map(int, self.needed[number])
-        order, pairs, row = (x[here].astype(np.int64) for x in (self.order, self.pairs, self.row))
-        return Layout(pairs, row, starts, (length, rows), self.sides, order)
+    def size(self, update: int) -> Size:
+        """The smallest size that holds an update."""
+        length, rows = map(int, self.needed[update])
+        return length, rows
+
+    def rows(self, update: int) -> tuple[np.ndarray, ...]:
+        """(index, pairs, row, source_start, target_start) of an update, see `batches.Batch`."""
+        here = slice(int(self.ends[update - 1]) if update else 0, int(self.ends[update]))
+        return tuple(x[here] for x in (self.order, self.pairs, self.row, self.source_start, self.target_start))
 
 
 class _Rows(NamedTuple):
-    """Rows of a piece of a window, see `Layout`. pairs: indices into the window's visits."""
+    """Rows of a piece of a window, see `WindowLayout`. pairs: indices into the window's visits."""
 
     pairs: np.ndarray
     row: np.ndarray
@@ -231,7 +217,8 @@ class Layouter:
         source, target = (x[pairs] for x in sampler.lengths)
         if not self.packed:
             longest = max(int(source.max()), int(target.max()))
-            return _Rows(pairs, np.arange(len(pairs)), (), (longest, len(pairs)))
+            row = np.arange(len(pairs))
+            return _Rows(pairs, row, (0 * row, 0 * row), (longest, len(pairs)))
         row, *starts = first_fit(source, target, self.config.pack_length)
         return _Rows(pairs, row, tuple(starts), (self.config.pack_length, int(row.max()) + 1))
 
@@ -265,13 +252,7 @@ def timed(layouter: Layouter, number: int) -> tuple[WindowLayout, float]:
 def _window_layout(visits: Visits, parts: Sequence[_Rows], sides: tuple[Sentences, Sentences]) -> WindowLayout:
     order = np.concatenate([part.pairs for part in parts])
     row = np.concatenate([part.row for part in parts])
-    starts = [np.concatenate(x) for x in zip(*(part.starts for part in parts), strict=True)] or [order[:0]] * 2
+    starts = [np.concatenate(x) for x in zip(*(part.starts for part in parts), strict=True)]
     ends = np.cumsum([len(part.pairs) for part in parts])
     needed = np.array([part.needed for part in parts])
-    order, pairs, row, source_start, target_start = map(_small, (order, visits.pairs[order], row, *starts))
-    return WindowLayout(order, pairs, row, source_start, target_start, ends, needed, sides)
-
-
-def _small(x: np.ndarray) -> np.ndarray:
-    """In the smallest unsigned integers that hold it."""
-    return x.astype(np.min_scalar_type(int(x.max(initial=0))))
+    return WindowLayout(order, visits.pairs[order], row, *starts, ends, needed, sides)
