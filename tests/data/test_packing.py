@@ -55,7 +55,7 @@ def naive_fill(sentences, pairs, row, start, shape):
     """Sentence after sentence."""
     arrays = {name: np.zeros(shape, np.int32) for name in ("ids", "segments", "positions")}
     seen = np.zeros(shape[0], int)
-    for pair, r, at in zip(pairs, row, np.broadcast_to(start, row.shape), strict=True):
+    for pair, r, at in zip(pairs, row, start, strict=True):
         begin, length = sentences.offsets[pair], sentences.lengths[pair]
         seen[r] += 1
         arrays["ids"][r, at : at + length] = sentences.ids[begin : begin + length]
@@ -72,7 +72,7 @@ def test_arrays_match_a_plain_loop(seed):
     pairs = rng.permutation(count)[: rng.integers(1, count + 1)]
     row, *starts = first_fit(*lengths[:, pairs], room)
     if seed % 3 == 0:  # a pair in each row
-        row, starts = rng.permutation(len(pairs)), [0, 0]
+        row, starts = rng.permutation(len(pairs)), list(np.zeros((2, len(pairs)), np.int64))
     for length, start in zip(lengths, starts, strict=True):
         ids = rng.integers(1, 60_000, length.sum()).astype(np.uint16)
         sentences = Sentences(ids, np.cumsum(length) - length, length)

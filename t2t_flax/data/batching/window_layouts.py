@@ -86,7 +86,8 @@ class _Rows(NamedTuple):
 
     pairs: np.ndarray
     row: np.ndarray
-    starts: tuple[np.ndarray, ...]
+    source_start: np.ndarray
+    target_start: np.ndarray
     needed: Size
 
 
@@ -135,7 +136,10 @@ class Layouter:
     def lay_out(self, window: int) -> WindowLayout:
         """A window in the fewest updates of which each fits into one of the sizes, after a few attempts to cut it."""
         visits, sides, sampler = self._read(window)
-        return _window_layout(visits, self._in_order(self._fitting(sampler, window), window), sides)
+        *arrays, needed = zip(*self._in_order(self._fitting(sampler, window), window), strict=True)
+        ends = np.cumsum([len(pairs) for pairs in arrays[0]])
+        order, *rows = map(np.concatenate, arrays)
+        return WindowLayout(order, visits.pairs[order], *rows, ends, np.array(needed), sides)
 
     def sample(self) -> tuple[tuple[Size, ...], list[int]]:
         """(the closed list of sizes, the updates of each of the first windows, from which they were chosen). These are a whole
@@ -218,9 +222,9 @@ class Layouter:
         if not self.packed:
             longest = max(int(source.max()), int(target.max()))
             row = np.arange(len(pairs))
-            return _Rows(pairs, row, (0 * row, 0 * row), (longest, len(pairs)))
+            return _Rows(pairs, row, 0 * row, 0 * row, (longest, len(pairs)))
         row, *starts = first_fit(source, target, self.config.pack_length)
-        return _Rows(pairs, row, tuple(starts), (self.config.pack_length, int(row.max()) + 1))
+        return _Rows(pairs, row, *starts, (self.config.pack_length, int(row.max()) + 1))
 
 
 class Ahead:
@@ -247,12 +251,3 @@ def timed(layouter: Layouter, number: int) -> tuple[WindowLayout, float]:
     """A window, and the CPU seconds that its layout took."""
     began = time.thread_time()
     return layouter.lay_out(number), time.thread_time() - began
-
-
-def _window_layout(visits: Visits, parts: Sequence[_Rows], sides: tuple[Sentences, Sentences]) -> WindowLayout:
-    order = np.concatenate([part.pairs for part in parts])
-    row = np.concatenate([part.row for part in parts])
-    starts = [np.concatenate(x) for x in zip(*(part.starts for part in parts), strict=True)]
-    ends = np.cumsum([len(part.pairs) for part in parts])
-    needed = np.array([part.needed for part in parts])
-    return WindowLayout(order, visits.pairs[order], row, *starts, ends, needed, sides)
