@@ -338,16 +338,18 @@ def _other_tokenizer(folder: epath.Path) -> UserError:
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, report: Report) -> TokenizerPair:
     data, symbols = task.config.data, control_symbols(task.config)
     filters = [one for hook in data_hooks(task.config) for one in hook.filters() if not one.needs_tokens]
-    shares = next(filter(None, (hook.shares() for hook in data_hooks(task.config))), None)
+    text = TokenizerText(source, filters, report)
+    for hook in data_hooks(task.config):
+        text = hook.tokenizer_text(text)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
-    settings |= {"filters": [one.as_stored() for one in filters], "shares": shares}
+    settings |= {"filters": [one.as_stored() for one in filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
     settings |= {"control_symbols": symbols, "tags": tags_of(source), "separators": separators(task.config)}
-    cached = cache / f"tokenizer-{_digest(source.fingerprint(), settings)}"
+    cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         with exclusive_writer(cached, "prepare"):
             if not TokenizerPair.is_complete(cached):  # by another process during the wait
-                task.train_tokenizers(TokenizerText(source, filters, shares, report)).save(cached)
+                task.train_tokenizers(text).save(cached)
     return TokenizerPair.load(cached)
 
 

@@ -12,7 +12,7 @@ from t2t_flax.data.batching.window_layouts import Draw
 from t2t_flax.data.preprocess import PairFilter
 from t2t_flax.data.sources import Source
 from t2t_flax.data.token_store import TokenStore
-from t2t_flax.data.tokenizer_text import Shares
+from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.registry import DATA_HOOKS
 
@@ -45,9 +45,9 @@ class DataHook:
         """
         return ()
 
-    def shares(self) -> Shares | None:
-        """Of the sources of data.train, in the text on which a tokenizer is trained; None = by size."""
-        return None
+    def tokenizer_text(self, text: TokenizerText) -> TokenizerText:
+        """The text on which a tokenizer is trained, in place of `text`."""
+        return text
 
     def check_tokenizers(self, tokenizers: TokenizerPair) -> None:
         """Raises UserError if they lack something, before anything is written."""

@@ -10,7 +10,7 @@ import importlib
 import itertools
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from etils import epath
@@ -24,6 +24,7 @@ _FILE = re.compile(r"(?:\w+://)?[^:]*")
 _BLOCK = 4096
 """Pairs drawn at a time."""
 COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
+Item = TypeVar("Item")
 Row = tuple[str, ...] | str
 """Source, target and further references of a pair; or the reason for which its source drops it."""
 
@@ -168,11 +169,11 @@ class Context:
 
 
 @dataclasses.dataclass
-class Drawn:
+class Drawn(Generic[Item]):
     """Pairs drawn of `seen`, in order; draws: of which they have the smallest."""
 
     seen: int
-    pairs: list[tuple[str, str]]
+    pairs: list[Item]
     draws: list[int]
 
     def cut(self, count: int) -> None:
@@ -182,11 +183,11 @@ class Drawn:
         self.pairs, self.draws = [self.pairs[i] for i in kept], [self.draws[i] for i in kept]
 
 
-def draw_pairs(pairs: Iterable[tuple[str, str]], count: int, key: int = 0) -> Drawn:
+def draw_pairs(pairs: Iterable[Item], count: int, key: int = 0) -> Drawn[Item]:
     """At most `count` of the pairs, drawn uniformly, each by a hash of its position and `key`. Holds at most twice as many and a
     block.
     """
-    drawn, highest, rest = Drawn(0, [], []), np.uint64((1 << 64) - 1), iter(pairs)
+    drawn, highest, rest = Drawn[Item](0, [], []), np.uint64((1 << 64) - 1), iter(pairs)
     while block := [*itertools.islice(rest, _BLOCK)]:
         positions = np.arange(drawn.seen, drawn.seen + len(block), dtype=np.uint64)
         draws = mix(positions ^ np.uint64(key_of(key)))

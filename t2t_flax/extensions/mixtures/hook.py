@@ -2,10 +2,10 @@
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.tokenizer_text import Shares
 from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_limits, parse_samples, parse_shares, parse_tags
 from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.extensions.mixtures.shares import mixed_stream, mixtures
+from t2t_flax.extensions.mixtures.tokenizer_text import MixedText, Shares
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 
 
@@ -26,14 +26,16 @@ class MixturesHook(DataHook):
     def symbols(self):
         return list(self._tags.values())
 
-    def shares(self):
-        """Those of the first phase, since later ones may change: a source that is not in it counts as the mean of the others."""
+    def tokenizer_text(self, text):
+        """With the shares of the first phase, since later ones may change: a source that is not in it counts as the mean of the
+        others.
+        """
         names, (_, weights) = self._config.data.train_sources, parse_shares(self._config)[0]
         if weights is None:
             temperature = self._config.group("mixtures").temperature
-            return temperature and Shares((1.0,) * len(names), 1 / temperature)
+            return MixedText(text, Shares((1.0,) * len(names), 1 / temperature)) if temperature else text
         mean = sum(weights.values()) / len(weights)
-        return Shares(tuple(weights.get(name, mean) for name in names), 0.0)
+        return MixedText(text, Shares(tuple(weights.get(name, mean) for name in names), 0.0))
 
     def make_stream(self, make):
         return mixed_stream(make, self._config)
