@@ -137,9 +137,10 @@ class Layouter:
         """A window in the fewest updates of which each fits into one of the sizes, after a few attempts to cut it."""
         visits, sides, sampler = self._read(window)
         *arrays, needed = zip(*self._in_order(self._fitting(sampler, window), window), strict=True)
-        ends = np.cumsum([len(pairs) for pairs in arrays[0]])
-        order, *rows = map(np.concatenate, arrays)
-        return WindowLayout(order, visits.pairs[order], *rows, ends, np.array(needed), sides)
+        ends = np.cumsum([len(piece) for piece in arrays[0]])
+        order, row, source_start, target_start = map(np.concatenate, arrays)
+        pairs = visits.pairs[order]
+        return WindowLayout(order, pairs, row, source_start, target_start, ends, np.array(needed), sides)
 
     def sample(self) -> tuple[tuple[Size, ...], list[int]]:
         """(the closed list of sizes, the updates of each of the first windows, from which they were chosen). These are a whole
@@ -223,8 +224,8 @@ class Layouter:
             longest = max(int(source.max()), int(target.max()))
             row = np.arange(len(pairs))
             return _Rows(pairs, row, 0 * row, 0 * row, (longest, len(pairs)))
-        row, *starts = first_fit(source, target, self.config.pack_length)
-        return _Rows(pairs, row, *starts, (self.config.pack_length, int(row.max()) + 1))
+        row, source_start, target_start = first_fit(source, target, self.config.pack_length)
+        return _Rows(pairs, row, source_start, target_start, (self.config.pack_length, int(row.max()) + 1))
 
 
 class Ahead:
