@@ -239,10 +239,10 @@ def test_checkpoint_of_another_tokenizer_is_refused(copy, t2t):
 @pytest.mark.slow
 def test_final_evaluation_averages_checkpoints(t2t, tmp_path):
     """checkpoint.average_last, eval.bootstrap_samples = 0, and BLEU during training."""
-    keys = ["train.steps=30", "checkpoint.average_last=3", "checkpoint.keep_last=3", "eval.decode_every_steps=15"]
+    keys = ["train.steps=6", "checkpoint.every_steps=2", "checkpoint.average_last=3", "eval.decode_every_steps=3"]
     keys += ["eval.bootstrap_samples=0"]
     out, _ = t2t("train", TOY, "--workdir=w", *SMALL, *(f"--config.{key}" for key in keys))
-    record = json.loads((tmp_path / "w" / "eval" / "test-30-mean3.json").read_text())
-    assert record["checkpoint"]["averaged"] == [30, 20, 10]
+    record = json.loads((tmp_path / "w" / "eval" / "test-6-mean3.json").read_text())
+    assert record["checkpoint"]["averaged"] == [6, 4, 2]
     assert "confidence" not in record["scores"]["sacrebleu"]
     assert out.count("valid_bleu") == 2

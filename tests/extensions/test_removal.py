@@ -2,7 +2,7 @@
 missing is named.
 """
 
-import functools
+import contextlib
 import json
 import os
 import re
@@ -109,13 +109,44 @@ def python(tmp_path_factory):
         yield python
 
 
-def run(python: ForkedPython, checkout: Path, *words: str, code: int = 0, stdin: str = "") -> str:
-    """The output of a command that ends with `code`: its standard error unless that is 0."""
-    done = subprocess.run(
-        [python.program, "-m", "t2t_flax", *words], cwd=checkout, input=stdin, capture_output=True, text=True
-    )
-    assert done.returncode == code and "Traceback" not in done.stderr, done.stderr
-    return done.stderr if code else done.stdout
+COMMANDS_OF_STDIN = """
+import contextlib, io, json, sys, traceback
+from t2t_flax.__main__ import main
+
+for line in sys.stdin:
+    words, text = json.loads(line)
+    out, err = io.StringIO(), io.StringIO()
+    sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(words)
+        except SystemExit as error:
+            code = error.code or 0
+        except BaseException:
+            traceback.print_exc()
+            code = 1
+    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+"""
+
+
+@contextlib.contextmanager
+def commands(python: ForkedPython, checkout: Path):
+    """A function that runs a command in a process of this checkout, the same for all: its output, where it ends with `code`; of
+    another code than 0 what it writes to standard error.
+    """
+    program = checkout / "commands_of_stdin.py"
+    program.write_text(COMMANDS_OF_STDIN)
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    with subprocess.Popen([python.program, program], cwd=checkout, **pipes) as process:
+
+        def run(*words: str, code: int = 0, stdin: str = "") -> str:
+            print(json.dumps([words, stdin]), file=process.stdin, flush=True)
+            found, out, err = json.loads(process.stdout.readline())
+            assert found == code and "Traceback" not in err, err
+            return err if code else out
+
+        yield run
+        process.stdin.close()
 
 
 @pytest.fixture(scope="module")
@@ -123,11 +154,12 @@ def core_run(tmp_path_factory, python):
     """The workdir of a run of the core alone: with all extensions removed, its commands work."""
     folder = tmp_path_factory.mktemp("core")
     checkout, workdir = checkout_without(EXTENSIONS, folder / "checkout"), f"--workdir={folder / 'run'}"
-    run(python, checkout, "prepare", *TINY_FLAGS, workdir)
-    run(python, checkout, "train", *TINY_FLAGS, workdir)
-    run(python, checkout, "evaluate", workdir, "--split=valid")
-    assert len(run(python, checkout, "translate", workdir, stdin="It is late.\nA dog.\n").splitlines()) == 2
-    run(python, checkout, "explain", workdir)
+    with commands(python, checkout) as run:
+        run("prepare", *TINY_FLAGS, workdir)
+        run("train", *TINY_FLAGS, workdir)
+        run("evaluate", workdir, "--split=valid")
+        assert len(run("translate", workdir, stdin="It is late.\nA dog.\n").splitlines()) == 2
+        run("explain", workdir)
     return folder / "run"
 
 
@@ -137,7 +169,8 @@ def test_an_extension_can_be_removed(extension, core_run, tmp_path, python):
     """The others load without it, a run of the core translates, and what is missing is named."""
     checkout = checkout_without([extension], tmp_path / "checkout")
     shutil.copytree(core_run, tmp_path / "run")
-    check_without(extension, checkout, tmp_path, functools.partial(run, python, checkout))
+    with commands(python, checkout) as run:
+        check_without(extension, checkout, tmp_path, run)
 
 
 def check_without(extension: str, checkout: Path, tmp_path: Path, run: Callable[..., str]) -> None:

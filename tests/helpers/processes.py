@@ -16,10 +16,10 @@ KEYS = {
     "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 4, "model.num_encoder_layers": 1,
     "model.num_decoder_layers": 1, "model.dropout": 0.1, "model.pad_vocab_to_multiple": 8, "data.vocab_size": 300, "data.byte_fallback": False,
     "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 512, "data.microbatch_tokens": 256,
-    "data.train": "toy:train:400", "data.valid": "toy:valid:24", "data.test": "toy:test:12",
+    "data.train": "toy:train:400", "data.valid": "toy:valid:24", "data.test": "toy:test:8",
     "optimizer.warmup_steps": 10, "train.steps": 20, "checkpoint.every_steps": 5, "checkpoint.keep_last": 2,
     "checkpoint.average_last": 0, "eval.every_steps": 10, "eval.bootstrap_samples": 0, "log.every_steps": 1,
-    "decode.max_length_offset": 3, "decode.batch_size": 4,
+    "decode.max_length_offset": 3, "decode.max_source_length": 32, "decode.beam_size": 2, "decode.batch_size": 4,
     "distributed.initialization_timeout": 120, "distributed.heartbeat_timeout": 10,
 }  # fmt: skip
 

@@ -1,6 +1,8 @@
 """Runs of seconds on a few hundred sentences of the built-in corpus."""
 
 import dataclasses
+import shutil
+from pathlib import Path
 
 import jax
 from etils import epath
@@ -36,9 +38,18 @@ def tiny_run(workdir, steps=12, **groups):
     return small_config(**base)
 
 
-def start(config, workdir, cache):
+def copy_at(step: int, run: Path, workdir: Path) -> None:
+    """Copies a run to `workdir` as one that was killed some time after it had saved checkpoint `step`."""
+    shutil.copytree(run, workdir, dirs_exist_ok=True)
+    for folder in (workdir / "checkpoints").iterdir():
+        if int(folder.name) > step:
+            shutil.rmtree(folder)
+
+
+def start(config, workdir, cache, devices=1):
+    """The setup of a run on so many of the simulated devices."""
     config = dataclasses.replace(config, data=dataclasses.replace(config.data, cache=str(cache)))
     adopt_config(epath.Path(workdir), config)
     corpus = prepare_corpus(task_of(config), workdir)
     with jax.default_device(jax.devices()[0]):
-        return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:1])
+        return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:devices])

@@ -105,7 +105,8 @@ def test_every_mutable_key_can_change_when_a_run_is_resumed(group, trained, tmp_
         assert train(config, workdir).finished, changed
         stored = read_config(workdir)
         assert set(config_lib.differences(config, stored)) <= {"train.precision"}, changed
-        assert len(load(workdir).translate(["It is late."])) == 1
+        if group != "mesh" or not number:  # a search is compiled for each mesh
+            assert len(load(workdir).translate(["It is late."])) == 1
         lines = [json.loads(line) for line in (workdir / "metrics.jsonl").read_text().splitlines()]
         recorded = {key for line in lines for key in line.get("config_changed", ())}
         assert recorded == set(changed) & set(keys_that_change(TRAINING))

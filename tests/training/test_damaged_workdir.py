@@ -69,7 +69,7 @@ def resume(config, workdir, cache, states):
 NAMES = st.sampled_from(["config.json", "trained.json", "complete.json", "metrics.jsonl", "tokenizer", "checkpoints"])
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(NAMES, st.sampled_from(["flip", "truncate", "empty", "delete"]), st.floats(0, 1), st.integers(0, 10**6))
 @example("config.json", "empty", 0.0, 0)
 @example("config.json", "delete", 0.0, 0)

@@ -29,10 +29,12 @@ MESHES = {
         ("data", "float32"),
         ("fsdp", "float32"),
         *(
-            pytest.param(mesh, precision, marks=pytest.mark.slow)
-            for mesh in MESHES
-            for precision in ("float32", "bfloat16")
-            if (mesh, precision) not in (("data", "float32"), ("fsdp", "float32"))
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in (("data", "bfloat16"), ("zero1", "bfloat16"), ("tensor", "float32"), ("all", "bfloat16"))
+        ),
+        *(
+            pytest.param(*case, marks=pytest.mark.drill)
+            for case in (("fsdp", "bfloat16"), ("zero1", "float32"), ("tensor", "bfloat16"), ("all", "float32"))
         ),
     ],
 )

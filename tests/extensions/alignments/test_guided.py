@@ -1,7 +1,5 @@
 """Guided alignments: links follow their pairs into batches, and the head that they train learns them."""
 
-import dataclasses
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -130,21 +128,19 @@ def test_a_weight_of_zero_is_no_guidance_and_others_reach_the_head_alone(files, 
     params = jax.tree.map(lambda x: getattr(x, "value", x), params, is_leaf=lambda x: hasattr(x, "value"))
     noise = Noise(noise_key(0, 0), jnp.arange(len(batch["target"]), dtype=jnp.uint32))
 
-    def loss(weight, params):
-        group = dataclasses.replace(setup.config.group("alignments"), weight=weight)
-        return loss_sums(
-            setup.config.with_values({"alignments.weight": group.weight}), setup.model, params, batch, noise
-        )
+    def loss(weight, batch):
+        config = setup.config.with_values({"alignments.weight": weight})
+        of_params = lambda params: loss_sums(config, setup.model, params, batch, noise)  # noqa: E731
+        return jax.jit(jax.value_and_grad(of_params, has_aux=True))(params)
 
-    plain, _ = loss_sums(
-        setup.config, setup.model, params, {n: x for n, x in batch.items() if n not in (BEGIN, END)}, noise
-    )
-    zero, sums = loss(0.0, params)
-    one, _ = loss(1.0, params)
+    (plain, _), _ = loss(0.0, {n: x for n, x in batch.items() if n not in (BEGIN, END)})
+    (zero, sums), without = loss(0.0, batch)
+    (one, _), guided = loss(1.0, batch)
     np.testing.assert_allclose(zero, plain, rtol=1e-6)
     np.testing.assert_allclose(one, plain + sums["alignment_loss"], rtol=1e-5)
-    grads = [jax.grad(lambda p, w=w: loss(w, p)[0])(params) for w in (0.0, 1.0)]
-    changed = jax.tree.map(lambda a, b: np.abs(a - b), *grads)["decoder_0"]["cross_attention"]["query"]["kernel"]
+    changed = jax.tree.map(lambda a, b: np.abs(a - b), without, guided)["decoder_0"]["cross_attention"]["query"][
+        "kernel"
+    ]
     changed = np.asarray(changed).max((0, 2))
     assert changed[1] > 1e-6 and changed[0] < 1e-6 * changed[1].clip(1)
 
@@ -160,10 +156,10 @@ def test_a_trained_head_has_learned_its_alignments(files, cache):
     """It aligns the training pairs much more as the file does than another head."""
     config = guided_run(
         files,
-        steps=250,
+        steps=120,
         alignments=dict(weight=1.0),
         optimizer=dict(peak_lr=3e-3, schedule="constant", warmup_steps=10),
-        checkpoint=dict(every_steps=250, keep_last=1),
+        checkpoint=dict(every_steps=120, keep_last=1),
     )
     run = final_loss(config, files / "run", cache)
     pairs, gold = [Pair(*pair) for pair in PAIRS[:60]], [Gold(by_position(p), by_position(p)) for p in PAIRS[:60]]
@@ -185,7 +181,7 @@ def test_microbatches_and_devices_change_nothing(files, cache):
     config = guided_run(files, model=dict(dropout=0.0))
     setup = start(config, files / "run", cache)
     found = []
-    for axes, tokens in (((1, 1, 1), 0), ((1, 1, 1), 64), ((2, 1, 1), 64), ((1, 2, 1), 0), ((1, 1, 2), 64)):
+    for axes, tokens in (((1, 1, 1), 0), ((2, 1, 1), 64), ((1, 2, 2), 64)):
         own = config.with_values({"data.microbatch_tokens": tokens})
         mesh = devices_mesh(*axes)
         state, shardings = init_state(own, setup.model, setup.tx, mesh)

@@ -45,7 +45,7 @@ def assert_same(text, expected):
         assert start == start_other and abs(float(score) - float(score_other)) < 2e-4
 
 
-@pytest.mark.parametrize("count", [pytest.param(2, marks=pytest.mark.drill), 3])
+@pytest.mark.parametrize("count", [2, pytest.param(3, marks=pytest.mark.drill)])
 def test_output_of_several_processes_is_that_of_one(workdir, sentences, alone, tmp_path, count):
     output = tmp_path / "out"
     with Processes(tmp_path / "logs", count, command(workdir, sentences, output)) as processes:

@@ -65,9 +65,15 @@ def test_long_runs_are_thinned_and_it_is_said(tmp_path, monkeypatch):
     assert "30 updates measured, from 10 to 300" in text and "7 of them are shown" in text
 
 
+@pytest.fixture(scope="module")
+def browser():
+    with chromium() as launched:
+        yield launched
+
+
 @pytest.mark.slow
-def test_a_browser_shows_heat_maps_and_curves(page):
-    with chromium() as browser, browser.new_context() as context:
+def test_a_browser_shows_heat_maps_and_curves(browser, page):
+    with browser.new_context() as context:
         shown, errors = context.new_page(), []
         shown.on("pageerror", lambda error: errors.append(str(error)))
         shown.on("request", lambda request: request.url.startswith("file:") or errors.append(request.url))
@@ -104,10 +110,8 @@ def test_a_browser_shows_heat_maps_and_curves(page):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_it_fits_a_phone_in_both_schemes(page, scheme):
-    with chromium() as browser, browser.new_context(
-        viewport={"width": PHONE, "height": 800}, color_scheme=scheme
-    ) as context:  # fmt: skip
+def test_it_fits_a_phone_in_both_schemes(browser, page, scheme):
+    with browser.new_context(viewport={"width": PHONE, "height": 800}, color_scheme=scheme) as context:
         shown = context.new_page()
         shown.goto(page.as_uri())
         assert shown.evaluate("document.documentElement.scrollWidth") <= PHONE

@@ -13,7 +13,7 @@ from t2t_flax.extensions.mup.rule import Factors
 from t2t_flax.registry import load_extensions
 
 load_extensions()
-BASE, WIDTHS = 64, (64, 128, 256, 512)
+BASE, WIDTHS = 64, (64, 512)
 
 
 def config(base: int = BASE, **model) -> Config:
@@ -22,8 +22,8 @@ def config(base: int = BASE, **model) -> Config:
     return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=base))
 
 
-def slopes_of(config: Config, widths=WIDTHS) -> dict[str, float]:
-    return slopes({width: changes(at_width(config, width), updates=4) for width in widths})
+def slopes_of(config: Config) -> dict[str, float]:
+    return slopes({width: changes(at_width(config, width), updates=4) for width in WIDTHS})
 
 
 @pytest.mark.slow
@@ -65,7 +65,7 @@ def test_each_rule_is_needed(without, monkeypatch):
         return by_kind | {kind: change(by_kind[kind], config.model.d_model / BASE)}
 
     monkeypatch.setattr(parameters, "rules", rules_without)
-    found = slopes_of(config(), WIDTHS[:: len(WIDTHS) - 1])
+    found = slopes_of(config())
     assert max(found.values()) > FLAT[1], found
 
 

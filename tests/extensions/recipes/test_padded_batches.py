@@ -126,7 +126,14 @@ def test_later_updates_with_other_lengths_keep_their_bounds(small_windows, group
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("groups", "batching"), [(1, "packed"), (1, "buckets"), (2, "packed"), (8, "packed")])
+@pytest.mark.parametrize(
+    ("groups", "batching"),
+    [
+        (1, "buckets"),
+        (8, "packed"),
+        *(pytest.param(groups, "packed", marks=pytest.mark.drill) for groups in (1, 2)),
+    ],
+)
 def test_three_epochs_of_large_corpora(monkeypatch, groups, batching):
     kind = CORPORA[groups % len(CORPORA)]
     for pairs, tokens in ((29_000, max(4096, 512 * groups)), (200_000, 25_000)):

@@ -111,7 +111,7 @@ def files_of(three_checkpoints):
 
 
 @pytest.mark.slow
-@settings(max_examples=8)
+@settings(max_examples=4)
 @given(data=st.data())
 def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(
     three_checkpoints, training_setup, tmp_path_factory, data
@@ -131,7 +131,7 @@ def test_damage_to_any_file_of_the_newest_checkpoint_is_detected(
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
     "damage",
-    ["flip", "one after the other", *(pytest.param(way, marks=pytest.mark.drill) for way in WAYS if way != "flip")],
+    ["one after the other", *(pytest.param(way, marks=pytest.mark.drill) for way in WAYS)],
 )
 def test_damage_to_every_file_of_the_newest_checkpoint_is_detected(three_checkpoints, training_setup, tmp_path, damage):
     for number, name in enumerate(files_of(three_checkpoints)):

@@ -58,7 +58,10 @@ def curve(lines: str) -> dict[int, float]:
     return {row["step"]: row["loss"] for row in rows if "loss" in row}
 
 
-SHORT = ["--config.train.steps=12", "--config.checkpoint.every_steps=6", "--config.eval.every_steps=6"]
+SHORT = [
+    "--config.train.steps=4", "--config.checkpoint.every_steps=2", "--config.eval.every_steps=2",
+    "--config.data.test=toy:test:4", "--config.decode.beam_size=1", "--config.decode.max_source_length=32",
+]  # fmt: skip
 SAME = ("split", "data", "scores", "counts", "checkpoint", "hypotheses", "references", "parameters")
 
 

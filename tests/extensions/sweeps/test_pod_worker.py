@@ -45,7 +45,7 @@ def finish(sweep) -> None:
     assert "slow,seed=0: resumes" in result.stdout and sweep.states() == ["complete", "complete"]
 
 
-@pytest.mark.parametrize("host", [0, 1])
+@pytest.mark.parametrize("host", [pytest.param(0, marks=pytest.mark.drill), 1])
 def test_signal_to_one_process_stops_both_with_75(worker, host):
     sweep, processes = worker
     processes.all[host].send_signal(signal.SIGTERM)
