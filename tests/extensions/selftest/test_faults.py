@@ -22,6 +22,40 @@ from t2t_flax.training import row_sums
 SHAPE = Shape(length=24, rows=16, micro=3)
 
 
+@pytest.fixture(scope="module", autouse=True)
+def references():
+    """What the CPU computes, once: no fault is in it."""
+    known, compute = {}, reference.Reference.compute
+
+    def once(self, precision):
+        arrays = (x.tobytes() for x in self.probe.arrays.values())
+        key = precision, repr(self.config), self.probe.vocab, *arrays
+        if key not in known:
+            known[key] = compute(self, precision)
+        return known[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(reference.Reference, "compute", once)
+        yield
+
+
+PROGRAMS = {}
+
+
+@pytest.fixture
+def right_programs(monkeypatch):
+    """The programs of the devices, once for each config: the test's fault is not in them."""
+    compile_programs = device.DeviceRun.compile
+
+    def once(self):
+        key = repr(self.config)
+        if key not in PROGRAMS:
+            PROGRAMS[key] = compile_programs(self)
+        return PROGRAMS[key]
+
+    monkeypatch.setattr(device.DeviceRun, "compile", once)
+
+
 def report(tmp_path, mesh=(8, 1, 1), precision="float32", **groups) -> Report:
     """Of a self-test on simulated devices."""
     sizes = dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))
@@ -68,7 +102,7 @@ def flipped(value: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("mesh, precision", [((8, 1, 1), "float32"), ((2, 2, 2), "bfloat16")])
-def test_clean_devices_pass(tmp_path, mesh, precision):
+def test_clean_devices_pass(tmp_path, mesh, precision, right_programs):
     clean = report(tmp_path, mesh, precision)
     assert not clean.faults, clean.summary
     assert {c.stage for c in clean.compared} == {"layers", "loss", "gradients", "update"}
@@ -79,7 +113,7 @@ def test_clean_devices_pass(tmp_path, mesh, precision):
 QUERY = ("decoder_0", "self_attention", "query", "kernel")
 
 
-def test_a_flipped_bit_in_the_copy_of_a_device(tmp_path, monkeypatch):
+def test_a_flipped_bit_in_the_copy_of_a_device(tmp_path, monkeypatch, right_programs):
     place = device.DeviceRun.place
 
     def faulty(self, state):
@@ -96,7 +130,7 @@ def test_a_flipped_bit_in_the_copy_of_a_device(tmp_path, monkeypatch):
         broken.raise_if_faulty()
 
 
-def test_a_flipped_bit_after_the_update(tmp_path, monkeypatch):
+def test_a_flipped_bit_after_the_update(tmp_path, monkeypatch, right_programs):
     compile_programs = device.DeviceRun.compile
 
     def faulty(self):
@@ -115,7 +149,7 @@ def test_a_flipped_bit_after_the_update(tmp_path, monkeypatch):
     )
 
 
-def test_a_wrong_shard_on_a_device(tmp_path, monkeypatch):
+def test_a_wrong_shard_on_a_device(tmp_path, monkeypatch, right_programs):
     put = device._put
 
     def faulty(x, sharding):
@@ -233,7 +267,7 @@ def test_a_kernel_that_ignores_segments(tmp_path, monkeypatch, segments):
         assert text.startswith("the output of encoder_0.self_attention.attend is wrong on every device")
 
 
-def test_a_device_that_computes_wrong(tmp_path, monkeypatch):
+def test_a_device_that_computes_wrong(tmp_path, monkeypatch, right_programs):
     """One layer of one device."""
     compile_programs = device.DeviceRun.compile
 
@@ -272,7 +306,7 @@ def test_a_wrong_optimizer(tmp_path, monkeypatch):
     assert text.startswith("after the update decoder_0.")
 
 
-def test_a_checkpoint_that_is_not_restored_as_it_was_saved(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_not_restored_as_it_was_saved(tmp_path, monkeypatch, right_programs):
     round_trip = device.DeviceRun.round_trip
 
     def faulty(self, state, folder, group):
