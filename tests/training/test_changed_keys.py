@@ -96,7 +96,8 @@ def test_every_mutable_key_can_change_when_a_run_is_resumed(group, trained, tmp_
     monkeypatch.chdir(tmp_path)
     (tmp_path / "terms").write_text("late\tspät\n")
     if group != "mesh":
-        monkeypatch.setattr(jax, "devices", lambda *_, one=jax.devices()[:1]: one)
+        devices = jax.devices()[:1]
+        monkeypatch.setattr(jax, "devices", lambda *_: devices)
     if group == "ctranslate2":
         pytest.importorskip("ctranslate2")
     schedule = "noam" if group == NOAM else "wsd"

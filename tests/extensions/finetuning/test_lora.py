@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from flax.traverse_util import flatten_dict
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
-from helpers.runs import start, tiny_run
+from helpers.runs import copy_at, start, tiny_run
 from helpers.updates import run_updates
 
 from t2t_flax import config as config_lib
@@ -173,12 +173,10 @@ def test_a_run_resumes_and_is_read_with_merged_weights(tmp_path, cache):
     """Resumed bit for bit; `load`, a mean of checkpoints and a run that starts from it see W + s A B."""
     keys = dict(checkpoint=dict(every_steps=2, keep_last=9), eval=dict(every_steps=4), optimizer=dict(lr_scale=2.0))
 
-    def config(steps):
-        return tiny_run("", steps, train=dict(steps=steps), finetuning=KEYS["finetuning"], **keys)
-
-    whole = loop.train(start(config(4), tmp_path / "whole", cache), score=None).state
-    loop.train(start(config(2), tmp_path / "parts", cache), score=None)
-    run = start(config(4), tmp_path / "parts", cache)
+    config = tiny_run("", 4, finetuning=KEYS["finetuning"], **keys)
+    whole = loop.train(start(config, tmp_path / "whole", cache), score=None).state
+    copy_at(2, tmp_path / "whole", tmp_path / "parts")
+    run = start(config, tmp_path / "parts", cache)
     parts = loop.train(run, score=None).state
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
     merged = merge_on_devices(of(run.config), whole.params)

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, random_pairs, small_config, write_store
-from helpers.runs import start, tiny_run
+from helpers.runs import copy_at, start, tiny_run
 from helpers.updates import run_updates
 
 from t2t_flax import config as config_lib
@@ -139,12 +139,10 @@ def test_every_optimizer_leaves_frozen_parameters_out(name):
 
 @pytest.mark.slow
 def test_resumed_run_is_bit_identical(tmp_path, cache):
-    def config(steps):
-        return tiny_run("", steps, train=dict(steps=steps), finetuning=FREEZE, **KEYS)
-
-    whole = loop.train(start(config(8), tmp_path / "whole", cache), score=None).state
-    loop.train(start(config(4), tmp_path / "parts", cache), score=None)
-    parts = loop.train(start(config(8), tmp_path / "parts", cache), score=None).state
+    config = tiny_run("", 8, finetuning=FREEZE, **KEYS)
+    whole = loop.train(start(config, tmp_path / "whole", cache), score=None).state
+    copy_at(4, tmp_path / "whole", tmp_path / "parts")
+    parts = loop.train(start(config, tmp_path / "parts", cache), score=None).state
     jax.tree.map(np.testing.assert_array_equal, parts, whole)
 
 

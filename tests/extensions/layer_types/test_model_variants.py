@@ -41,7 +41,7 @@ def reference(kind: str) -> np.ndarray:
     return losses({"grouped": GROUPED, "multi-query": MULTI_QUERY}[kind])
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.slow)], ids=str)
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 4, 2), marks=pytest.mark.drill)], ids=str)
 @pytest.mark.slow
 def test_grouped_heads_train_the_same_on_any_mesh(shape):
     np.testing.assert_allclose(losses(GROUPED, shape=shape, remat="full"), reference("grouped"), rtol=1e-5)
