@@ -104,7 +104,7 @@ def checkout_without(extensions: Sequence[str], folder: Path) -> Path:
 @pytest.fixture(scope="module")
 def python(tmp_path_factory):
     """Runs the package of the current folder."""
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    environment = {name: x for name, x in os.environ.items() if name not in ("PYTHONPATH", "JAX_NUM_CPU_DEVICES")}
     with ForkedPython(tmp_path_factory.mktemp("python") / "bin", environment, modules=()) as python:
         yield python
 
@@ -115,7 +115,7 @@ from t2t_flax.__main__ import main
 
 for line in sys.stdin:
     words, text = json.loads(line)
-    out, err = io.StringIO(), io.StringIO()
+    out, err = (io.TextIOWrapper(io.BytesIO(), write_through=True) for _ in range(2))
     sys.stdin = io.TextIOWrapper(io.BytesIO(text.encode()))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
         try:
@@ -125,7 +125,7 @@ for line in sys.stdin:
         except BaseException:
             traceback.print_exc()
             code = 1
-    print(json.dumps([code, out.getvalue(), err.getvalue()]), flush=True)
+    print(json.dumps([code, *(each.buffer.getvalue().decode() for each in (out, err))]), flush=True)
 """
 
 
