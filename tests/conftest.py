@@ -125,12 +125,14 @@ def pytest_collection_modifyitems(items) -> None:
     longest = (
         "tests/documentation/",
         "tests/multiprocess/",
-        "tests/extensions/sweeps/test_stacked_runs.py",
+        "tests/training/test_changed_keys.py",
+        "tests/extensions/reproducible/test_meshes.py",
+        "tests/extensions/selftest/test_faults.py",
+        "tests/extensions/serving/test_page.py",
+        "tests/extensions/sweeps/test_pod_sweep.py",
+        "tests/extensions/test_removal.py",
         "tests/extensions/bulk_translation/test_shared_translation.py",
         "tests/extensions/storage/test_train_gcs.py",
-        "tests/extensions/serving/test_page.py",
-        "tests/extensions/test_removal.py",
-        "tests/training/test_changed_keys.py",
     )
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])
 
