@@ -58,22 +58,22 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
     rate = dict(schedule="constant", peak_lr=1e-3, warmup_steps=1)
     run = tiny_run(
         workdir,
-        steps=10,
+        steps=12,
         optimizer=rate,
         mesh=dict(cpu_devices=1, data=-1),
         data=dict(cache=str(cache), test=""),
         checkpoint=dict(every_steps=4, keep_last=5, keep_best=0),
     )
     api.train(run, workdir)
-    flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=512"]
-    flags += ["--factors=1,2", "--noise-batches=4"]
+    flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024"]
+    flags += ["--factors=1,2", "--noise-batches=16"]
     assert branch_command.run(flags) == 0
     table = capsys.readouterr().out
     assert "critical batch size:" in table and "gradient noise scale:" in table
     of_run, of_branch = losses(workdir), losses(output / "x1,seed=0")
-    assert of_branch == {step: of_run[step] for step in (9, 10)}
-    assert list(losses(output / "x2,seed=0")) == [5]
+    assert of_branch == {step: of_run[step] for step in (9, 10, 11, 12)}
+    assert list(losses(output / "x2,seed=0")) == [5, 6]
     assert branch_command.run([*flags, "--tolerance=100"]) == 0
     assert "critical batch size: at least 512 tokens" in capsys.readouterr().out
-    with pytest.raises(UserError, match="has no checkpoint of update 7; it has 4, 8, 10"):
-        branch_command.run([flags[0], flags[1], "--step=7", "--tokens=512"])
+    with pytest.raises(UserError, match="has no checkpoint of update 7; it has 4, 8, 12"):
+        branch_command.run([flags[0], flags[1], "--step=7", "--tokens=1024"])
