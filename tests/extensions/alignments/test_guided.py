@@ -156,10 +156,10 @@ def test_a_trained_head_has_learned_its_alignments(files, cache):
     """It aligns the training pairs much more as the file does than another head."""
     config = guided_run(
         files,
-        steps=120,
+        steps=250,
         alignments=dict(weight=1.0),
         optimizer=dict(peak_lr=3e-3, schedule="constant", warmup_steps=10),
-        checkpoint=dict(every_steps=120, keep_last=1),
+        checkpoint=dict(every_steps=250, keep_last=1),
     )
     run = final_loss(config, files / "run", cache)
     pairs, gold = [Pair(*pair) for pair in PAIRS[:60]], [Gold(by_position(p), by_position(p)) for p in PAIRS[:60]]
