@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import by_storage, remove_folder
+from t2t_flax.filesystem import by_storage, read_if_exists, remove_folder
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import LOCKS, absent_extension
 
@@ -165,15 +165,20 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     for module in LOCKS.load_all():
         if other := module.lock_folder(folder, command):
             return other
+    holder = None
     try:
-        if lock := lock_file(folder / NAME, command):
-            return lock
+        for _ in range(40):  # whoever has just taken it is writing who it is
+            if lock := lock_file(folder / NAME, command):
+                return lock
+            if holder := parse_holder(read_if_exists(folder / NAME)):
+                break
+            time.sleep(0.05)
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
         remedy = absent_extension("paths", "scheme://") or " Use another file system."
         raise UserError(f"{folder} is on a file system without locks ({error.strerror}).{remedy}") from None
-    raise in_use(folder, holder_of(folder / NAME))
+    raise in_use(folder, holder)
 
 
 @by_storage

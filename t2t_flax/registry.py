@@ -53,15 +53,16 @@ LINES, OUTPUTS = "source lines", "outputs"
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag that an extension adds. commands: LINES = those that read source lines, OUTPUTS = those of them that print
-    translations. module: `module:object` of a class as `cli.arguments.Change`. metavar: what a value is called; "" = it takes
-    none.
+    """A flag that an extension adds. commands: the one that has it, or LINES = all that read source lines, OUTPUTS = those of
+    them that print translations. metavar: what a value is called; "" = it takes none. key: the config key that it stands for,
+    by its dotted name. module: where it stands for none, `module:object`, a class as `cli.arguments.Change`.
     """
 
     commands: str
     summary: str
-    module: str
     metavar: str = ""
+    key: str = ""
+    module: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,6 +171,8 @@ TOKENIZER_FILES: Table[str] = Table()
 """Classes of tokenizers by the `kind` that their file, in JSON, names. Others are SentencePiece models."""
 MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
+FURTHER_WORKDIRS: Table[str] = Table()
+"""At most one row: the config key whose value further --workdir flags are, separated by commas, in commands that decode."""
 MODELS = Features()
 """Modules with `extend(loaded, choice, overrides, group) -> TrainedModel`: what decodes in place of a restored run, see
 `evaluation.restore.load`.

@@ -12,7 +12,15 @@ from typing import Any
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import FLAGS, LINES, MODEL_FORMS, PROGRAMS, absent_extension, load_extensions
+from t2t_flax.registry import (
+    FLAGS,
+    FURTHER_WORKDIRS,
+    LINES,
+    MODEL_FORMS,
+    PROGRAMS,
+    absent_extension,
+    load_extensions,
+)
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -53,6 +61,18 @@ class _StoreOnce(argparse._StoreAction):
         super().__call__(parser, namespace, values, option_string)
 
 
+class _StoreSeveral(argparse.Action):
+    """The first workdir, and in `further_workdirs` those of further flags, where an extension reads them."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        if getattr(namespace, "workdir", None) is None:
+            namespace.workdir = values
+        elif FURTHER_WORKDIRS:
+            namespace.further_workdirs = [*getattr(namespace, "further_workdirs", []), values]
+        else:
+            parser.error(f"--workdir is given twice.{absent_extension('repeated flags', '--workdir')}")
+
+
 def parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
     """An argument parser that raises UserError for wrong arguments."""
     made = _Parser(
@@ -82,7 +102,20 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
                 raise UserError(f"{arg} has no value: write {arg}=VALUE.")
             value = following
         overrides[name] = value
-    return arguments.parse_args(plain), overrides
+    args = arguments.parse_args(plain)
+    for flag, row in FLAGS.items():
+        given = getattr(args, _attribute(flag), None) if row.key else None
+        if given is not None and overrides.setdefault(row.key, given) != given:
+            raise UserError(f"{flag}={given} and --config.{row.key}={overrides[row.key]} differ: give one of them.")
+    if "average" in args and args.best and (args.step is not None or args.average):
+        flag = "--average" if args.average else "--step"
+        raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
+    if "further_workdirs" in args:
+        (name,) = FURTHER_WORKDIRS.values()
+        if name in overrides:
+            raise UserError(f"--config.{name} and further --workdir flags name the same: give one of them.")
+        overrides[name] = ",".join(args.further_workdirs)
+    return args, overrides
 
 
 def _checked(arg: str) -> str:
@@ -97,9 +130,13 @@ def _checked(arg: str) -> str:
     return flag.replace("_", "-") + equals + value
 
 
-def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "") -> None:
-    """`--workdir`, required."""
-    arguments.add_argument("--workdir", required=True, metavar="DIR", help=help_text or workdir_help())
+def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "", *, several: bool = False) -> None:
+    """`--workdir`, required. several: of which others may follow, whose models decode together, if an extension adds that."""
+    text = help_text or workdir_help()
+    if several and FURTHER_WORKDIRS:
+        text += "; given several times: models that decode together"
+    options: dict[str, Any] = {"action": _StoreSeveral} if several else {}
+    arguments.add_argument("--workdir", required=True, metavar="DIR", help=text, **options)
 
 
 def workdir_help() -> str:
@@ -109,20 +146,27 @@ def workdir_help() -> str:
 
 
 def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
-    """The flags of extensions for these `registry.Flag.commands`; see `Changes`."""
+    """The flags of extensions for these `registry.Flag.commands`. `parse` makes overrides of those that stand for a key; see
+    `Changes` for the others.
+    """
     load_extensions()
     for flag, row in FLAGS.items():
         if row.commands in commands:
             value: dict[str, Any] = (
                 dict(metavar=row.metavar) if row.metavar else dict(action="store_const", const="true")
             )
-            arguments.add_argument(flag, help=row.summary, **value)
+            text = f"{row.summary}: config.{row.key}" if row.key else row.summary
+            arguments.add_argument(flag, help=text, **value)
 
 
 def given_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of `add_flags` that are given, with their values."""
-    values = {flag: getattr(args, flag.strip("-").replace("-", "_"), None) for flag in FLAGS}
+    """The flags of `add_flags` that are given and stand for no key, with their values."""
+    values = {flag: getattr(args, _attribute(flag), None) for flag, row in FLAGS.items() if not row.key}
     return {flag: value for flag, value in values.items() if value is not None}
+
+
+def _attribute(flag: str) -> str:
+    return flag.strip("-").replace("-", "_")
 
 
 class Change:

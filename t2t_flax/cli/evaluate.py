@@ -20,7 +20,7 @@ def run(argv: list[str]) -> int:
         "references), --config.eval.sacrebleu_tokenizer=NAME how sacreBLEU tokenises. Several test sets are\n"
         "--config.data.test='NAME=SRC,TGT; NAME=SRC,TGT'.",
     )
-    arguments.add_workdir(parser)
+    arguments.add_workdir(parser, several=True)
     parser.add_argument(
         "--split",
         metavar="SET",
@@ -30,6 +30,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--output", metavar="DIR", help="folder that gets the records, as DIR/eval/..., instead of the workdir"
     )
+    arguments.add_flags(parser, "evaluate")
     args, overrides = arguments.parse(parser, argv)
     if args.output:
         arguments.check_output("--output", args.output, folder=True)

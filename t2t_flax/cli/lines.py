@@ -73,9 +73,13 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def check_read_once(*names: str | None) -> None:
-    """Raises UserError if standard input is to be read as two of the files."""
-    if names.count("-") > 1:
-        raise UserError("standard input can be read only once: name a file for one of the two.")
+    """Raises UserError if two of the files are the same pipe, which can be read only once."""
+    real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
+    for name in set(real):
+        if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
+            raise UserError(
+                f"{' and '.join(filter(None, names))} are the same pipe, which can be read only once: use a file."
+            )
 
 
 def is_stream(name: str) -> bool:

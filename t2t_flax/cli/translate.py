@@ -68,7 +68,7 @@ def run(argv: list[str]) -> int:
 
 def add_translation_options(parser: argparse.ArgumentParser) -> None:
     """The run, its checkpoint, and what its translations look like."""
-    arguments.add_workdir(parser)
+    arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES, OUTPUTS)
     parser.add_argument("--prefix", metavar="FILE", help="forced beginnings, a line for each input line")

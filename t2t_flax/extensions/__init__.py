@@ -101,6 +101,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "learned_metrics": {
         "groups": ("learned_metrics",),
         "metrics": ("comet", "kiwi", "metricx"),
+        "flags": ("--metric",),
     },
     "inspection": {"groups": ("inspection",), "commands": ("attend", "inspect")},
     "alignments": {"groups": ("alignments",), "commands": ("align",), "flags": ("--alignments", "--tags")},
@@ -110,7 +111,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
         "metrics": ("term_use",),
     },
     "storage": {"paths": ("*://*",)},
-    "ensembles": {"groups": ("ensembles",)},
+    "ensembles": {"groups": ("ensembles",), "repeated flags": ("--workdir",)},
     "mbr": {"commands": ("mbr", "rerank"), "groups": ("rerank",)},
     "speculative": {"groups": ("speculative",), "decode.strategy": ("speculative",)},
     "decoder_only": {"groups": ("decoder_only",), "model.architecture": ("decoder_only",)},

@@ -68,7 +68,7 @@ def restore_chosen(
 
     config: the run's own. abstract: shapes and shardings of the parameters. tokenizer: digest of the run's tokenizer.
     All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied or one of them is
-    damaged.
+    damaged; with `at_most` a damaged one is left out with a warning, if others are left.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
@@ -82,14 +82,22 @@ def restore_chosen(
         if not steps or (choice.step is not None and choice.step not in steps):
             of_step = "" if choice.step is None else f" of step {choice.step}"
             raise UserError(f"{workdir} has no checkpoint{of_step}: it has {steps or 'none'}.")
-        chosen = [steps[-1] if choice.step is None else choice.step]
+        chosen, count = [steps[-1] if choice.step is None else choice.step], 1
         if choice.best and (metrics or not choice.at_most):
-            chosen = [_best(workdir, config, checkpoints, metrics)]
+            chosen = _best_first(workdir, config, checkpoints, metrics)[: len(metrics) if choice.at_most else 1]
         elif choice.average:
             chosen = _last_regular(workdir, config, checkpoints, choice) or chosen
+            count = len(chosen)
+        restored, item = 0, "ema" if config.optimizer.averages else "params"
         for s in chosen:
-            meta = checkpoints.meta(s)
-            params = checkpoints.restore_params(s, abstract, "ema" if config.optimizer.averages else "params")
+            try:
+                meta = checkpoints.meta(s)
+                params = checkpoints.restore_params(s, abstract, item)
+            except DamagedCheckpoint as damage:
+                if not choice.at_most or s == chosen[-1] and not restored:
+                    raise
+                log.warning("%s: left out, because it is damaged", damage)
+                continue
             if (digest := meta["digests"]["tokenizer"]) != tokenizer:
                 raise UserError(
                     f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
@@ -100,6 +108,8 @@ def restore_chosen(
             del params
             yield one
             del one  # frees it before the next one is restored
+            if (restored := restored + 1) == count:
+                return
 
 
 def _last_regular(
@@ -132,14 +142,16 @@ def _last_regular(
     return there
 
 
-def _best(workdir: epath.Path, config: Config, checkpoints: "Checkpoints", metrics: dict[int, float]) -> int:
-    """The step with the highest metric, the earliest of equals."""
+def _best_first(
+    workdir: epath.Path, config: Config, checkpoints: "Checkpoints", metrics: dict[int, float]
+) -> list[int]:
+    """Steps by falling metric, the earliest first among equals."""
     if not metrics:
         raise UserError(
             f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: train with a validation set "
             "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
         )
-    best = min(metrics, key=lambda step: (-metrics[step], step))
+    best, *others = sorted(metrics, key=lambda step: (-metrics[step], step))
     progress: dict[str, Any] = {}
     with contextlib.suppress(DamagedCheckpoint):
         progress = checkpoints.meta(checkpoints.steps()[-1]).get("progress", {})
@@ -148,7 +160,7 @@ def _best(workdir: epath.Path, config: Config, checkpoints: "Checkpoints", metri
             "%s had its best %s at step %d, of which there is no intact checkpoint: using step %d, the best of the others.",
             workdir, config.eval.metric, progress["best_step"], best,
         )  # fmt: skip
-    return best
+    return [best, *others]
 
 
 def _only_part(

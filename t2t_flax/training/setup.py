@@ -2,11 +2,12 @@
 and the loss of validation and test sets.
 """
 
-import collections
 import concurrent.futures
 import contextlib
 import dataclasses
 import math
+import queue
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -234,6 +235,8 @@ _LEAST_AHEAD, _MOST_AHEAD, _AHEAD_BYTES = 3, 64, 256 << 20
 """Batches that wait, and their bytes, which the least may exceed."""
 _BYTES_PER_SLOT = 24
 """int32 ids, segments and positions of two sides."""
+_FILLING = 8
+"""Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
 
 
 class DeviceBatch(NamedTuple):
@@ -245,27 +248,39 @@ class DeviceBatch(NamedTuple):
 
 
 class Prefetcher:
-    """Batches `first` to `last - 1` as global arrays, which a thread makes ahead. A batch is a function of its number, so
-    prefetched batches are no state that a checkpoint would need.
+    """Batches `first` to `last - 1` as global arrays, made ahead. A batch is a function of its number, so prefetched batches are
+    no state that a checkpoint would need.
+
+    Windows of updates are laid out in a thread or, where an extension does so, in processes; arrays are filled in threads.
     """
 
     def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
-        """num_workers: processes in which an extension lays windows out, see config.data.num_workers."""
+        """num_workers: processes, see config.data.num_workers; also threads."""
         self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
         # Where the devices are the cores of this host, they take all of these, and much longer than a layout takes.
         cores = 1 if mesh.devices.flat[0].platform == "cpu" else num_cores()
         self._processes = 0 if num_workers == 1 else num_workers or max(1, cores - 1)
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "batches")
-        self._made: collections.deque[concurrent.futures.Future[DeviceBatch]] = collections.deque()
+        self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
+        self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, max(cores, num_workers)), "batches")
+        self._prefetched: queue.SimpleQueue[concurrent.futures.Future[DeviceBatch]] = queue.SimpleQueue()
+        self._taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        """True for each batch that was taken, for which a thread starts another: the one that trains must not wait for locks.
+        Last False.
+        """
+        self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
-            stack.enter_context(self._thread)
+            stack.callback(self._filling.shutdown, cancel_futures=True)
+            stack.callback(self._laying_out.shutdown, cancel_futures=True)
             stack.enter_context(self._batches.ahead.in_processes(self._processes))
-            stack.callback(self._thread.shutdown, wait=False, cancel_futures=True)
+            stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
             largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
             for _ in range(max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // largest))):
                 self._start_next()
+            self._starting.start()
+            stack.callback(self._starting.join)
+            stack.callback(self._taken.put, False)
             self._stack = stack.pop_all()
         return self
 
@@ -274,16 +289,20 @@ class Prefetcher:
 
     def next(self) -> DeviceBatch:
         """The next batch. Raises any error of the thread."""
-        batch = self._made.popleft().result()
-        self._start_next()
+        batch = self._prefetched.get().result()
+        self._taken.put(True)
         return batch
+
+    def _start_for_taken(self) -> None:
+        while self._taken.get():
+            self._start_next()
 
     def _start_next(self) -> None:
         if (k := next(self._numbers, None)) is not None:
-            self._made.append(self._thread.submit(self._make, k))
+            self._prefetched.put(self._filling.submit(self._put, self._laying_out.submit(self._batches.batch, k)))
 
-    def _make(self, k: int) -> DeviceBatch:
-        batch, began = self._batches.batch(k), time.thread_time()
+    def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
+        batch, began = laid_out.result(), time.thread_time()
         on_mesh = put_batch(batch, self._mesh)
         return on_mesh._replace(seconds=self._batches.ahead.seconds + time.thread_time() - began)
 

@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from t2t_flax.__main__ import COMMANDS, main
+from t2t_flax.cli import arguments
+from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.registry import FLAGS, Flag, load_extensions
 
 ROOT = Path(__file__).parents[2]
 
@@ -92,3 +95,13 @@ def test_output_where_nothing_can_be_created_is_a_user_error(command, path, monk
 def test_a_flag_that_is_given_twice_is_refused(capsys):
     assert main(["train", "--workdir=runs/a", "--workdir=runs/b"]) == 2
     assert "--workdir is given twice" in capsys.readouterr().err
+
+
+def test_a_flag_without_a_value_turns_its_key_on(monkeypatch):
+    load_extensions()
+    monkeypatch.setitem(FLAGS, "--joint", Flag("some", "one vocabulary", key="data.joint_vocabulary"))
+    parser = arguments.parser("some", "")
+    arguments.add_flags(parser, "some")
+    overrides = arguments.parse(parser, ["--joint"])[1]
+    assert resolve(override(to_config_dict(Config()), overrides)).data.joint_vocabulary is True
+    assert arguments.parse(parser, [])[1] == {}

@@ -156,11 +156,11 @@ def test_best_is_recorded_and_excludes_other_choices(copy, capsys):
     value = min(line["valid_nll"] for line in map(json.loads, (copy / "metrics.jsonl").open()) if "valid_nll" in line)
     assert checkpoint["best"]["metric"] == "nll" and checkpoint["best"]["value"] == pytest.approx(value, abs=1e-6)
     assert checkpoint["why"] == "somebody asked" and "the best by nll" in summary(record, task_of(read_config(copy)))
-    for command in ("evaluate", "translate"):
-        words = [command, f"--workdir={copy}", "--best"]
+    for command in ("evaluate", "translate", "score --source=a --target=b", "attend --source=a --output=b"):
+        words = [*command.split(), f"--workdir={copy}", "--best"]
         for flag in ("--step=2", "--average=2"):
             assert main([*words, flag]) == 2
-            assert "--best cannot be combined with --step or --average" in capsys.readouterr().err
+            assert f"--best and {flag.split('=')[0]} choose different checkpoints" in capsys.readouterr().err
 
 
 def test_local_paths_are_never_read_from_a_run(copy, tmp_path):

@@ -196,6 +196,8 @@ def check_without(extension: str, checkout: Path, tmp_path: Path, run: Callable[
         stored.write_text(json.dumps(config))
     for flag in KNOWN[extension].get("flags", ()):
         assert named in run("translate", workdir, f"{flag}=x", code=2)
+    for flag in KNOWN[extension].get("repeated flags", ()):
+        assert named in run("translate", workdir, f"{flag}=x", code=2, stdin="It is late.\n")
     for source in KNOWN[extension].get("sources", ()):
         for spec in (f"{source}:x", f"x.{source}.gz"):
             assert named in run(

@@ -92,8 +92,8 @@ FLAGS.add(
     Flag(
         OUTPUTS,
         "print word alignments after ` ||| `: hard (0-0 1-1), soft (probabilities), or a probability from which words are linked",
-        "t2t_flax.extensions.alignments.outputs:WithAlignments",
         "FORM",
+        module="t2t_flax.extensions.alignments.outputs:WithAlignments",
     ),
 )
 FLAGS.add(
@@ -102,8 +102,8 @@ FLAGS.add(
         OUTPUTS,
         "carry over what must not change, by word alignments: html (elements, placeholders and URLs) or text (placeholders and "
         "URLs)",
-        "t2t_flax.extensions.alignments.outputs:WithTags",
         "FORM",
+        module="t2t_flax.extensions.alignments.outputs:WithTags",
     ),
 )
 ANALYSES.add("html", "t2t_flax.extensions.alignments.html_document:HtmlDocument")

@@ -34,8 +34,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--output", required=True, metavar="DIR", help="folder to create")
     args, overrides = arguments.parse(parser, argv)
     steps = args.step or []
-    chosen = bool(steps or args.average) + args.best
-    if chosen != 1 or (args.average and len(steps) > 1):
+    if not (steps or args.average or args.best) or (args.average and len(steps) > 1):
         raise UserError(
             "say which checkpoints of each run: --average=N (the last N, up to one --step), --step=A --step=B ..., or "
             "--best."

@@ -27,7 +27,7 @@ def run(argv: list[str]) -> int:
         "  ... --tokens                       adds each target piece with its log-probability\n"
         "  ... --output=scores.tsv --resume   goes on where the same command stopped",
     )
-    arguments.add_workdir(parser)
+    arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES)
     parser.add_argument(

@@ -116,6 +116,6 @@ FLAGS.add(
     Flag(
         OUTPUTS,
         "translate each sentence of a line on its own, and join them with what stood between them",
-        "t2t_flax.extensions.documents.model:SplitSentences",
+        module="t2t_flax.extensions.documents.model:SplitSentences",
     ),
 )

@@ -75,5 +75,5 @@ def _check(first: TrainedModel, run: StoredRun, workdir: str) -> None:
             )
     if (limit := positions(run.config.model)) < positions(first.config.model):
         raise UserError(
-            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir}: give it as --workdir."
+            f"{workdir} has learned positions for {limit} tokens, fewer than {first.workdir}: give it as the first --workdir."
         )

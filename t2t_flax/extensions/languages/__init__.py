@@ -120,7 +120,7 @@ FLAGS.add(
     Flag(
         LINES,
         "language to write, with a model of several: its symbol before lines without one",
-        "t2t_flax.extensions.languages.flag:TargetLanguage",
         "CODE",
+        module="t2t_flax.extensions.languages.flag:TargetLanguage",
     ),
 )

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, METRICS, MetricRow
+from t2t_flax.registry import FLAGS, GROUPS, METRICS, Flag, MetricRow
 
 NAMES = ("comet", "kiwi", "metricx")
 
@@ -67,3 +67,12 @@ for _name in NAMES:
     METRICS.add(
         _name, MetricRow(f"t2t_flax.extensions.learned_metrics.metrics:{_name.upper()}", ("learned_metrics.names",))
     )
+FLAGS.add(
+    "--metric",
+    Flag(
+        "evaluate",
+        "also score with comet, kiwi, metricx (with commas: several)",
+        "NAMES",
+        key="learned_metrics.names",
+    ),
+)

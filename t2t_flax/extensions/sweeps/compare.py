@@ -21,7 +21,7 @@ from t2t_flax.tasks.translation import tokenizer_of
 RESAMPLES = 1000
 """The default of sacreBLEU's command line."""
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
-_LACKS = "{path} has no {score}: evaluate again with --config.learned_metrics.names={score}."
+_LACKS = "{path} has no {score}: evaluate again with --metric={score}."
 COLUMNS = ("system", "checkpoint", "score", "difference", "p", "sentences")
 
 

@@ -52,7 +52,7 @@ def test_average_refuses_wrong_arguments(workdir, tmp_path, capsys):
     average = ["average", f"--workdir={workdir}", DEVICES, f"--output={tmp_path / 'mean'}"]
     assert "say which checkpoints" in error_of(capsys, *average)
     assert "say which checkpoints" in error_of(capsys, *average, "--average=1", "--step=1", "--step=2")
-    assert "say which checkpoints" in error_of(capsys, *average, "--best", "--average=1")
+    assert "choose different checkpoints" in error_of(capsys, *average, "--best", "--average=1")
     assert "--average: must be at least 0" in error_of(capsys, *average, "--average=-1")
     assert "no checkpoint of step 5" in error_of(capsys, *average, "--step=1", "--step=5")
     assert "3 checkpoints" in error_of(capsys, *average, "--average=3")

@@ -56,11 +56,13 @@ def refused(capsys, *words) -> str:
 
 
 @pytest.mark.smoke
-def test_translate_with_two_models(runs, capsys, monkeypatch, tmp_path):
+def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
     (tmp_path / "lines").write_text("".join(line + "\n" for line in LINES))
-    members = f"--config.ensembles.members={runs[1]}"
-    assert main(["translate", f"--workdir={runs[0]}", members, f"--input={tmp_path / 'lines'}", DEVICES]) == 0
+    words = ["translate", f"--workdir={runs[0]}", f"--workdir={runs[1]}", f"--input={tmp_path / 'lines'}", DEVICES]
+    assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [t.text for t in both(runs).translate(LINES)]
+    error = refused(capsys, *words, f"--config.ensembles.members={runs[1]}")
+    assert "name the same: give one of them" in error
 
 
 @pytest.mark.slow
@@ -134,11 +136,10 @@ def test_scores_are_the_mean_of_the_models(runs):
 
 @pytest.mark.slow
 def test_records_name_models_steps_and_weights(runs, tmp_path):
-    shared = [f"--workdir={runs[0]}", f"--output={tmp_path}", DEVICES]
-    members = f"--config.ensembles.members={runs[1]}@1"
-    assert main(["evaluate", *shared, members, "--config.ensembles.weights=3,1"]) == 0
-    assert main(["evaluate", *shared, members]) == 0
+    shared = [f"--workdir={runs[0]}", f"--workdir={runs[1]}@1", f"--output={tmp_path}", DEVICES]
+    assert main(["evaluate", *shared, "--config.ensembles.weights=3,1"]) == 0
     assert main(["evaluate", *shared]) == 0
+    assert main(["evaluate", *shared[:1], f"--output={tmp_path}", DEVICES]) == 0
     records = [json.loads(path.read_text()) for path in sorted((tmp_path / "eval").glob("*.json"))]
     assert len(records) == len({record["identity"] for record in records}) == 3
     models = {
@@ -199,7 +200,7 @@ def test_models_that_cannot_decode_together_are_refused_by_name(runs, tmp_path, 
     with pytest.raises(UserError, match="learned positions for 64 tokens, fewer than"):
         add("learned", model=dict(position="learned", max_positions=64))
     short = {"decode.max_source_length": "32", "ensembles.members": str(tmp_path / "learned"), "mesh.data": "-1"}
-    with pytest.raises(UserError, match="give it as --workdir"):  # outputs may be longer than sources
+    with pytest.raises(UserError, match="give it as the first --workdir"):  # outputs may be longer than sources
         load(runs[0], overrides=short)
     first = load(tmp_path / "learned", overrides={"ensembles.members": str(runs[0]), "mesh.data": "-1"})
     assert first.max_source_length == 64
@@ -226,6 +227,8 @@ def test_what_needs_one_model_says_so(runs, capsys, tmp_path):
     export = ["export", f"--workdir={runs[0]}", members, "--format=safetensors", f"--output={tmp_path / 'x'}", DEVICES]
     assert "export needs one model" in refused(capsys, *export)
     assert not list(tmp_path.iterdir())
+    twice = ["attend", f"--workdir={runs[0]}", f"--workdir={runs[1]}", "--source=x", "--output=x.npz"]
+    assert "--workdir is given twice" in refused(capsys, *twice)
     with pytest.raises(UserError, match="ctranslate2 decodes with one model"):
         search = {"decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
         load(runs[0], overrides={"ensembles.members": str(runs[1]), "decode.engine": "ctranslate2"} | search)

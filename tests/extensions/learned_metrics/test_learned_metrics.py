@@ -263,7 +263,7 @@ def test_evaluate_writes_them_and_compare_tests_their_difference(environments, t
         f"--config.learned_metrics.environments={environments}",
     ]
     for name in ("a", "b"):
-        assert main(["evaluate", *flags, "--config.learned_metrics.names=comet", f"--output={tmp_path / name}"]) == 0
+        assert main(["evaluate", *flags, "--metric=comet", f"--output={tmp_path / name}"]) == 0
     assert "COMET" in capsys.readouterr().out
     a, b = (next((tmp_path / name / "eval").glob("*.json")) for name in ("a", "b"))
     entry = json.loads(a.read_text())["scores"]["comet"]
@@ -274,9 +274,7 @@ def test_evaluate_writes_them_and_compare_tests_their_difference(environments, t
     record["config"]["learned_metrics"]["names"] = ""
     without = a.with_name("without.json")
     without.write_text(json.dumps(record))
-    with pytest.raises(
-        UserError, match="without.json has no comet: evaluate again with --config.learned_metrics.names=comet"
-    ):
+    with pytest.raises(UserError, match="without.json has no comet: evaluate again with --metric=comet"):
         compare(without, a, score="comet")
     record = json.loads(b.read_text())
     record["scores"]["comet"]["precision"] = "float16"
@@ -285,8 +283,14 @@ def test_evaluate_writes_them_and_compare_tests_their_difference(environments, t
         compare(a, b, score="comet")
     del record["scores"]["comet"]
     b.write_text(json.dumps(record))
-    with pytest.raises(UserError, match="has no comet: evaluate again with --config.learned_metrics.names=comet"):
+    with pytest.raises(UserError, match="has no comet: evaluate again with --metric=comet"):
         compare(a, b, score="comet")
+
+
+def test_flag_and_key_must_agree(capsys):
+    flags = ["--workdir=pretrained:toy", "--metric=comet", "--config.learned_metrics.names=kiwi"]
+    assert main(["evaluate", *flags]) == 2
+    assert "--metric=comet and --config.learned_metrics.names=kiwi differ" in capsys.readouterr().err
 
 
 TINY_MODELS = Path(__file__).with_name("tiny_models.py")
