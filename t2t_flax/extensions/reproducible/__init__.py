@@ -7,7 +7,7 @@ from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS, ROW_SUMS
 
-_ELEMENTWISE = ("adam", "lion")
+_ELEMENTWISE = ("adam", "lion", "nadamw", "schedule_free_adamw")
 
 
 @dataclass(frozen=True)

@@ -120,10 +120,20 @@ def test_twenty_updates_have_the_same_bits_on_more_meshes(case, store):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["muon", "adafactor"])
-def test_other_optimizers_have_the_same_bits_where_only_the_batch_is_divided(name, store):
-    config = small_config(**COMMON | dict(optimizer=dict(name=name)))
-    assert not first_difference(trained(config, store, ONE, 3), trained(config, store, (4, 1), 3))
+@pytest.mark.parametrize(
+    ("name", "mesh"),
+    [
+        ("muon", (4, 1)),
+        ("schedule_free_adamw", (1, 4)),
+        pytest.param("adafactor", (4, 1), marks=pytest.mark.drill),
+        pytest.param("nadamw", (2, 4), marks=pytest.mark.drill),
+    ],
+)
+def test_other_optimizers_have_the_same_bits(name, mesh, store):
+    """Those that sum over matrices where only the batch is divided."""
+    more = dict(schedule="constant") if name == "schedule_free_adamw" else {}
+    config = small_config(**COMMON | dict(optimizer=dict(name=name, weight_decay=0.1) | more))
+    assert not first_difference(trained(config, store, ONE, 3), trained(config, store, mesh, 3))
 
 
 @pytest.mark.slow
