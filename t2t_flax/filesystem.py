@@ -157,9 +157,7 @@ def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
     try:
-        with open(partial, "wb") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                fcntl.flock(file, fcntl.LOCK_EX)  # says that its writer is alive
+        with _locked(partial) as file:
             yield file
             file.flush()
             fsync_file(partial)
@@ -168,6 +166,17 @@ def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
     except BaseException:
         partial.unlink(missing_ok=True)
         raise
+
+
+def _locked(path: epath.Path) -> BinaryIO:
+    """A new file to write, with a lock that says that its writer is alive (see `locks.remove_unlocked`)."""
+    while True:
+        file = open(path, "wb")
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        if path.exists():
+            return file
+        file.close()  # removed before it was locked
 
 
 def refuse_existing(path: epath.PathLike, flag: str) -> None:

@@ -221,6 +221,7 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
 
 def remove_unlocked(path: Path) -> None:
     """Removes a half-written file unless its writer is alive, which holds a lock on it (`filesystem.atomic_file`)."""
-    with contextlib.suppress(FileNotFoundError, BlockingIOError), open(path) as file:
+    # Open for writing, as NFS asks of such a lock.
+    with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError), open(path, "r+b") as file:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         path.unlink()

@@ -188,8 +188,8 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 "tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
 """
 CPU_PRODUCTS: Table[str] = Table()
-"""At most one row: how matrix products are computed on a CPU; a module has the functions `compiler_options`, which make one
-operation of a bfloat16 product and a cast of its result to float32, or {}, and `advice`, see `training.precision`.
+"""At most one row: how matrix products are computed on a CPU; a module has the functions `advice`, see `training.precision`, and
+`compiler_options`: those of XLA with which a bfloat16 product and the cast of its result to float32 are one operation; {} = none.
 """
 PARAMETERS = Features()
 """Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""

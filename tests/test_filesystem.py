@@ -1,13 +1,16 @@
 """Files and folders appear complete or not at all; errors are classified by what the user can do."""
 
 import errno
+import fcntl
 import os
+from pathlib import Path
 
 import pytest
 
 from t2t_flax import filesystem
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.filesystem import atomic_directory, atomic_write, is_transient, is_write_refused
+from t2t_flax.locks import remove_unlocked
 
 
 def test_atomic_write_writes_text_and_bytes_and_creates_folders(tmp_path):
@@ -130,3 +133,19 @@ def test_atomic_directory_is_synced_before_it_is_renamed(tmp_path, monkeypatch):
 )
 def test_first_line_of_an_error(error, line):
     assert first_line(error) == line and first_line(error, limit=2) == line[:2]
+
+
+def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monkeypatch):
+    """As by a `train` that removes what killed writers have left."""
+    lock, calls = fcntl.flock, []
+
+    def removed_first(file, flags):
+        calls.append(flags)
+        if len(calls) == 1:
+            remove_unlocked(Path(file.name))
+        lock(file, flags)
+
+    monkeypatch.setattr(filesystem.fcntl, "flock", removed_first)
+    atomic_write(tmp_path / "record.json", "{}")
+    assert (tmp_path / "record.json").read_text() == "{}" and len(calls) > 2
+    assert [*tmp_path.iterdir()] == [tmp_path / "record.json"]

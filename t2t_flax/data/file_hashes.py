@@ -19,10 +19,10 @@ from t2t_flax.filesystem import atomic_write, file_state, is_remote, read_if_exi
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 
-INDEX = "file_hashes.json"
+INDEX = "file_hashes-2.json"
 _BLOCK = 1 << 20
 _LARGE = 64 << 20
-"""Bytes that take long enough to say so."""
+"""Bytes of all files above which progress is shown."""
 _SETTLED = 2.0
 """Seconds after its last change from which a file enters the index: a change within one tick of the file system's clock would
 not show in its times.

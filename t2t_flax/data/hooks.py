@@ -46,7 +46,7 @@ class DataHook:
         return ()
 
     def tokenizer_text(self, text: TokenizerText) -> TokenizerText:
-        """The text on which a tokenizer is trained, in place of `text`."""
+        """The text on which a tokenizer is trained, in place of `text`. One hook may change it."""
         return text
 
     def check_tokenizers(self, tokenizers: TokenizerPair) -> None:

@@ -21,6 +21,7 @@ from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import is_remote
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import CHUNKS
 
@@ -235,7 +236,9 @@ def _write(
     of_sources: list[collections.Counter[str]] = [collections.Counter() for _ in source.parts]
     encode = functools.partial(encode_all, Encoder(tokenizers, policies), source, num_workers, report=report)
     check = functools.partial(_check_unchanged, source, recipe["source_fingerprint"])
-    kept = (module.kept_chunks(encode, local, sizes, digest, check, alone=alone) for module in CHUNKS.load_all())
+    # Of files in object stores that takes a request each: once, at the end, will do.
+    often = (lambda: None) if any(map(is_remote, source.files)) else check
+    kept = (module.kept_chunks(encode, local, sizes, digest, often, alone=alone) for module in CHUNKS.load_all())
 
     def say() -> None:
         done = sum(counts["pairs_read"] for counts in of_sources)

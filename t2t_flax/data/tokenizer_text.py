@@ -62,7 +62,7 @@ class TokenizerText(Source):
         return row
 
     def kept(self, number: int, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """Those pairs of a part that the filters keep of these."""
+        """Of these pairs of part `number`, those that the filters keep."""
         part, rest = self.source.parts[number], iter(pairs)
         while chunk := [*itertools.islice(rest, CHUNK_PAIRS)]:
             for one in self.filters:

@@ -120,7 +120,7 @@ def run_search(
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
     generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
-    searches compile once. longest: of abstract arrays, for which only the programs are made: the tokens of the longest output.
+    searches compile once. longest: with abstract arrays, for which programs are only compiled: tokens of the longest output.
     """
     prefix_BxP = np.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP  # type: ignore[arg-type]
     sentences = Sentences(_as_int32(caps_B), _as_int32(prefix_BxP), keys_BxK, more or {})

@@ -41,7 +41,8 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
             batches = stack.enter_context(Prefetcher(run.setup.batches, run.mesh, start, last, workers))
             run.compile()
             run.open_logs()
-            supervisor.group.barrier("compiled")  # a process that compiles longer than the others is not hanging
+            batches.wait()
+            supervisor.group.barrier("compiled")  # a process that takes longer for this than the others is not hanging
         stack.enter_context(run.finish_saves_on_error())
         stack.enter_context(supervisor.expect_progress())
         run.end_if_complete()

@@ -44,7 +44,9 @@ def compiler_options(config: Config) -> dict[str, str | bool] | None:
 
 
 def casts_results(config: Config, platform: str) -> bool:
-    """Whether a train step for "cpu", "gpu" or "tpu" is traced in `models.dense.cast_results`: for products of an extension."""
+    """Whether to trace a train step for "cpu", "gpu" or "tpu" in `models.dense.cast_results`: where `compiler_options` make one
+    operation of a product and its cast.
+    """
     return platform == "cpu" and any(module.compiler_options(config) for module in CPU_PRODUCTS.load_all())
 
 

@@ -268,6 +268,7 @@ class Prefetcher:
         Last False.
         """
         self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
+        self._first: list[concurrent.futures.Future[Batch]] = []
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -287,6 +288,10 @@ class Prefetcher:
     def __exit__(self, *error):
         self._stack.__exit__(*error)
 
+    def wait(self) -> None:
+        """Returns when the first batch is laid out: where no plan was kept, all updates before it are counted first."""
+        concurrent.futures.wait(self._first)
+
     def next(self) -> DeviceBatch:
         """The next batch. Raises any error of the thread."""
         batch = self._prefetched.get().result()
@@ -299,7 +304,9 @@ class Prefetcher:
 
     def _start_next(self) -> None:
         if (k := next(self._numbers, None)) is not None:
-            self._prefetched.put(self._filling.submit(self._put, self._laying_out.submit(self._batches.batch, k)))
+            laid_out = self._laying_out.submit(self._batches.batch, k)
+            self._first = self._first or [laid_out]
+            self._prefetched.put(self._filling.submit(self._put, laid_out))
 
     def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
         batch, began = laid_out.result(), time.thread_time()

@@ -102,7 +102,7 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """`evaluate` writes records without the lock of the workdir: files of living writers are kept."""
+    """Removes half-written files whose writers are gone. `evaluate` writes without the lock of the workdir."""
     for folder in (workdir, workdir / "tokenizer", workdir / "eval"):
         for name in filter(_UNFINISHED.fullmatch, list_names(folder)):
             path = folder / name

@@ -14,13 +14,13 @@ from t2t_flax.training.train_step import make_train_step
 
 
 def curve(config, store):
-    mesh = mesh_lib.make_mesh(config.mesh, jax.devices()[:4])
+    mesh = mesh_lib.make_mesh(config.mesh, jax.devices()[:8])
     model, tx, state, shardings = model_and_state(config, mesh)
     batches = Batches(store, config.data, seed=0, shards=mesh_lib.batch_shards(mesh))
     step = make_train_step(config, model, tx, mesh, shardings)
     losses = []
     with mesh_lib.use(mesh):
-        for k in range(3):
+        for k in range(6):
             state, metrics = step(state, put_batch(batches.batch(k), mesh).arrays)
             losses.append(float(metrics["loss"]))
     return losses, state
@@ -34,14 +34,14 @@ def bytes_on_a_device(tree) -> int:
 def test_zero1_shards_only_the_optimizer_state(tmp_path):
     store = write_store(tmp_path / "store", random_pairs(60))
     keys = dict(optimizer=dict(ema_decay=0.9), model=dict(d_model=32))
-    plain, replicated = curve(small_config(mesh=dict(data=4), **keys), store)
-    zero, divided = curve(small_config(mesh=dict(data=1, fsdp=4, fsdp_mode="zero1"), **keys), store)
+    plain, replicated = curve(small_config(mesh=dict(data=8), **keys), store)
+    zero, divided = curve(small_config(mesh=dict(data=2, fsdp=4, fsdp_mode="zero1"), **keys), store)
     np.testing.assert_allclose(zero, plain, rtol=1e-5)
     for tree in (divided.params, divided.ema):
         assert all(x.sharding.is_fully_replicated for x in jax.tree.leaves(tree))
     moments, before = divided.opt_state[1].mu, replicated.opt_state[1].mu
     assert bytes_on_a_device(moments) < 0.35 * bytes_on_a_device(before)
-    fsdp, sharded = curve(small_config(mesh=dict(data=1, fsdp=4), **keys), store)
+    fsdp, sharded = curve(small_config(mesh=dict(data=2, fsdp=4), **keys), store)
     np.testing.assert_allclose(fsdp, plain, rtol=1e-5)
     assert bytes_on_a_device(sharded.params) < 0.35 * bytes_on_a_device(divided.params)
     for a, b in zip(jax.tree.leaves(divided.params), jax.tree.leaves(replicated.params), strict=True):

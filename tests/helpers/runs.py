@@ -44,6 +44,7 @@ def copy_at(step: int, run: Path, workdir: Path) -> None:
     for folder in (workdir / "checkpoints").iterdir():
         if int(folder.name) > step:
             shutil.rmtree(folder)
+    assert (workdir / "checkpoints" / str(step)).is_dir()
 
 
 def start(config, workdir, cache, devices=1):

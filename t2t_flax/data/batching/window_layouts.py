@@ -46,11 +46,11 @@ class Draw(Protocol):
 
 
 class WindowLayout(NamedTuple):
-    """The rows of all updates of a window, in the order of training, as a few arrays int64 [P].
+    """The rows of all updates of a window, in the order of training.
 
-    order: indices into the window's visits; pairs: into the store. row, source_start, target_start: the row of each pair, and
-    where it begins in the row's source and target. ends [U]: where each update ends in the arrays; needed [U, 2]: the smallest
-    size that holds it. sides: the sentences of the visits.
+    Of each pair, int64 [P]: order, its index among the window's visits; pairs, in the store; its row; source_start and
+    target_start, where it begins in the row's source and target. Of each update: ends [U], where it ends in these arrays;
+    needed [U, 2], the smallest size that holds it. sides: the sentences of the visits.
     """
 
     order: np.ndarray
@@ -229,8 +229,8 @@ class Layouter:
 
 
 class Ahead:
-    """Lays out windows when they are needed; an extension lays them out ahead, see `registry.AHEAD`. seconds: of a core, that the
-    layout of an update takes, of the last window.
+    """Lays out windows when they are needed; an extension lays them out ahead, see `registry.AHEAD`. seconds: CPU seconds
+    for each update that the layout of the last window took.
     """
 
     def __init__(self) -> None:

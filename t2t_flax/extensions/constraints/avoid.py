@@ -1,4 +1,4 @@
-"""Phrases that are not written: for each state of a text, the tokens with which it would contain one of them as whole words.
+"""Phrases that must not be written: the tokens that would complete one, as whole words, after the tokens so far.
 
 An automaton of a phrase has the positions in its text as states, and an edge from position i to j for each token that writes
 what is between them, so that it knows every segmentation. A hypothesis is in a set of states: what it ends with may be the
@@ -18,7 +18,7 @@ from t2t_flax.data.tokenizers import Tokenizer
 from t2t_flax.extensions.constraints.segmentation import SPACE, continues_word, forms, marks_spaces, pieces
 
 BOUNDARY, ANYWHERE, FIRST = 0, 1, 2
-"""States: the last token ends where a word may begin; any text; the first one of positions in phrases."""
+"""States: BOUNDARY where a word may begin, ANYWHERE always; from FIRST on, positions within phrases."""
 WRITTEN = BOUNDARY
 """What the edges of tokens that complete a phrase lead to."""
 Edge = tuple[int, int, int]
@@ -27,7 +27,7 @@ _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
-    """Of the automata of all phrases. None for a phrase that no tokens write."""
+    """Of the automata of all phrases. A phrase that no tokens write is never completed."""
     found: list[Edge] = []
     free = FIRST
     for phrase in dict.fromkeys(phrases):
@@ -78,7 +78,9 @@ def ends_word(tokenizer: Tokenizer) -> bytes:
     """Of each token whether a word may begin after it; true where that is not known, as after a byte that is no letter."""
     if not marks_spaces(tokenizer):
         return bytes([1]) * tokenizer.vocab_size
-    known = [i <= UNK or _BYTE.fullmatch(piece) or not _is_word(piece[-1]) for i, piece in enumerate(pieces(tokenizer))]
+    known = [
+        i <= UNK or _BYTE.fullmatch(piece) or not _is_word(piece[-1:]) for i, piece in enumerate(pieces(tokenizer))
+    ]
     return np.array([bool(end) for end in known], np.uint8).tobytes()
 
 
@@ -86,7 +88,7 @@ def ends_word(tokenizer: Tokenizer) -> bytes:
 def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
     """(edges, states from FIRST on)."""
     written = forms(tokenizer, phrase)
-    if not marks_spaces(tokenizer):  # tokens are words
+    if not marks_spaces(tokenizer):  # only the segmentation of the tokenizer
         found, free = [], FIRST
         for ids in written:
             states = [ANYWHERE, *range(free, free + len(ids) - 1), WRITTEN]

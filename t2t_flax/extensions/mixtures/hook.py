@@ -27,8 +27,8 @@ class MixturesHook(DataHook):
         return list(self._tags.values())
 
     def tokenizer_text(self, text):
-        """With the shares of the first phase, since later ones may change: a source that is not in it counts as the mean of the
-        others.
+        """Gives each source its share of the first phase, since later ones may change; a source that is not in it counts as the
+        mean of the others.
         """
         names, (_, weights) = self._config.data.train_sources, parse_shares(self._config)[0]
         if weights is None:

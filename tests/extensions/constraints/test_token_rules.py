@@ -15,6 +15,7 @@ from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.sampling import Sampling, random_keys
 from t2t_flax.decoding.search_loop import Sentences, run_search
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.extensions.constraints.rule import Rule
 from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 EOS, MODEL = 1, TableModel()
@@ -48,14 +49,16 @@ def keeps(tokens: tuple[int, ...], number: int, free: int = 0) -> bool:
     return not repeats and not (ends and (sum(tokens[:-1]) + number) % 2 == 0)
 
 
-def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray, rule=None):
-    cache = put(MODEL.start(seeds, options.width, length))
+def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray, rule=None, more=()):
+    """more: rules under `rule`."""
+    cache, step = put(MODEL.start(seeds, options.width, length)), MODEL
     prefix = np.zeros((len(seeds), 0), np.int32) if prefix is None else np.asarray(prefix, np.int32)
     inputs = dict(caps_B=put(jnp.asarray(caps)), prefix_BxP=put(jnp.asarray(prefix)), keys_BxK=keys)
     inputs["more"] = {"number": put(jnp.asarray(numbers))}
     rule = rule or OddSum()
-    cache = ruled_cache(cache, rule, Sentences(**inputs), options.width, length)
-    result = run_search(RuledStep(MODEL, rule), PARAMS, cache, options, **inputs, lengths=(length, 16))
+    for one in (*more, rule):
+        cache, step = ruled_cache(cache, one, Sentences(**inputs), options.width, length), RuledStep(step, one)
+    result = run_search(step, PARAMS, cache, options, **inputs, lengths=(length, 16))
     return jax.tree.map(np.asarray, result)
 
 
@@ -84,6 +87,13 @@ def test_a_wide_beam_finds_all_outputs_that_keep_a_rule_with_the_scores_of_the_m
         assert outputs(result, b)[0] == best
         scores = [MODEL.score(seed, tokens) for tokens in outputs(result, b)]
         np.testing.assert_allclose(result.log_probs[b, : len(scores)], scores, rtol=1e-5)
+
+
+def test_two_rules_hold_together():
+    result = search([3, 4], [0, 1], BeamSearch(100, 0.6, 100), [4] * 2, put=same, more=(Rule(suppress=(3,)),))
+    for b in range(2):
+        kept = {tokens for tokens in all_outputs(4) if keeps(tokens, b) and 3 not in tokens}
+        assert set(outputs(result, b)) == kept and len(kept) > 1
 
 
 def test_the_state_of_a_rule_follows_the_hypotheses_through_growing_buffers():

@@ -126,7 +126,8 @@ def test_twenty_updates_have_the_same_bits_on_more_meshes(case, store):
         ("muon", (4, 1)),
         ("schedule_free_adamw", (1, 4)),
         pytest.param("adafactor", (4, 1), marks=pytest.mark.drill),
-        pytest.param("nadamw", (2, 4), marks=pytest.mark.drill),
+        ("nadamw", (2, 4)),
+        pytest.param("lion", (2, 4), marks=pytest.mark.drill),
     ],
 )
 def test_other_optimizers_have_the_same_bits(name, mesh, store):
