@@ -1,18 +1,26 @@
-"""Reads JSON that others wrote, strictly."""
+"""Reads JSON that others wrote: strictly, and to a limited depth."""
 
 import json
 import math
 from typing import Any, NoReturn
 
+DEEPEST = 64
+"""Levels of objects and lists within each other: functions that call themselves at each level get no deeper."""
+
 
 def parse_json(text: str | bytes) -> Any:
     """The value of a JSON text. Raises ValueError for anything else, for NaN, infinities and numbers too large for a float, and
-    for more levels than Python can read.
+    for more than `DEEPEST` levels.
     """
     try:
-        return json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
+        value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
     except RecursionError:
-        raise ValueError("too many levels of objects and lists within each other") from None
+        raise ValueError(_TOO_DEEP) from None
+    _check_depth(value)
+    return value
+
+
+_TOO_DEEP = f"more than {DEEPEST} levels of objects and lists within each other"
 
 
 def _refuse_number(text: str) -> NoReturn:
@@ -22,3 +30,13 @@ def _refuse_number(text: str) -> NoReturn:
 def _finite(text: str) -> float:
     number = float(text)
     return number if math.isfinite(number) else _refuse_number(text)
+
+
+def _check_depth(value: Any) -> None:
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        containers = [x.values() if isinstance(x, dict) else x for x in level if isinstance(x, dict | list)]
+        if not containers:
+            return
+        level = [x for container in containers for x in container]
+    raise ValueError(_TOO_DEEP)

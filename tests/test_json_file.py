@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t_flax.json_file import parse_json
+from t2t_flax.json_file import DEEPEST, parse_json
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(10**18), 10**18) | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
@@ -19,11 +19,11 @@ def test_every_value_comes_back(value):
     assert parse_json(json.dumps(value)) == value
 
 
-@pytest.mark.parametrize("levels", [1, 64, 200_000])
+@pytest.mark.parametrize("levels", [1, DEEPEST, DEEPEST + 1, 900, 200_000])
 @pytest.mark.parametrize("pair", [("[", "]"), ('{"a":', "}")])
-def test_endless_depth_is_refused(levels, pair):
+def test_depth_is_limited(levels, pair):
     text = pair[0] * levels + ("" if pair[0] == "[" else "1") + pair[1] * levels
-    if levels <= 64:
+    if levels <= DEEPEST:
         parse_json(text)
     else:
         with pytest.raises(ValueError, match="levels of objects and lists"):

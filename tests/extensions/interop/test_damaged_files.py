@@ -238,7 +238,7 @@ NESTED = '{"a":' * 3000 + "1" + "}" * 3000
 def test_nested_json_of_marian(name, tmp_path):
     folder = marian_folder(tmp_path)
     (folder / f"{name}.json").write_text(NESTED)
-    with pytest.raises(UserError, match=rf"{name}\.json cannot be read as JSON: too many levels of objects"):
+    with pytest.raises(UserError, match=rf"{name}\.json cannot be read as JSON: more than 64 levels"):
         read_model(folder)
 
 
