@@ -321,12 +321,13 @@ def main(argv: list[str]) -> None:
         task = {"workdir": workdir, "overrides": overrides, "lines": lines, "passes": args.passes, "threads": threads()}
         for number in range(args.rounds):
             batches.append(run(Engine("batch", "batch_translation", timeout=3600.0), task, environments))
-            pair, flags = tuple(batches[-1]["pair"]), args.flags.split()
+            servers = [(), args.flags.split()] if args.flags else [()]
             # The second server of a round is often faster than the first: they take turns.
-            for flag in sorted((False, *[True] * bool(flags)), reverse=number % 2 == 1):
-                load, started = measure_server(workdir, overrides, lines, pair, args, flags if flag else ())
-                (flagged if flag else loads).append(load)
-                starts += [] if flag else [started]
+            for flags in servers if number % 2 == 0 else reversed(servers):
+                load, started = measure_server(workdir, overrides, lines, tuple(batches[-1]["pair"]), args, flags)
+                (flagged if flags else loads).append(load)
+                if not flags:
+                    starts.append(started)
     if not all(load.latencies for load in [*loads, *flagged]):
         sys.exit(f"no request was answered: {[load.errors for load in [*loads, *flagged]]}")
     entries = [entry_of(load, batch, lines) for load, batch in zip(loads, batches, strict=True)]

@@ -268,7 +268,6 @@ class Prefetcher:
         Last False.
         """
         self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
-        self._first: list[concurrent.futures.Future[Batch]] = []
 
     def __enter__(self):
         with contextlib.ExitStack() as stack:
@@ -277,8 +276,8 @@ class Prefetcher:
             stack.enter_context(self._batches.ahead.in_processes(self._processes))
             stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
             largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
-            for _ in range(max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // largest))):
-                self._start_next()
+            count = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // largest))
+            self._first, *_ = [self._start_next() for _ in range(count)]
             self._starting.start()
             stack.callback(self._starting.join)
             stack.callback(self._taken.put, False)
@@ -290,7 +289,8 @@ class Prefetcher:
 
     def wait(self) -> None:
         """Returns when the first batch is laid out: where no plan was kept, all updates before it are counted first."""
-        concurrent.futures.wait(self._first)
+        if self._first:
+            concurrent.futures.wait([self._first])
 
     def next(self) -> DeviceBatch:
         """The next batch. Raises any error of the thread."""
@@ -302,11 +302,13 @@ class Prefetcher:
         while self._taken.get():
             self._start_next()
 
-    def _start_next(self) -> None:
-        if (k := next(self._numbers, None)) is not None:
-            laid_out = self._laying_out.submit(self._batches.batch, k)
-            self._first = self._first or [laid_out]
-            self._prefetched.put(self._filling.submit(self._put, laid_out))
+    def _start_next(self) -> concurrent.futures.Future[Batch] | None:
+        """The next batch as it is laid out; None after the last."""
+        if (k := next(self._numbers, None)) is None:
+            return None
+        laid_out = self._laying_out.submit(self._batches.batch, k)
+        self._prefetched.put(self._filling.submit(self._put, laid_out))
+        return laid_out
 
     def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
         batch, began = laid_out.result(), time.thread_time()

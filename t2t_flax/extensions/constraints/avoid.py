@@ -6,6 +6,7 @@ beginning of several phrases.
 """
 
 import functools
+import itertools
 import re
 from collections.abc import Sequence
 
@@ -15,7 +16,14 @@ import numpy as np
 
 from t2t_flax.config.data_keys import PAD, UNK
 from t2t_flax.data.tokenizers import Tokenizer
-from t2t_flax.extensions.constraints.segmentation import SPACE, continues_word, forms, marks_spaces, pieces
+from t2t_flax.extensions.constraints.segmentation import (
+    SPACE,
+    continues_word,
+    forms,
+    marks_spaces,
+    pieces,
+    power_of_two,
+)
 
 BOUNDARY, ANYWHERE, FIRST = 0, 1, 2
 """States: BOUNDARY where a word may begin, ANYWHERE always; from FIRST on, positions within phrases."""
@@ -40,8 +48,8 @@ def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
 
 def array(each: Sequence[Sequence[Edge]]) -> np.ndarray:
     """int32 [sentences, E, 3], zero-padded; E is a power of two, so that few programs are compiled."""
-    most = max(1, max(map(len, each), default=0))
-    out = np.full((len(each), 1 << (most - 1).bit_length(), 3), PAD, np.int32)
+    most = max(map(len, each), default=0)
+    out = np.full((len(each), max(1, power_of_two(most)), 3), PAD, np.int32)
     for row, own in zip(out, each, strict=True):
         if own:
             row[: len(own)] = own
@@ -123,13 +131,11 @@ def _parts(tokenizer: Tokenizer) -> dict[bytes, list[tuple[int, bool, bool]]]:
             continue
         text = piece.replace(SPACE, " ")
         starts = [a for a in range(len(text)) if a == 0 or not (_is_word(text[a - 1]) and continues_word(text[a]))]
-        stops = {
-            b
-            for b in range(1, len(text) + 1)
-            if b == len(text) or not (continues_word(text[b - 1]) and _is_word(text[b]))
-        }
-        for a in starts:
-            for b in sorted(stop for stop in stops if stop > a):
+        stops = [b for b in range(1, len(text)) if not (continues_word(text[b - 1]) and _is_word(text[b]))] + [
+            len(text)
+        ]
+        for a, b in itertools.product(starts, stops):
+            if a < b:
                 found.setdefault(text[a:b].encode(), []).append((token, a == 0, b == len(text)))
     return found
 

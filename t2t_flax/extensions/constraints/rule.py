@@ -15,7 +15,7 @@ from t2t_flax.decoding.search_loop import IMPOSSIBLE, Sentences
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints, avoid
 from t2t_flax.extensions.constraints.lines import Wanted, wanted
-from t2t_flax.extensions.constraints.segmentation import arrays, forms
+from t2t_flax.extensions.constraints.segmentation import arrays, forms, power_of_two
 from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 
@@ -147,4 +147,4 @@ def _must(tokenizer: Tokenizer, found: Sequence[Wanted]) -> np.ndarray:
     most = max((len(row) for row in rows), default=0)
     flat = arrays([form for row in rows for form in [*row, *[[]] * (most - len(row))]], (1, 4))
     must = flat.reshape(len(rows), most, *flat.shape[1:])
-    return np.pad(must, [(0, 0), (0, max(2, 1 << max(0, most - 1).bit_length()) - most), (0, 0), (0, 0)])
+    return np.pad(must, [(0, 0), (0, max(2, power_of_two(most)) - most), (0, 0), (0, 0)])

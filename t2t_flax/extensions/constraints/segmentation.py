@@ -60,7 +60,7 @@ def forms(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
 def arrays(rows: Sequence[Sequence[Sequence[int]]], least: tuple[int, int]) -> np.ndarray:
     """int32 [rows, N, L], zero-padded; N and L are at least these, and else powers of two, so that few programs are compiled."""
     most = max((len(row) for row in rows), default=0), max((len(ids) for row in rows for ids in row), default=0)
-    shape = [max(low, _power(n)) for low, n in zip(least, most, strict=True)]
+    shape = [max(low, power_of_two(n)) for low, n in zip(least, most, strict=True)]
     out = np.full((len(rows), *shape), PAD, np.int32)
     for i, row in enumerate(rows):
         for j, ids in enumerate(row):
@@ -68,5 +68,6 @@ def arrays(rows: Sequence[Sequence[Sequence[int]]], least: tuple[int, int]) -> n
     return out
 
 
-def _power(n: int) -> int:
+def power_of_two(n: int) -> int:
+    """The least that is not below n; 0 for 0."""
     return 1 << max(0, n - 1).bit_length() if n else 0
