@@ -30,7 +30,7 @@ def test_clients_get_the_batchs_translations_and_count_errors(run):
 @pytest.mark.parametrize("key", ["secret", ""])
 def test_clients_give_their_key(run, key):
     with serving({"tiny": run}, access=Access(Keys(["secret"]))) as server:
-        load = http_load.run(server.url, LINES, ("en", "de"), clients=1, seconds=2.0, before=0.0, key=key)
+        load = http_load.run(server.url, LINES, ("en", "de"), clients=1, seconds=5.0, before=0.0, key=key)
     assert bool(load.latencies) == bool(key) and set(load.errors) == (set() if key else {"403"})
 
 
