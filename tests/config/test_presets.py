@@ -161,6 +161,14 @@ def test_config_files_are_presets():
     assert set(differ) == {"log.every_steps", "mesh.cpu_devices"}
 
 
+def test_french_multi30k_is_the_german_recipe_on_other_text():
+    german, french = (config_lib.load_config(f"{CONFIGS / 'multi30k.py'}:{language}") for language in ("de", "fr"))
+    texts = {"data.train", "data.valid", "data.test", "data.target_language", "data.tokenizer_model", "data.vocab_size"}
+    assert set(config_lib.differences(german, french)) == texts
+    with pytest.raises(UserError, match="variant 'cs': expected de or fr"):
+        config_lib.load_config(f"{CONFIGS / 'multi30k.py'}:cs")
+
+
 def test_presets_load_by_name_with_overrides():
     config = config_lib.load_config("t2t_v3", {"model.dropout": "0.2"})
     assert (config.model.norm_placement, config.model.dropout) == ("pre", 0.2)
