@@ -119,8 +119,8 @@ def check_config(workdir: epath.Path, config: Config) -> None:
         if differ := config_lib.immutable_differences(stored, config):
             lines = config_lib.format_differences(differ, "in the workdir", "now")
             raise UserError(
-                f"{workdir} holds a run with another config ({path}):\n{lines}\nUse another --workdir, or the values of "
-                "the run."
+                f"{workdir} holds a run with another config ({path}). These keys are fixed once a run has begun:\n{lines}\n"
+                "Use another --workdir, or the values of the run."
             )
         config_lib.check_changes(stored, config, steps[-1])
     else:
