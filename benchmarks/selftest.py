@@ -1,16 +1,18 @@
 """How often the self-test suspects devices that are right, and how near it comes to that.
 
-    python -m benchmarks.selftest --starts=200 --minutes=15 --out=benchmarks/results/selftest.json
+    python -m benchmarks.selftest --starts=200 --minutes=60 --log=selftest.jsonl --out=benchmarks/results/selftest.json
 
 Each start draws a config from a grid (mesh, precision, accumulation, packing, norms, sizes, dropout, optimizers), and tests
-eight simulated devices.
+eight simulated devices. The log has a line for each start; the same command goes on after the last one.
 """
 
 import argparse
+import json
 import os
 import sys
 import tempfile
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,8 @@ def draw(number: int) -> tuple[dict[str, Any], tuple[int, int, int], tuple[int, 
 
 def start(number: int, folder: str) -> dict[str, Any]:
     """The self-test of start `number`."""
+    import jax
+
     from t2t_flax.config import Config
     from t2t_flax.data.batching.batches import Shape
     from t2t_flax.distributed.mesh import make_mesh
@@ -69,7 +73,8 @@ def start(number: int, folder: str) -> dict[str, Any]:
     report = run_test(config, make_mesh(config.mesh), (300, 300), Shape(length, 16, micro), folder)
     nearest: dict[str, float] = {}
     for one in report.compared:
-        nearest[one.stage] = max(nearest.get(one.stage, 0.0), one.ratio)
+        nearest[one.stage] = max(nearest.get(one.stage, 0.0), float(one.ratio))
+    jax.clear_caches()  # each start compiles its own programs, which no other one needs
     found = {"precision": keys["train.precision"], "seconds": report.seconds, "faults": report.faults}
     return found | {"nearest": nearest, "keys": keys}
 
@@ -78,24 +83,22 @@ def main(argv: list[str]) -> None:
     """See the top of the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--starts", type=int, default=200)
-    parser.add_argument(
-        "--first", type=int, default=0, help="number of the first start, from which its config is drawn"
-    )
     parser.add_argument("--minutes", type=float, default=15.0, help="no start begins later")
+    parser.add_argument("--log", type=Path, required=True, help="file of the starts, which a rerun adds to")
     parser.add_argument("--out", help="file of the record")
     args = parser.parse_args(argv)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
-    began, starts = time.monotonic(), []
-    with tempfile.TemporaryDirectory() as folder:
-        for number in range(args.first, args.first + args.starts):
+    began = time.monotonic()
+    starts = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
+    with tempfile.TemporaryDirectory() as folder, args.log.open("a") as log:
+        for number in range(len(starts), args.starts):
             if time.monotonic() - began > 60 * args.minutes:
                 break
             starts.append(start(number, folder))
+            print(json.dumps(starts[-1]), flush=True, file=log)
             said = "; ".join(starts[-1]["faults"]) or " ".join(f"{k} {v:.2f}" for k, v in starts[-1]["nearest"].items())
             print(number, starts[-1]["precision"], f"{starts[-1]['seconds']:.1f} s", said, flush=True, file=sys.stderr)
-            if starts[-1]["faults"]:
-                print(starts[-1]["keys"], flush=True, file=sys.stderr)
     publish(summary(starts, argv), args.out)
 
 
