@@ -15,15 +15,21 @@ from t2t_flax.training.progress import read_metrics
 
 @pytest.fixture
 def documented(monkeypatch, tmp_path):
-    """Imports the module of a section of the page."""
-    yield lambda heading: documented_modules.load(heading, monkeypatch, tmp_path)
+    """Imports an example: a file, or the module of a section of the page."""
+
+    def example(name):
+        if name.endswith(".py"):
+            return documented_modules.use(documented_modules.EXAMPLES / name, monkeypatch)
+        return documented_modules.load(name, monkeypatch, tmp_path)
+
+    yield example
     documented_modules.forget()
 
 
 def test_new_decoder_translates(documented, tmp_path, cache, monkeypatch, capsys):
     config = tiny_run(tmp_path / "run", steps=1)
     loop.train(start(config, tmp_path / "run", cache), score=None)
-    documented("A new decoder")
+    documented("silence.py")
     command = ["translate", f"--workdir={tmp_path / 'run'}", "--config.decode.engine=silence"]
     assert main(command) == 2
     assert "config.decode.engine = silence has no beam" in capsys.readouterr().err
@@ -33,7 +39,7 @@ def test_new_decoder_translates(documented, tmp_path, cache, monkeypatch, capsys
 
 
 def test_new_hook_logs_the_gradient_norm_of_every_layer(documented, tmp_path, cache):
-    keys = documented("A new measurement during training").LayerNorms
+    keys = documented("layer_norms.py").LayerNorms
     for log in (False, True):
         config = dataclasses.replace(tiny_run(tmp_path, steps=3), extensions=(("layer_norms", keys(log=log)),))
         loop.train(start(config, tmp_path / str(log), cache), score=None)

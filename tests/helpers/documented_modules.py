@@ -24,7 +24,7 @@ def tables() -> list[registry.Table | registry.Features]:
 
 def load(heading: str, monkeypatch, folder: Path) -> ModuleType:
     """Writes the module of a section to `folder` and imports it, as `use`."""
-    section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
+    section = PAGE.read_text().split(f"# {heading}\n")[1].split("\n## ")[0]
     code = re.search(r"```python\n(# (\w+)\.py\n.*?)```", section, re.S)
     (folder / f"{code[2]}.py").write_text(code[1])
     return use(folder / f"{code[2]}.py", monkeypatch)

@@ -11,21 +11,16 @@ from t2t_flax.config import resolve
 from t2t_flax.config.presets import preset
 
 EXAMPLES = {
-    "A new attention score, activation or norm": dict(
-        attention_score="cosine", activation="relu_squared", norm_type="max_norm"
-    ),
-    "A new position scheme": dict(position="clipped_distance"),
+    "cosine.py": dict(attention_score="cosine", activation="relu_squared", norm_type="max_norm"),
+    "clipped_distance.py": dict(position="clipped_distance"),
     "running_mean.py": dict(mixer="running_mean"),
 }
 
 
 @pytest.mark.parametrize("example", EXAMPLES)
-def test_documented_example_trains_and_decodes(example, monkeypatch, tmp_path):
+def test_documented_example_trains_and_decodes(example, monkeypatch):
     keys = EXAMPLES[example]
-    if example.endswith(".py"):
-        documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
-    else:
-        documented_modules.load(example, monkeypatch, tmp_path)
+    documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
     config = preset("toy")
     config.model.update(keys)
     resolve(config)  # the names are choices of the keys

@@ -57,7 +57,7 @@ def train(config, updates=4):
 
 @pytest.mark.slow
 def test_schedule(monkeypatch, tmp_path):
-    documented_modules.load("A new learning-rate schedule or optimizer", monkeypatch, tmp_path)
+    documented_modules.load("Extending t2t_flax", monkeypatch, tmp_path)
     keys = {"schedule": "inverse", "peak_lr": 1e-2, "warmup_steps": 10}
     config = small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()})
     resolve(to_config_dict(config))
@@ -70,7 +70,7 @@ def test_schedule(monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_optimizer(monkeypatch, tmp_path):
-    documented_modules.load("A new learning-rate schedule or optimizer", monkeypatch, tmp_path)
+    documented_modules.load("Extending t2t_flax", monkeypatch, tmp_path)
     keys = dict(name="nesterov", schedule="constant", peak_lr=0.1, warmup_steps=1)
     resolve(to_config_dict(small_config().with_values({f"optimizer.{k}": v for k, v in keys.items()})))
     metrics, _ = train(small_config(optimizer=keys, model=dict(dropout=0.0)), updates=8)
