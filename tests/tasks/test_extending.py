@@ -1,10 +1,7 @@
 """The example metric and task of docs/extending.md, registered and used in every command."""
 
 import json
-import re
-from collections import Counter
 
-import numpy as np
 import pytest
 from helpers import documented_modules
 from helpers.configs import small_config
@@ -16,26 +13,16 @@ from t2t_flax.config.schema import HIGHER_IS_BETTER
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.errors import UserError
 from t2t_flax.registry import TASKS
-from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, lower_is_better, task_of
+from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.tasks.translation import METRICS
 from t2t_flax.training.losses import TOKEN_METRICS
 
-NAMESPACE = dict(
-    Counter=Counter, METRICS=METRICS, Metric=Metric, Predictions=Predictions, SentenceStatistics=SentenceStatistics, np=np,
-)  # fmt: skip
-
 
 @pytest.fixture
-def metrics():
-    """Runs the code of the page's section on metrics, and restores the table afterwards."""
+def metrics(monkeypatch):
+    """Imports the example of a metric, and restores the table afterwards."""
     before = list(METRICS)
-
-    def run() -> None:
-        section = documented_modules.PAGE.read_text().split("## A new evaluation metric\n")[1].split("\n## ")[0]
-        for block in re.findall(r"```python\n(.*?)```", section, re.S):
-            exec(block, NAMESPACE)
-
-    yield run
+    yield lambda: documented_modules.use(documented_modules.EXAMPLES / "missing_words.py", monkeypatch)
     METRICS[:] = before
 
 

@@ -1,8 +1,5 @@
 """The training examples in docs/extending.md, each added to its table and trained with."""
 
-import re
-from pathlib import Path
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -17,26 +14,18 @@ from t2t_flax.training import losses
 from t2t_flax.training.optimizer import learning_rate_schedule
 from t2t_flax.training.train_step import make_eval_step, make_train_step
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 TABLES = (
     losses.TOKEN_METRICS, schema.HIGHER_IS_BETTER,
 )  # fmt: skip
 
 
 @pytest.fixture
-def example(monkeypatch):
-    """Runs the code of a section of the page; the tables are restored afterwards."""
-
-    def run(heading: str) -> None:
-        for table in TABLES:
-            for name in ("entropy",):
-                monkeypatch.setitem(table, name, None)
-                del table[name]
-        section = PAGE.read_text().split(f"## {heading}\n")[1].split("\n## ")[0]
-        for block in re.findall(r"```python\n(.*?)```", section, re.S):
-            exec(block, {**vars(losses), **vars(schema)})
-
-    return run
+def entropy(monkeypatch):
+    """Imports the example of a metric; the tables are restored afterwards."""
+    for table in TABLES:
+        monkeypatch.setitem(table, "entropy", None)
+        del table["entropy"]
+    documented_modules.use(documented_modules.EXAMPLES / "entropy.py", monkeypatch)
 
 
 def train(config, updates=4):
@@ -79,9 +68,8 @@ def test_optimizer(monkeypatch, tmp_path):
 
 @pytest.mark.parametrize("chunk", [0, 5])
 @pytest.mark.slow
-def test_metric(example, chunk):
+def test_metric(entropy, chunk):
     """Summed over microbatches, shards and chunks."""
-    example("A new training metric")
     metrics, sums = train(small_config(loss=dict(logits_chunk_size=chunk)))
     assert all(0 < float(m["entropy"]) < np.log(40) for m in metrics)
     assert 0 < float(sums["entropy"] / sums["tokens"]) < np.log(40)
