@@ -15,8 +15,8 @@ from t2t_flax.registry import ONE_OUTPUT, STEPS
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Sources are padded to one of these lengths, beyond them to a multiple of 256."""
-PREFIX_LENGTHS = (0, 1024)
-"""Prefixes are padded to one of these lengths: a long one costs nothing beside the search."""
+PREFIX_LENGTHS = (0, 64, 1024)
+"""Prefixes are padded to one of these lengths: a long one costs little but memory."""
 _ALWAYS_USED = (32, 128, 512, 1024)
 _WORTH_COMPILING = 32
 """A length that is not in `_ALWAYS_USED` is used where it fills this many batches."""
@@ -81,7 +81,7 @@ def source_ids(tokenizer: Tokenizer, line: str) -> list[int]:
     return [*symbols, *ids] if ids else []
 
 
-def output_cap(config: Decode, model: Model, source: int, prefix: int) -> int:
+def output_cap(config: Decode, model: Model, source: int, prefix: int = 0) -> int:
     """Most output tokens, prefix and EOS included, for a source and a prefix of so many tokens (6.1)."""
     cap = math.floor(config.max_length_ratio * source) + config.max_length_offset + prefix
     return max(1, min(cap, positions(model)))
@@ -99,16 +99,15 @@ def positions(model: Model) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The sentences `indices`, padded to `rows` sentences, `source_length` and `prefix_length` tokens."""
+    """The sentences `indices`, padded to `rows` sentences and `source_length` tokens."""
 
     indices: tuple[int, ...]
     rows: int
     source_length: int
-    prefix_length: int = 0
 
     @property
-    def shape(self) -> tuple[int, int, int]:
-        return self.rows, self.source_length, self.prefix_length
+    def shape(self) -> tuple[int, int]:
+        return self.rows, self.source_length
 
 
 def hypotheses_per_sentence(config: Decode) -> int:
@@ -117,20 +116,14 @@ def hypotheses_per_sentence(config: Decode) -> int:
     return 1 if one else config.n_best if config.strategy == "sample" else config.beam_size
 
 
-def plan_batches(
-    source_lengths: Sequence[int],
-    config: Decode,
-    shards: int = 1,
-    prefix_lengths: Sequence[int] = (),
-) -> list[Batch]:
+def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1) -> list[Batch]:
     """Batches of similar source lengths (in tokens), shortest first. A source of length 0 is in none.
 
     Rows are a multiple of `shards`: config.batch_size on each, fewer where rows x source length x
     hypotheses would exceed a bound, and 1, 4, 16, ... on each for the sentences of a length that
-    fill no batch. All batches have the same prefix length.
+    fill no batch.
     """
     order = sorted((i for i, n in enumerate(source_lengths) if n), key=source_lengths.__getitem__)
-    prefix_length = round_up(max(prefix_lengths, default=0), PREFIX_LENGTHS)
     batches: list[Batch] = []
     start, length = 0, 0
     while start < len(order):
@@ -146,7 +139,7 @@ def plan_batches(
             rows = min(full, shards * _power_of_four(math.ceil((stop - start) / shards)))
         for first in range(start, stop, rows):
             indices = order[first : min(first + rows, stop)]
-            batches.append(Batch(_dealt(indices, rows, shards), rows, length, prefix_length))
+            batches.append(Batch(_dealt(indices, rows, shards), rows, length))
         start = stop
     return batches
 

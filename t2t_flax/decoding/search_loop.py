@@ -41,13 +41,12 @@ StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 @flax.struct.dataclass
 class Sentences:
-    """Search inputs per sentence. caps_B: maximum tokens, EOS included. prefix_BxP: forced first tokens, 0 = free. keys_BxK:
-    random keys. more: arrays [B, ...] by name, which rules and searches of extensions read. ending_BxK: what is added to the
-    score of a hypothesis that ends at the current position, at most 0.
+    """Search inputs per sentence. caps_B: int32, maximum tokens, EOS included. keys_BxK: random keys. more: arrays [B, ...] by
+    name, which rules and searches of extensions read; "prefix": forced first tokens [B, P], 0 = free. ending_BxK: what is added
+    to the score of a hypothesis that ends at the current position, at most 0.
     """
 
     caps_B: jax.Array
-    prefix_BxP: jax.Array
     keys_BxK: jax.Array | None = None
     more: dict[str, jax.Array] = flax.struct.field(default_factory=dict)
     ending_BxK: jax.Array | None = None
@@ -96,11 +95,8 @@ class Search(Protocol):
 
 def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
     """int32 [B]: the prefix token at `position`, 0 = not forced; None if there are no prefixes."""
-    width = sentences.prefix_BxP.shape[1]
-    if width == 0:
-        return None
-    token_B = sentences.prefix_BxP[:, jnp.minimum(position, width - 1)]
-    return jnp.where(position < width, token_B, PAD)
+    prefix_BxP = sentences.more.get("prefix")
+    return None if prefix_BxP is None else jnp.take(prefix_BxP, position, axis=1, mode="fill", fill_value=PAD)
 
 
 def run_search(
@@ -108,22 +104,17 @@ def run_search(
     params: Any,
     cache: Cache,
     search: Search,
+    sentences: Sentences,
     *,
-    caps_B: jax.typing.ArrayLike,
-    prefix_BxP: jax.typing.ArrayLike | None = None,
-    keys_BxK: jax.Array | None = None,
-    more: dict[str, jax.Array] | None = None,
     lengths: Sequence[int] = LENGTHS,
     longest: int = 0,
 ) -> SearchResult:
-    """Decodes until every sentence is done. caps_B, prefix_BxP, keys_BxK, more: see `Sentences`.
+    """Decodes until every sentence is done.
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
     generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
     searches compile once. longest: with abstract arrays, for which programs are only compiled: tokens of the longest output.
     """
-    prefix_BxP = np.zeros((len(caps_B), 0)) if prefix_BxP is None else prefix_BxP  # type: ignore[arg-type]
-    sentences = Sentences(_as_int32(caps_B), _as_int32(prefix_BxP), keys_BxK, more or {})
     shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
     position, length = 0, lengths[0]
     state = _start(search, sentences, length)
@@ -138,10 +129,6 @@ def run_search(
         if position == length:
             length = next_length(length, lengths)
             state, self_cache = grow((state, self_cache), length)
-
-
-def _as_int32(x: Any) -> Any:
-    return x if isinstance(x, jax.ShapeDtypeStruct) else jnp.asarray(x, jnp.int32)
 
 
 def next_length(length: int, lengths: Sequence[int]) -> int:

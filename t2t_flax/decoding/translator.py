@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import math
 import threading
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,13 +19,14 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.hooks import Translate, data_hooks
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import (
+    PREFIX_LENGTHS,
     Batch,
-    EncodedLines,
     encode_lines,
     output_cap,
     padded,
     plan_batches,
     read_lines,
+    round_up,
     source_limit,
 )
 from t2t_flax.decoding.programs import program
@@ -128,17 +129,31 @@ class Translator:
         lines, more = self._prepare(lines, first_line)
         encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
+        if longest := max(map(len, encoded.prefixes), default=0):
+            more["prefix"] = padded(encoded.prefixes, len(lines), round_up(longest, PREFIX_LENGTHS))
         params = in_compute_type(self._model, params)
-        shards = mesh_lib.batch_shards(self._mesh)
         lengths = list(map(len, encoded.sources))
         done, total = 0, sum(n > 0 for n in lengths)
         shapes = [(name, x.shape[1:]) for name, x in more.items()]
 
         def search(batch: Batch) -> tuple[Batch, list[tuple[Hypothesis, ...]]]:
+            indices, rows = list(batch.indices), batch.rows
+            source_BxS = padded([encoded.sources[i] for i in indices], rows, batch.source_length)
+            # Rows that fill up the batch: their cap of 1 ends them at once.
+            source_BxS[len(indices) :, 0] = EOS
+            caps_B, ids_B = np.ones(rows, np.int32), np.zeros(rows, np.int32)
+            caps_B[: len(indices)] = [encoded.caps[i] for i in indices]
+            ids_B[: len(indices)] = [(first_line + i) % 2**31 for i in indices]
+            sentences = Sentences(caps_B, more={name: _rows(x[indices], rows) for name, x in more.items()})
+            arrays = source_BxS, ids_B, sentences
             with self._first_compiles((batch.shape, *shapes), compiling) as first:
-                return batch, self._search(params, batch, encoded, first_line, more, first)
+                if first:  # the programs are compiled at the same time, before the first of them runs
+                    self._decode(params, *self._abstract(arrays), longest=1)
+                result = self._decode(params, *jax.tree.map(functools.partial(_put, self._rows), arrays))
+                result = jax.device_get(mesh_lib.replicated(result, self._mesh))
+            return batch, [self._hypotheses(result, b) for b in range(len(indices))]
 
-        batches = plan_batches(lengths, self._config, shards, list(map(len, encoded.prefixes)))
+        batches = plan_batches(lengths, self._config, mesh_lib.batch_shards(self._mesh))
         with concurrent.futures.ThreadPoolExecutor(self._at_once) as threads:
             several = min(self._at_once, len(batches)) > 1
             for batch, results in (threads.map if several else map)(search, batches):
@@ -161,58 +176,30 @@ class Translator:
                 yield first
             self._compiled.add(shape)
 
-    def _search(
-        self,
-        params: Any,
-        batch: Batch,
-        encoded: EncodedLines,
-        first_line: int,
-        more: Mapping[str, np.ndarray],
-        first: bool,
-    ) -> list[tuple[Hypothesis, ...]]:
-        rows = batch.rows
-        source_BxS = padded([encoded.sources[i] for i in batch.indices], rows, batch.source_length)
-        prefix_BxP = padded([encoded.prefixes[i] for i in batch.indices], rows, batch.prefix_length)
-        # Rows that fill up the batch: their cap of 1 ends them at once.
-        source_BxS[len(batch.indices) :, 0] = EOS
-        caps_B = np.ones(rows, np.int32)
-        ids_B = np.zeros(rows, np.int32)
-        for row, i in enumerate(batch.indices):
-            caps_B[row] = encoded.caps[i]
-            ids_B[row] = (first_line + i) % 2**31
-        more_B = {name: _rows(x[list(batch.indices)], rows) for name, x in more.items()}
-        arrays = source_BxS, prefix_BxP, caps_B, ids_B, more_B
-        if first:  # the programs are compiled at the same time, before the first of them runs
-            self._decode(params, self._abstract(arrays), longest=1)
-        result = self._decode(params, jax.tree.map(functools.partial(_put, self._rows), arrays))
-        result = jax.device_get(mesh_lib.replicated(result, self._mesh))
-        return [self._hypotheses(result, b) for b in range(len(batch.indices))]
-
-    def compile(self, params: Any, shape: tuple[int, int, int], longest: int) -> None:
+    def compile(self, params: Any, shape: tuple[int, int], longest: int) -> None:
         """Has all programs compiled for batches of this `Batch.shape`, of which no sentence is longer than the padded length
         and no output longer than `longest`; does not wait where `Programs` need not.
         """
-        rows, source_length, prefix_length = shape
-        most = min(longest, output_cap(self._config, self._model.config, source_length, prefix_length))
-        widths = (source_length,), (prefix_length,), (), ()
-        arrays = *(np.zeros((rows, *width), np.int32) for width in widths), self._prepare([""] * rows, 0)[1]
+        most = min(longest, output_cap(self._config, self._model.config, shape[1]))
+        each_B, more = np.zeros(shape[0], np.int32), self._prepare([""] * shape[0], 0)[1]
+        arrays = self._abstract((np.zeros(shape, np.int32), each_B, Sentences(each_B, more=more)))
         params, length = in_compute_type(self._model, params), 0
         while length < most:  # the programs that make the result depend on the length that is reached
             length = next_length(length, LENGTHS)
-            self._decode(params, self._abstract(arrays), longest=length)
+            self._decode(params, *arrays, longest=length)
 
     def _abstract(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows), tree)
 
-    def _decode(self, params: Any, arrays: tuple[Any, ...], longest: int = 0) -> SearchResult:
+    def _decode(self, params: Any, source_BxS, ids_B, sentences: Sentences, longest: int = 0) -> SearchResult:
         """The result of a search. longest: see `search_loop.run_search`."""
-        search, (source_BxS, prefix_BxP, caps_B, ids_B, more) = self._strategy, arrays
+        search = self._strategy
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
-            keys_BxK = random_keys(self._config.seed, ids_B, search.width) if search.draws else None
-            inputs: dict[str, Any] = dict(caps_B=caps_B, prefix_BxP=prefix_BxP, keys_BxK=keys_BxK, more=more)
-            cache = self._step.start(params, source_BxS, Sentences(**inputs), search.width, lengths[0])
-            return run_search(self._step, params, cache, search, **inputs, lengths=lengths, longest=longest)
+            if search.draws:
+                sentences = sentences.replace(keys_BxK=random_keys(self._config.seed, ids_B, search.width))
+            cache = self._step.start(params, source_BxS, sentences, search.width, lengths[0])
+            return run_search(self._step, params, cache, search, sentences, lengths=lengths, longest=longest)
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
@@ -331,7 +318,7 @@ class JaxDecoder(Decoder):
         """See `Decoder`."""
         return self._translator.translate(self._params, lines, **options)
 
-    def compile(self, shape: tuple[int, int, int], longest: int) -> None:
+    def compile(self, shape: tuple[int, int], longest: int) -> None:
         """See `Translator.compile`."""
         self._translator.compile(self._params, shape, longest)
 

@@ -105,12 +105,14 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
 
     translator = Translator(model, corpus.tokenizers, devices_mesh(), config)
     seen = []
-    real = translator._search
+    real = translator._decode
     monkeypatch.setattr(
-        translator, "_search", lambda p, batch, lines, *rest: seen.extend(lines.sources) or real(p, batch, lines, *rest)
+        translator,
+        "_decode",
+        lambda p, source, *rest, **options: seen.append(source) or real(p, source, *rest, **options),
     )
     translator.translate(state.params, ["The train leaves."])
-    assert (seen[0][-1] == 1) == eos
+    assert (np.trim_zeros(np.asarray(seen[-1])[0])[-1] == 1) == eos
 
 
 def test_schedule_first_step_is_the_number_of_the_first_update():

@@ -71,5 +71,3 @@ def test_only_large_sets_use_every_source_length():
 def test_mixed_set_has_one_shape_for_each_length():
     lengths = np.random.default_rng(3).integers(1, 129, 512).tolist()
     assert len(set(shapes(lengths))) <= 2
-    prefixed = plan_batches(lengths, Decode(), prefix_lengths=[3] + [0] * 511)
-    assert {batch.prefix_length for batch in prefixed} == {1024}

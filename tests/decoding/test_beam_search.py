@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.search_loop import grow, next_length, run_search
@@ -18,7 +18,7 @@ MODEL = TableModel()
 
 def search(seeds, options, caps, *, prefix=None, lengths=(12, 16), params=PARAMS, model=MODEL):
     cache = model.start(seeds, options.beam_size, lengths[0])
-    result = run_search(model, params, cache, options, caps_B=caps, prefix_BxP=prefix, lengths=lengths)
+    result = run_search(model, params, cache, options, sentences(caps, prefix), lengths=lengths)
     return jax.tree.map(np.asarray, result)
 
 
@@ -217,13 +217,13 @@ def test_equal_shapes_compile_once():
             return super().__call__(*args)
 
     model, options = CountingModel(), BeamSearch(2, 0.6, 1)
-    first = run_search(model, PARAMS, model.start([1, 2], 2, 4), options, caps_B=[4, 3], lengths=(4,))
+    first = run_search(model, PARAMS, model.start([1, 2], 2, 4), options, sentences([4, 3]), lengths=(4,))
     count = len(traces)
     again = run_search(
-        CountingModel(), PARAMS, model.start([1, 2], 2, 4), BeamSearch(2, 0.6, 1), caps_B=[4, 3], lengths=(4,)
+        CountingModel(), PARAMS, model.start([1, 2], 2, 4), BeamSearch(2, 0.6, 1), sentences([4, 3]), lengths=(4,)
     )
     run_search(
-        model, PARAMS | {"scale": np.float32(3)}, model.start([3, 4], 2, 4), options, caps_B=[2, 4], lengths=(4,)
+        model, PARAMS | {"scale": np.float32(3)}, model.start([3, 4], 2, 4), options, sentences([2, 4]), lengths=(4,)
     )
     assert count > 0 and len(traces) == count
     np.testing.assert_array_equal(first.tokens, again.tokens)
@@ -236,8 +236,8 @@ def test_sharded_batch_gives_the_same_result():
     whole = search(seeds, options, caps, lengths=(4, 16))
     with mesh_lib.use(mesh):
         cache = jax.device_put(MODEL.start(seeds, 3, 4), rows)
-        caps_B = jax.device_put(caps, rows)
-        split = run_search(MODEL, PARAMS, cache, options, caps_B=caps_B, lengths=(4, 16))
+        inputs = jax.device_put(sentences(caps), rows)
+        split = run_search(MODEL, PARAMS, cache, options, inputs, lengths=(4, 16))
     np.testing.assert_array_equal(whole.tokens, split.tokens)
     np.testing.assert_allclose(whole.scores, split.scores, rtol=1e-6)
     assert not split.tokens.sharding.is_fully_replicated

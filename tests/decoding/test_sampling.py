@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.decoding.sampling import Sampling, nucleus_size, random_keys
 from t2t_flax.decoding.search_loop import run_search
@@ -17,7 +17,7 @@ def draw(seeds, options, caps, *, ids=None, seed=0, prefix=None, lengths=(16,), 
     cache = MODEL.start(seeds, options.num_samples, lengths[0])
     ids = np.arange(len(seeds)) if ids is None else ids
     keys = random_keys(seed, ids, options.num_samples)
-    result = run_search(MODEL, params, cache, options, caps_B=caps, prefix_BxP=prefix, keys_BxK=keys, lengths=lengths)
+    result = run_search(MODEL, params, cache, options, sentences(caps, prefix, keys), lengths=lengths)
     return jax.tree.map(np.asarray, result)
 
 

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.config import Config, Decode
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -45,7 +45,7 @@ def test_stopping_rules_equal_the_numpy_search(kind, stop, alpha):
     seeds, cap, params = np.arange(60) + 7, 9, PARAMS | {"eos": np.float32(1.0)}
     options = BeamSearch(3, alpha, 1, kind, stop)
     cache = MODEL.start(seeds, 3, 12)
-    result = jax.tree.map(np.asarray, run_search(MODEL, params, cache, options, caps_B=[cap] * 60, lengths=(12,)))
+    result = jax.tree.map(np.asarray, run_search(MODEL, params, cache, options, sentences([cap] * 60), lengths=(12,)))
     outputs = [tuple(result.tokens[b, 0, : result.lengths[b, 0]].tolist()) for b in range(60)]
     assert outputs == [reference_search(int(seed), options, cap, params) for seed in seeds]
 
@@ -55,7 +55,7 @@ def test_stopping_rules_have_different_results():
     seeds, results = np.arange(60), {}
     for stop in ("exact", "beam_full", "top_finished"):
         options = BeamSearch(3, 3.0, 1, "power", stop)
-        result = run_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, caps_B=[12] * 60, lengths=(12,))
+        result = run_search(MODEL, PARAMS, MODEL.start(seeds, 3, 12), options, sentences([12] * 60), lengths=(12,))
         results[stop] = np.asarray(result.scores[:, 0])
     assert results["exact"].mean() > results["beam_full"].mean() > results["top_finished"].mean()
 

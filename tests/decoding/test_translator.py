@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 from unittest.mock import Mock, call
 
 import jax
@@ -84,12 +85,14 @@ def test_an_error_in_one_of_several_batches_is_raised(small_model, monkeypatch):
     model, params, tokenizers, lines = small_model
     translator = Translator(model, tokenizers, devices_mesh(1), Config(decode=Decode(batch_size=2)), at_once=3)
 
-    def search(params, batch, *rest):
-        if 5 in batch.indices:
-            raise MemoryError("no room")
-        return [()] * len(batch.indices)
+    decode, calls = translator._decode, itertools.count()
 
-    monkeypatch.setattr(translator, "_search", search)
+    def fourth_fails(*args, **options):
+        if next(calls) == 3:
+            raise MemoryError("no room")
+        return decode(*args, **options)
+
+    monkeypatch.setattr(translator, "_decode", fourth_fails)
     with pytest.raises(MemoryError, match="no room"):
         translator.translate(params, lines)
 

@@ -38,7 +38,7 @@ def compile_search(
         encode = translator.start_search.lower(model, params, source, config.beam_size, length).compile()
         empty_cache = lambda p, s: translator.start_search(model, p, s, config.beam_size, length)  # noqa: E731
         cache = jax.tree.map(with_sharding, jax.eval_shape(empty_cache, params, source), encode.output_shardings)
-        sentences = search_loop.Sentences(ints(rows), ints(rows, 0))
+        sentences = search_loop.Sentences(ints(rows))
         state = jax.eval_shape(lambda s: search.start(s, length), sentences)
         state = jax.tree.map(lambda x: with_sharding(x, row_sharding), state)
         position = jax.ShapeDtypeStruct((), np.int32, sharding=replicated)

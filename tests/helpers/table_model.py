@@ -6,6 +6,8 @@ import functools
 import jax.numpy as jnp
 import numpy as np
 
+from t2t_flax.decoding.search_loop import Sentences
+
 PARAMS = {"scale": np.float32(2.0), "eos": np.float32(0.0)}
 
 
@@ -50,6 +52,12 @@ class TableModel:
         logits = (unit - np.float32(0.5)) * params["scale"] * (0 if self.flat else 1) + (ids == 1) * params["eos"]
         xp = np if isinstance(logits, np.ndarray) else jnp
         return xp.where(ids < self.vocab, logits, np.float32(-1e9))
+
+
+def sentences(caps, prefix=None, keys=None, **more) -> Sentences:
+    """Inputs of a search, of lists or arrays."""
+    named = more if prefix is None else more | {"prefix": np.asarray(prefix, np.int32)}
+    return Sentences(jnp.asarray(caps, jnp.int32), keys, {name: jnp.asarray(x) for name, x in named.items()})
 
 
 @functools.cache

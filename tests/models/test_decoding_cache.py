@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
+from helpers.table_model import sentences
 
 from t2t_flax.config import Model
 from t2t_flax.decoding.beam_search import BeamSearch
@@ -29,7 +30,7 @@ def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
             return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
         options = BeamSearch(4, 0.6, 4)
-        results.append(run_search(step, params, cache, options, caps_B=[20] * 3, lengths=(8, 16, 32)))
+        results.append(run_search(step, params, cache, options, sentences([20] * 3), lengths=(8, 16, 32)))
     np.testing.assert_array_equal(results[0].tokens, results[1].tokens)
     np.testing.assert_allclose(results[0].log_probs, results[1].log_probs, rtol=1e-5)
     assert len(np.unique(np.asarray(results[0].tokens)[0], axis=0)) == 4

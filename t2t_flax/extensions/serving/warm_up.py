@@ -38,7 +38,7 @@ def rest_of_usual(runs: Sequence[TrainedModel], max_batch: int) -> Iterator[Call
                 yield functools.partial(run.decoder.compile, shape, longest)
 
 
-def _shapes(loaded: TrainedModel, max_batch: int, lengths: Sequence[int]) -> list[tuple[int, int, int]]:
+def _shapes(loaded: TrainedModel, max_batch: int, lengths: Sequence[int]) -> list[tuple[int, int]]:
     """`Batch.shape` of up to `max_batch` lines of each of these padded lengths."""
     shards, shapes = mesh_lib.batch_shards(loaded.mesh), {}
     for tokens in sorted({min(length, loaded.max_source_length) for length in lengths}):

@@ -180,11 +180,11 @@ class WithDraft(ModelWrapper):
 def _choose(sentences: Sentences, logits_BxTxV: jax.Array, first_B: jax.Array) -> jax.Array:
     """The token at positions from `first_B` on, int32 [B, T]: the likeliest, unless one is forced."""
     tokens_BxT = Sampling(temperature=0.0).draw(None, None, logits_BxTxV)
-    width = sentences.prefix_BxP.shape[1]
-    if width == 0:
+    prefix_BxP = sentences.more.get("prefix")
+    if prefix_BxP is None:
         return tokens_BxT
     positions_BxT = first_B[:, None] + jnp.arange(tokens_BxT.shape[1])
-    forced_BxT = jnp.where(positions_BxT < width, _take(sentences.prefix_BxP, positions_BxT), PAD)
+    forced_BxT = jnp.where(positions_BxT < prefix_BxP.shape[1], _take(prefix_BxP, positions_BxT), PAD)
     return jnp.where(forced_BxT == PAD, tokens_BxT, forced_BxT)
 
 

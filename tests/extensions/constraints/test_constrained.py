@@ -4,11 +4,10 @@ import dataclasses
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,10 +32,8 @@ def must_array(sentences, shape=(3, 2, 4)):
 
 def search(seeds, phrases, options, caps, *, lengths=(4, 16), prefix=None, put=lambda x: x, params=PARAMS):
     cache = put(MODEL.start(seeds, options.width, lengths[0]))
-    more = {"must": put(jnp.asarray(must_array(phrases)))}
-    result = run_search(
-        MODEL, params, cache, options, caps_B=put(jnp.asarray(caps)), prefix_BxP=prefix, more=more, lengths=lengths
-    )
+    inputs = put(sentences(caps, prefix, must=must_array(phrases)))
+    result = run_search(MODEL, params, cache, options, inputs, lengths=lengths)
     return jax.tree.map(np.asarray, result)
 
 
@@ -130,7 +127,7 @@ def test_without_phrases_it_is_beam_search_bit_for_bit(early_stopping):
     for eos in (0.0, 2.0):
         params = PARAMS | {"eos": np.float32(eos)}
         plain = BeamSearch(3, 0.6, 3, early_stopping=early_stopping)
-        expected = run_search(MODEL, params, MODEL.start(seeds, 3, 4), plain, caps_B=caps, lengths=(4, 16))
+        expected = run_search(MODEL, params, MODEL.start(seeds, 3, 4), plain, sentences(caps), lengths=(4, 16))
         found = search(seeds, none, ConstrainedBeam(plain), caps, params=params)
         for field in dataclasses.fields(found):
             np.testing.assert_array_equal(getattr(found, field.name), np.asarray(getattr(expected, field.name)))

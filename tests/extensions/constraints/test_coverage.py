@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
+from helpers.table_model import sentences
 
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
@@ -66,9 +67,9 @@ def search(made, penalty: Penalty, search=BeamSearch(BEAMS, 0.6, 8), rule=None, 
     source_BxS = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"])
     step = RuledStep(DecodeStep(model), rule) if rule else DecodeStep(model)
     with mesh_lib.use(devices_mesh()):
-        sentences = Sentences(caps_B, jnp.zeros((len(SOURCES), 0), jnp.int32))
-        cache = step.start(params, source_BxS, sentences, search.width, 8)
-        result = run_search(step, params, cache, search, caps_B=caps_B, more=more, lengths=(8,))
+        inputs = Sentences(caps_B, more=more or {})
+        cache = step.start(params, source_BxS, inputs, search.width, 8)
+        result = run_search(step, params, cache, search, inputs, lengths=(8,))
     return jax.tree.map(np.asarray, result)
 
 
@@ -144,7 +145,7 @@ def test_no_penalty_is_plain_beam_search(made):
     source_BxS = jnp.asarray(rows_alone([(s, s) for s in SOURCES], 8)["source"])
     with mesh_lib.use(devices_mesh()):
         cache = start_search(model, params, source_BxS, 4, 8)
-        plain = run_search(DecodeStep(model), params, cache, options, caps_B=[CAP] * len(SOURCES), lengths=(8,))
+        plain = run_search(DecodeStep(model), params, cache, options, sentences([CAP] * len(SOURCES)), lengths=(8,))
     assert np.array_equal(with_zero.tokens, plain.tokens)
     np.testing.assert_allclose(with_zero.scores, plain.scores, rtol=1e-6)
 

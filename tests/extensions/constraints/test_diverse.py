@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.search_loop import run_search
@@ -14,7 +14,7 @@ EOS, MODEL = 1, TableModel(vocab=7)
 
 def search(seeds, options, caps, params=PARAMS):
     cache = MODEL.start(seeds, options.width, 4)
-    return jax.tree.map(np.asarray, run_search(MODEL, params, cache, options, caps_B=caps, lengths=(4, 16)))
+    return jax.tree.map(np.asarray, run_search(MODEL, params, cache, options, sentences(caps), lengths=(4, 16)))
 
 
 def outputs(result, b):
@@ -67,7 +67,7 @@ def test_equals_the_reference(size, groups, diversity):
 def test_one_group_is_beam_search():
     seeds, caps = np.arange(40), np.arange(40) % 12 + 1
     plain = BeamSearch(3, 0.6, 3)
-    expected = run_search(MODEL, PARAMS, MODEL.start(seeds, 3, 4), plain, caps_B=caps, lengths=(4, 16))
+    expected = run_search(MODEL, PARAMS, MODEL.start(seeds, 3, 4), plain, sentences(caps), lengths=(4, 16))
     found = search(seeds, DiverseBeam(plain, 1, 0.5, 3), caps)
     np.testing.assert_array_equal(found.tokens, expected.tokens)
     np.testing.assert_allclose(found.scores, expected.scores, rtol=1e-6)

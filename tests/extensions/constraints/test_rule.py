@@ -7,10 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.ruled_steps import ruled_cache
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch
-from t2t_flax.decoding.search_loop import Sentences, run_search
+from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.extensions.constraints.avoid import ANYWHERE, FIRST, WRITTEN, array
 from t2t_flax.extensions.constraints.rule import Rule
 from t2t_flax.extensions.shared.token_rules import RuledStep
@@ -19,14 +19,10 @@ EOS, MODEL, CAP = 1, TableModel(), 5
 
 
 def search(seeds, rule, avoid=((),), *, beams=250, length=4, cap=CAP):
-    inputs = dict(
-        caps_B=jnp.full(len(seeds), cap),
-        prefix_BxP=jnp.zeros((len(seeds), 0), jnp.int32),
-        more={"avoid": jnp.asarray(edges_of(avoid))},
-    )
-    cache = ruled_cache(MODEL.start(seeds, beams, length), rule, Sentences(**inputs), beams, length)
+    inputs = sentences([cap] * len(seeds), avoid=edges_of(avoid))
+    cache = ruled_cache(MODEL.start(seeds, beams, length), rule, inputs, beams, length)
     step, options = RuledStep(MODEL, rule), BeamSearch(beams, 0.6, beams)
-    return jax.tree.map(np.asarray, run_search(step, PARAMS, cache, options, **inputs, lengths=(length, 8)))
+    return jax.tree.map(np.asarray, run_search(step, PARAMS, cache, options, inputs, lengths=(length, 8)))
 
 
 def edges_of(avoid):

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 from helpers.configs import devices_mesh
 from helpers.ruled_steps import ruled_cache
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.sampling import Sampling, random_keys
-from t2t_flax.decoding.search_loop import Sentences, run_search
+from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.constraints.rule import Rule
 from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
@@ -52,13 +52,11 @@ def keeps(tokens: tuple[int, ...], number: int, free: int = 0) -> bool:
 def search(seeds, numbers, options, caps, *, prefix=None, keys=None, length=4, put=jnp.asarray, rule=None, more=()):
     """more: rules under `rule`."""
     cache, step = put(MODEL.start(seeds, options.width, length)), MODEL
-    prefix = np.zeros((len(seeds), 0), np.int32) if prefix is None else np.asarray(prefix, np.int32)
-    inputs = dict(caps_B=put(jnp.asarray(caps)), prefix_BxP=put(jnp.asarray(prefix)), keys_BxK=keys)
-    inputs["more"] = {"number": put(jnp.asarray(numbers))}
+    inputs = put(sentences(caps, prefix, keys, number=numbers))
     rule = rule or OddSum()
     for one in (*more, rule):
-        cache, step = ruled_cache(cache, one, Sentences(**inputs), options.width, length), RuledStep(step, one)
-    result = run_search(step, PARAMS, cache, options, **inputs, lengths=(length, 16))
+        cache, step = ruled_cache(cache, one, inputs, options.width, length), RuledStep(step, one)
+    result = run_search(step, PARAMS, cache, options, inputs, lengths=(length, 16))
     return jax.tree.map(np.asarray, result)
 
 

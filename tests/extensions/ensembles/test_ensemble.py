@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.table_model import sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.search_loop import run_search
@@ -99,7 +100,9 @@ def test_beam_search_equals_exhaustive_search(members, mean):
     beams = (VOCAB - 2) ** 2 * 2
     with mesh_lib.use(devices_mesh()):
         cache = start_search(ensemble, params, jnp.asarray([source]), beams, 8)
-        result = run_search(DecodeStep(ensemble), params, cache, BeamSearch(beams, 0.6, 5), caps_B=[cap], lengths=(8,))
+        result = run_search(
+            DecodeStep(ensemble), params, cache, BeamSearch(beams, 0.6, 5), sentences([cap]), lengths=(8,)
+        )
     found = [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[0], result.lengths[0], strict=True)]
     assert found == [output for _, output in best]
     np.testing.assert_allclose(result.scores[0], [score for score, _ in best], rtol=1e-4)

@@ -12,7 +12,7 @@ from helpers.configs import devices_mesh, model_and_state, rows_alone, small_con
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.decoding.beam_search import BeamSearch
-from t2t_flax.decoding.search_loop import run_search
+from t2t_flax.decoding.search_loop import Sentences, run_search
 from t2t_flax.decoding.translator import DecodeStep, start_search
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
@@ -84,7 +84,9 @@ def translations(exported, beams):
     options = BeamSearch(beams, 0.6, 1, "power", "beam_full")
     with mesh_lib.use(devices_mesh()):
         cache = start_search(model, params, arrays, beams, 32)
-        ours = run_search(DecodeStep(model), params, cache, options, caps_B=[CAP] * len(sources), lengths=(32,))
+        ours = run_search(
+            DecodeStep(model), params, cache, options, Sentences(np.full(len(sources), CAP, np.int32)), lengths=(32,)
+        )
     theirs = translator.translate_batch(
         [[WORDS[i] for i in ids] for ids in sources], beam_size=beams, length_penalty=0.6, max_decoding_length=CAP,
         min_decoding_length=0, suppress_sequences=[["<pad>"]],

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
+from helpers.table_model import sentences
 
 from t2t_flax.config import Model
 from t2t_flax.config.overrides import override, resolve, to_config_dict
@@ -154,7 +155,7 @@ def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
         return model.apply({"params": params}, tokens, position, cache, method="decode_step")
 
     cache = start_cache(model, params, sources, beams, 8)
-    result = run_search(step, params, cache, BeamSearch(beams, 0.6, beams), caps_B=[cap] * 3, lengths=(8, 16))
+    result = run_search(step, params, cache, BeamSearch(beams, 0.6, beams), sentences([cap] * 3), lengths=(8, 16))
     pairs = [
         ([int(x) for x in sources[b] if x], [int(x) for x in result.tokens[b, n][: result.lengths[b, n]]])
         for b in range(3)

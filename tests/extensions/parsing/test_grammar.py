@@ -3,12 +3,11 @@
 import itertools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
 from helpers.ruled_steps import ruled_cache
-from helpers.table_model import PARAMS, TableModel
+from helpers.table_model import PARAMS, TableModel, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -16,7 +15,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.sampling import Sampling, random_keys
-from t2t_flax.decoding.search_loop import Sentences, run_search
+from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.grammar import token_rule
@@ -33,11 +32,10 @@ def search(symbols, words, options, caps, seeds, numbers=0):
     tokenizer = NumberedSymbols.of([symbols], numbers) if numbers else SymbolTokenizer.of([symbols])
     model = TableModel(tokenizer.vocab_size, 16)
     rule = token_rule(config_lib.Config(), TokenizerPair(tokenizer, tokenizer))
-    inputs = dict(caps_B=jnp.asarray(caps), prefix_BxP=jnp.zeros((len(caps), 0), jnp.int32))
-    inputs["keys_BxK"] = random_keys(0, np.arange(len(caps)), options.width) if options.draws else None
-    inputs["more"] = {"words": jnp.asarray(words)}
-    cache = ruled_cache(model.start(seeds, options.width, 8), rule, Sentences(**inputs), options.width, 8)
-    result = run_search(RuledStep(model, rule), PARAMS, cache, options, **inputs, lengths=(8, 32))
+    keys = random_keys(0, np.arange(len(caps)), options.width) if options.draws else None
+    inputs = sentences(caps, None, keys, words=words)
+    cache = ruled_cache(model.start(seeds, options.width, 8), rule, inputs, options.width, 8)
+    result = run_search(RuledStep(model, rule), PARAMS, cache, options, inputs, lengths=(8, 32))
     result = jax.tree.map(np.asarray, result)
     return [
         [(tokenizer.decode(ids[:n].tolist()), end) for ids, n, end in zip(*of_line, strict=True) if n]

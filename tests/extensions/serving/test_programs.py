@@ -116,7 +116,7 @@ def test_programs_compiled_beforehand_are_those_that_a_search_needs(run, opened,
     compiled = opened()
     model = load(run, overrides={"decode.max_length_offset": "40", "decode.beam_size": "4", **changes})
     shards = mesh_lib.batch_shards(model.mesh)
-    model.decoder.compile((shards, 32, 0), 1000)
+    model.decoder.compile((shards, 32), 1000)
     made = len(compiled)
     model.translate(["a"])
     assert made and len(compiled) == made

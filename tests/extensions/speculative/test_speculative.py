@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.table_model import sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,8 +56,8 @@ def search(model, params, strategy, sources, caps, prefix=None, lengths=(8, 32),
     sources = jax.device_put(jax.device_get(sources), mesh_lib.named(mesh, mesh_lib.ROWS))
     with mesh_lib.use(mesh):
         cache = start_search(model, params, sources, 1, lengths[0])
-        inputs = dict(caps_B=caps, prefix_BxP=prefix, lengths=lengths)
-        return jax.device_get(run_search(DecodeStep(model), params, cache, strategy, **inputs))
+        inputs = sentences(caps, prefix)
+        return jax.device_get(run_search(DecodeStep(model), params, cache, strategy, inputs, lengths=lengths))
 
 
 def assert_equal_to_greedy(name, draft, tokens, sources, caps, **options):
