@@ -92,9 +92,10 @@ class TrainedModel(StoredRun):
         """One Translation per line, in order; see `decoding.translator`. Raises UserError for prefixes if the run's task does not
         support them, and as `in_language`.
         """
-        if prefixes and not task_of(self.config).supports_prefixes:
+        task = task_of(self.config)
+        if prefixes and not task.supports_prefixes:
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
-        lines = list(map(self.source_text, lines))
+        lines = [self.in_language(task.preprocess_source(line)) for line in lines]
         return self.decoder.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
 
     def in_language(self, text: str, language: str | None = None) -> str:
@@ -205,12 +206,13 @@ def open_run(
     mesh: jax.sharding.Mesh | None = None,
 ) -> StoredRun:
     """Reads a run without its parameters. local: see `load`. mesh: None = that of its config. Raises UserError for a folder
-    without a run, overrides that change the model, and a model that the mesh cannot divide.
+    without a run, overrides that change the model or that its task cannot have, and a model that the mesh cannot divide.
     """
     workdir = run_folder(workdir)
     stored = stored_config(workdir)
     config = stored_config(workdir, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
+    task_of(config).validate_config()
     tokenizers = TokenizerPair.load(workdir / "tokenizer")
     requested = any(key.startswith("mesh.") for key in overrides or {})
     mesh = mesh or _mesh(config, workdir, requested=requested, group=group, local=local)

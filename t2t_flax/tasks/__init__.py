@@ -129,7 +129,7 @@ class Task(abc.ABC):
         return self if config is self.config else type(self)(config)
 
     def validate_config(self) -> None:
-        """Raises UserError for settings that this task cannot have."""
+        """Raises UserError for settings that this task cannot have: once, before a run is prepared, trained or opened."""
         name, known = self.config.eval.metric, [m.training_name for m in (*model_metrics(), *self.metrics)]
         if name not in known:
             raise UserError(
@@ -194,14 +194,7 @@ class Task(abc.ABC):
 
 
 def task_of(config: Config) -> Task:
-    """The task named by data.task. Raises UserError for an unknown task, or settings it cannot have."""
-    task = make_task(config)
-    task.validate_config()
-    return task
-
-
-def make_task(config: Config) -> Task:
-    """As `task_of`, for a config that was not validated, such as that of an old record."""
+    """The task named by data.task. Raises UserError for an unknown task; see `Task.validate_config` for impossible settings."""
     load_extensions()
     name = config.data.task
     if name not in TASKS:

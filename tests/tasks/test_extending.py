@@ -58,7 +58,7 @@ def test_new_task_prepares_and_scores(monkeypatch, tmp_path):
     source, target = next(split_source(task, "test").pairs())
     assert sorted(source.split()) == target.split()
     with pytest.raises(UserError, match="eval.metric = 'bleu' is not a metric of config.data.task = sort_digits"):
-        task_of(small_config(data=dict(task="sort_digits"), eval=dict(metric="bleu")))
+        task_of(small_config(data=dict(task="sort_digits"), eval=dict(metric="bleu"))).validate_config()
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import GROUPS, METRICS, load_extensions
-from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, make_task, resampled_scores
+from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, resampled_scores, task_of
 from t2t_flax.tasks.translation import tokenizer_of
 
 RESAMPLES = 1000
@@ -79,7 +79,7 @@ def task_of_record(record: dict[str, Any]) -> Task:
     config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
     load_extensions()
     groups = {name: _known_keys(GROUPS[name], record["config"][name]) for name in GROUPS if name in record["config"]}
-    return make_task(config.with_extensions(groups))
+    return task_of(config.with_extensions(groups))
 
 
 def _known_keys(group: type, values: dict[str, Any]) -> Any:
@@ -178,7 +178,7 @@ def _stored_statistics(
 def _statistics(
     config: Config, score: str, references: tuple[tuple[str, ...], ...], hypotheses: tuple[str, ...]
 ) -> SentenceStatistics:
-    return make_task(config).metric(score).statistics(Predictions(hypotheses, references), config)
+    return task_of(config).metric(score).statistics(Predictions(hypotheses, references), config)
 
 
 def compare(

@@ -95,5 +95,6 @@ def test_the_metric_of_the_best_checkpoint_exists_in_every_direction():
     languages = {"languages": {"directions": DIRECTIONS}}
     config = resolve({"data": keys, **languages, "eval": {"metric": "tokenized_bleu", "decode_every_steps": 1}})
     with pytest.raises(UserError, match="config.eval.metric = 'tokenized_bleu' is not a metric"):
-        task_of(config)
-    task_of(resolve({"data": keys, **languages, "eval": {"metric": "chrf", "decode_every_steps": 1}}))
+        task_of(config).validate_config()
+    config = resolve({"data": keys, **languages, "eval": {"metric": "chrf", "decode_every_steps": 1}})
+    task_of(config).validate_config()

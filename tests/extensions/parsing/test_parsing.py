@@ -152,7 +152,7 @@ def test_empty_source_has_an_empty_output():
 ])  # fmt: skip
 def test_impossible_settings_are_refused(groups, message):
     with pytest.raises(UserError, match=message):
-        task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups))))
+        task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))).validate_config()
 
 
 def test_preset_equals_the_papers_parsing_setup():
