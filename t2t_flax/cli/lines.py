@@ -115,14 +115,11 @@ class Line(NamedTuple):
     beside: str | None = None
 
 
-PREFIX_PER_LINE = "expected one prefix (possibly empty) per line"
-
-
 def paired(
     lines: Iterator[str],
     beside: Iterator[str] | None,
     names: tuple[str, str | None],
-    expected: str = PREFIX_PER_LINE,
+    expected: str = "expected one prefix (possibly empty) per line",
 ) -> Iterator[Line]:
     """Each line with the one of the same number in `beside`. Raises UserError with both counts, names[0] first, and what is
     `expected`, after the last pair if the counts differ.

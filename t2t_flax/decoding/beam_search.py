@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, top_k
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, take, top_k
 
 
 def length_penalty(length, alpha: float, kind: str = "gnmt"):
@@ -189,8 +189,3 @@ def continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | Non
         best_BxKxC = jnp.where(is_forced, only_BxKxC, best_BxKxC)
         ids_BxKxC = jnp.where(is_forced, forced_B[:, None, None], ids_BxKxC)
     return best_BxKxC - log_sum_exp(logits_BxKxV), ids_BxKxC
-
-
-def take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
-    """[B, M, ...] at [B, N] -> [B, N, ...]."""
-    return jax.vmap(lambda x, index: x.at[index].get(mode="promise_in_bounds"))(x_BxMx, index_BxN)

@@ -7,6 +7,7 @@ between stages, because attention over a cache much longer than the sequence wou
 Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V vocabulary, P prefix length.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -46,9 +47,9 @@ class Sentences:
     to the score of a hypothesis that ends at the current position, at most 0.
     """
 
-    caps_B: jax.Array
+    caps_B: Any
     keys_BxK: jax.Array | None = None
-    more: dict[str, jax.Array] = flax.struct.field(default_factory=dict)
+    more: dict[str, Any] = flax.struct.field(default_factory=dict)
     ending_BxK: jax.Array | None = None
 
 
@@ -163,7 +164,12 @@ def by_rows(tree: Any) -> Any:
     """Within a program: arrays [B, ...] that depend on no sharded input, of which XLA would make copies, divided by sentences."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
-    return jax.lax.with_sharding_constraint(tree, mesh_lib.ROWS)
+
+    def divide(x):
+        free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+        return jax.lax.with_sharding_constraint(x, PartitionSpec(*mesh_lib.ROWS, *free))
+
+    return jax.tree.map(divide, tree)
 
 
 @program(0)
@@ -213,10 +219,13 @@ def _independent_rows() -> PartitionSpec | None:
 
 
 def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
-    def pick(x):
-        return jax.vmap(lambda x, parents: x.at[parents].get(mode="promise_in_bounds"))(x, parents_BxK)
-
+    pick = functools.partial(take, index_BxN=parents_BxK)
     return jax.tree.map(lambda x: x.reorder(pick) if _is_cache(x) else pick(x), self_cache, is_leaf=_is_cache)
+
+
+def take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
+    """[B, M, ...] at [B, N] -> [B, N, ...]."""
+    return jax.vmap(lambda x, index: x.at[index].get(mode="promise_in_bounds"))(x_BxMx, index_BxN)
 
 
 def _keep_done(old: Any, new: Any) -> Any:

@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from t2t_flax.config import Config, Decode
 from t2t_flax.config.data_keys import EOS
@@ -31,7 +30,16 @@ from t2t_flax.decoding.batches import (
 )
 from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import random_keys
-from t2t_flax.decoding.search_loop import LENGTHS, Cache, Search, SearchResult, Sentences, next_length, run_search
+from t2t_flax.decoding.search_loop import (
+    LENGTHS,
+    Cache,
+    Search,
+    SearchResult,
+    Sentences,
+    by_rows,
+    next_length,
+    run_search,
+)
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS, SEARCHES, STEPS
@@ -191,13 +199,14 @@ class Translator:
     def _abstract(self, tree: Any) -> Any:
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows), tree)
 
-    def _decode(self, params: Any, source_BxS, ids_B, sentences: Sentences, longest: int = 0) -> SearchResult:
+    def _decode(self, params: Any, source_BxS, ids_B, sentences: Sentences, *, longest: int = 0) -> SearchResult:
         """The result of a search. longest: see `search_loop.run_search`."""
         search = self._strategy
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
             if search.draws:
-                sentences = sentences.replace(keys_BxK=random_keys(self._config.seed, ids_B, search.width))
+                keys_BxK = random_keys(self._config.seed, ids_B, search.width)
+                sentences = dataclasses.replace(sentences, keys_BxK=keys_BxK)
             cache = self._step.start(params, source_BxS, sentences, search.width, lengths[0])
             return run_search(self._step, params, cache, search, sentences, lengths=lengths, longest=longest)
 
@@ -250,8 +259,7 @@ def _cast(dtype: jnp.dtype, params: Any) -> Any:
 @program(0, 3, 4)
 def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> dict[str, Any]:
     """Encodes the sources and creates an empty cache for `length` target tokens; see `Transformer.start_cache`."""
-    cache = model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache")
-    return jax.tree.map(_by_rows, cache)
+    return by_rows(model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache"))
 
 
 def _put(sharding: jax.sharding.Sharding, x: np.ndarray) -> jax.Array:
@@ -261,12 +269,6 @@ def _put(sharding: jax.sharding.Sharding, x: np.ndarray) -> jax.Array:
 def _rows(x: np.ndarray, count: int) -> np.ndarray:
     """`x` with rows of zeros below, `count` in all."""
     return np.pad(x, [(0, count - len(x))] + [(0, 0)] * (x.ndim - 1))
-
-
-def _by_rows(x: jax.Array) -> jax.Array:
-    """Shards by sentences. Without it XLA replicates the empty cache, which depends on no sharded input."""
-    free = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    return jax.lax.with_sharding_constraint(x, PartitionSpec(*mesh_lib.ROWS, *free))
 
 
 class Decoder:

@@ -118,10 +118,6 @@ class TrainedModel(StoredRun):
             )
         return f"<2{language or languages[0]}> {text}"
 
-    def source_text(self, line: str) -> str:
-        """A user's line as the model reads it. Raises UserError as `in_language`."""
-        return self.in_language(task_of(self.config).preprocess_source(line))
-
     def check_single(self, what: str) -> None:
         """Raises UserError, with `what` needs one model, if several decode together."""
         if self.models:

@@ -14,8 +14,8 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.beam_search import BeamSearch, BeamState, beam, continuations, take
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp
+from t2t_flax.decoding.beam_search import BeamSearch, BeamState, beam, continuations
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, forced_tokens, log_sum_exp, take
 from t2t_flax.extensions.constraints.segmentation import begins_word
 
 NO, LATEST, YES = 0, 1, 2

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.beam_search import BeamSearch, BeamState, continuations, take
-from t2t_flax.decoding.search_loop import SearchResult, Sentences, forced_tokens
+from t2t_flax.decoding.beam_search import BeamSearch, BeamState, continuations
+from t2t_flax.decoding.search_loop import SearchResult, Sentences, forced_tokens, take
 
 
 @flax.struct.dataclass

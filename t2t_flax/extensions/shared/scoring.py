@@ -63,7 +63,7 @@ def score(run: TrainedModel, pairs: Sequence[tuple[str, str]], where: Callable[[
 
 def encode_source(run: TrainedModel, source: str) -> list[int]:
     """Token ids of a source sentence. Raises UserError for one that is empty or too long, and as `TrainedModel.in_language`."""
-    ids = source_ids(run.tokenizers.source, run.source_text(source))
+    ids = source_ids(run.tokenizers.source, run.in_language(task_of(run.config).preprocess_source(source)))
     _check_side(run, "source", source, ids)
     return ids + [EOS] * run.config.data.source_eos
 
