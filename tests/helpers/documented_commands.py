@@ -113,6 +113,8 @@ def shortened(command: str) -> str:
         run = overrides(OVERRIDES[config[1]])
         if "architecture=decoder_only" in command:
             run = run.replace("num_encoder_layers=1", "num_encoder_layers=0")
+        if "mesh.fsdp" in command:
+            run = run.replace(" --config.mesh.cpu_devices=1", "")  # it has its own
         return command.replace("alignments.layer=2", "alignments.layer=1") + run
     if name in ("fit_scaling", "time_to_target"):
         return ""  # tests/extensions/scaling fits laws, tests/extensions/algoperf reads trials
