@@ -39,24 +39,24 @@ def test_no_sentences_give_no_batches():
 
 
 def test_a_few_sentences_get_a_few_rows():
-    assert shapes([5]) == [(1, 32, 0)]
-    assert shapes([5] * 3) == [(4, 32, 0)]
-    assert shapes([5] * 17) == [(32, 32, 0)]
-    assert shapes([5] * 33) == [(32, 32, 0)] * 2
-    assert shapes([5], shards=8) == [(8, 32, 0)]
-    assert shapes([5] * 40, shards=8) == [(128, 32, 0)]
-    assert shapes([5] * 6, Decode(batch_size=5)) == [(5, 32, 0)] * 2
+    assert shapes([5]) == [(1, 32)]
+    assert shapes([5] * 3) == [(4, 32)]
+    assert shapes([5] * 17) == [(32, 32)]
+    assert shapes([5] * 33) == [(32, 32)] * 2
+    assert shapes([5], shards=8) == [(8, 32)]
+    assert shapes([5] * 40, shards=8) == [(128, 32)]
+    assert shapes([5] * 6, Decode(batch_size=5)) == [(5, 32)] * 2
 
 
 def test_long_sources_and_wide_beams_get_fewer_rows():
     longest = [1000] * 100
-    assert set(shapes(longest)) == {(8, 1024, 0)}
-    assert set(shapes(longest, Decode(beam_size=32))) == {(1, 1024, 0)}
-    assert set(shapes(longest, Decode(strategy="greedy"))) == {(8, 1024, 0)}
-    assert set(shapes([5] * 100, Decode(beam_size=128))) == {(8, 32, 0)}
+    assert set(shapes(longest)) == {(8, 1024)}
+    assert set(shapes(longest, Decode(beam_size=32))) == {(1, 1024)}
+    assert set(shapes(longest, Decode(strategy="greedy"))) == {(8, 1024)}
+    assert set(shapes([5] * 100, Decode(beam_size=128))) == {(8, 32)}
     for length in range(1, 3000, 97):
         for config in (Decode(), Decode(beam_size=16, batch_size=256), Decode(strategy="sample", n_best=64)):
-            for rows, padded_length, _ in shapes([length] * 300, config):
+            for rows, padded_length in shapes([length] * 300, config):
                 width = {"beam": config.beam_size, "sample": config.n_best}[config.strategy]
                 assert rows * padded_length * width <= max(config.batch_size * 1024, padded_length * width)
 
