@@ -136,8 +136,7 @@ def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1)
             stop = start + (count * full if count >= _WORTH_COMPILING else 0)
         rows = full
         if stop - start < full:
-            needed = math.ceil((stop - start) / shards)
-            rows = min(full, shards * 4 ** (((needed - 1).bit_length() + 1) // 2))
+            rows = min(full, shards * _power_of_four(math.ceil((stop - start) / shards)))
         for first in range(start, stop, rows):
             indices = order[first : min(first + rows, stop)]
             batches.append(Batch(_dealt(indices, rows, shards), rows, length))
@@ -155,6 +154,14 @@ def _dealt(indices: list[int], rows: int, shards: int) -> tuple[int, ...]:
 def _rows_per_shard(length: int, config: Decode) -> int:
     width = max(4, hypotheses_per_sentence(config))
     return max(1, min(config.batch_size, config.batch_size * _FULL_BATCH_SIZE // (length * width)))
+
+
+def _power_of_four(n: int) -> int:
+    """The smallest power of four that is at least n."""
+    power = 1
+    while power < n:
+        power *= 4
+    return power
 
 
 def round_up(n: int, choices: Sequence[int]) -> int:
