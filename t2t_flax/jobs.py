@@ -65,7 +65,6 @@ def prepare(config: Config, workdir: epath.Path) -> Any:
     check_workdir(workdir)
     check_run_folder(workdir)
     task = task_of(config)
-    task.validate_config()
     check_sources(task)
     with writing(workdir, "prepare"), bars() as bar:
         adopt_config(workdir, config, train=False)
@@ -119,13 +118,9 @@ def train(config: Config, workdir: epath.Path, supervisor: RunSupervisor, notes:
 
 
 def check_available(config: Config, group: ProcessGroup) -> None:
-    """Raises UserError for settings that the task cannot have, and for a package or model that metrics, hooks or decoding need,
-    before training instead of after it.
-    """
-    from t2t_flax.tasks import task_of
+    """Raises UserError for a package or model that metrics, hooks or decoding need, before training instead of after it."""
     from t2t_flax.training.hooks import check_hooks
 
-    task_of(config).validate_config()
     check_hooks(config)
     sets = [*(config.data.valid_sets if config.eval.decode_every_steps else ()), *config.data.test_sets]
     check_scores(config, sets, group)

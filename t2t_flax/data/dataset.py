@@ -34,6 +34,8 @@ class DataTask(Protocol):
 
     def of_set(self, name: str) -> "DataTask": ...
 
+    def validate_config(self) -> None: ...
+
     def open_source(self, spec: str, *, key: str) -> Source: ...
 
     def train_tokenizers(self, source: Source) -> TokenizerPair: ...
@@ -227,9 +229,10 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
 
 
 def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "test")) -> None:
-    """Opens the sources of these splits and reads the first pair of each, so that errors are reported before training.
-    Raises UserError for a source that is missing, unreadable, empty or malformed.
+    """Opens the sources of these splits and reads the first pair of each, so that errors are reported before training. Raises
+    UserError for settings that the task cannot have, and a source that is missing, unreadable, empty or malformed.
     """
+    task.validate_config()
     for split in splits:
         for name in sets_of(task.config, split) if getattr(task.config.data, split).strip() else ():
             for part in split_source(task, name).parts:
