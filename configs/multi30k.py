@@ -1,7 +1,7 @@
 """Multi30k from English by the recipe of Wu et al. 2021 (arXiv 2105.14462) for their text-only Transformer-Tiny: `:de` or `:fr`.
 
     python -m t2t_flax train --config=configs/multi30k.py --config.data.root=DATA/multi30k --workdir=runs/multi30k
-    python -m t2t_flax evaluate --workdir=runs/multi30k \
+    python -m t2t_flax evaluate --workdir=runs/multi30k --average=10 \
         --config.data.test=tok/test2017.lc.norm.tok.en.gz,tok/test2017.lc.norm.tok.de.gz
 
 data.root holds `tok/SET.lc.norm.tok.LANG.gz` (train, val, test2016, test2017, testcoco: the lower-cased, Moses-tokenised
