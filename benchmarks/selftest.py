@@ -61,8 +61,6 @@ def draw(number: int) -> tuple[dict[str, Any], tuple[int, int, int], tuple[int, 
 
 def start(number: int, folder: str) -> dict[str, Any]:
     """The self-test of start `number`."""
-    import jax
-
     from t2t_flax.config import Config
     from t2t_flax.data.batching.batches import Shape
     from t2t_flax.distributed.mesh import make_mesh
@@ -74,7 +72,6 @@ def start(number: int, folder: str) -> dict[str, Any]:
     nearest: dict[str, float] = {}
     for one in report.compared:
         nearest[one.stage] = max(nearest.get(one.stage, 0.0), float(one.ratio))
-    jax.clear_caches()  # each start compiles its own programs, which no other one needs
     found = {"precision": keys["train.precision"], "seconds": report.seconds, "faults": report.faults}
     return found | {"nearest": nearest, "keys": keys}
 
@@ -89,6 +86,8 @@ def main(argv: list[str]) -> None:
     args = parser.parse_args(argv)
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     os.environ.setdefault("JAX_NUM_CPU_DEVICES", "8")
+    import jax
+
     began = time.monotonic()
     starts = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
     with tempfile.TemporaryDirectory() as folder, args.log.open("a") as log:
@@ -96,6 +95,7 @@ def main(argv: list[str]) -> None:
             if time.monotonic() - began > 60 * args.minutes:
                 break
             starts.append(start(number, folder))
+            jax.clear_caches()  # no other start uses its programs
             print(json.dumps(starts[-1]), flush=True, file=log)
             said = "; ".join(starts[-1]["faults"]) or " ".join(f"{k} {v:.2f}" for k, v in starts[-1]["nearest"].items())
             print(number, starts[-1]["precision"], f"{starts[-1]['seconds']:.1f} s", said, flush=True, file=sys.stderr)
