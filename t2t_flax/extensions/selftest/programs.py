@@ -32,18 +32,20 @@ def check_programs(
     shards: int,
     exchanged: int,
     only_data: bool,
+    in_optimizer: int = 0,
 ) -> Checked:
     """lowered: StableHLO; compiled: HLO, for "cpu", "gpu" or "tpu". precision: of products, as asked for. kernel: of attention.
     shards: of the batch. exchanged: elements of gradients that a device sums with others. only_data: the mesh divides the
-    batch alone.
+    batch alone. in_optimizer: products of the optimizer, such as Muon's, which stay in float32.
     """
     faults, bfloat16 = [], precision == "bfloat16"
     asked = [pair for pair in _ASKED_PRODUCT.findall(lowered)]
     narrow = sum("bf16" in pair for pair in asked)
     if not bfloat16 and narrow:
         faults.append(f"{narrow} of {len(asked)} matrix products are in bfloat16, where float32 was asked for")
-    if bfloat16 and 2 * narrow < len(asked):
-        faults.append(f"only {narrow} of {len(asked)} matrix products are in bfloat16, which was asked for")
+    in_model = len(asked) - in_optimizer
+    if bfloat16 and 2 * narrow < in_model:
+        faults.append(f"only {narrow} of {in_model} matrix products are in bfloat16, which was asked for")
     made = _products(compiled)
     # TPUs multiply wider numbers in several passes of bfloat16.
     if (
@@ -69,7 +71,7 @@ def check_programs(
         faults.append(
             f"nothing is exchanged between the {shards} shards of a batch: no gradient is summed over the devices"
         )
-    kind = f"{narrow} of {len(asked)} products in bfloat16" if bfloat16 else f"{len(asked)} products in float32"
+    kind = f"{narrow} of {in_model} products in bfloat16" if bfloat16 else f"{len(asked)} products in float32"
     kernels = (
         f", attention by {', '.join(sorted(wanted))}" if wanted else "" if kernel == "einsum" else f", no {kernel}"
     )

@@ -149,10 +149,12 @@ class Reference:
 
         return jax.jit(update)
 
-    def multiplies_in_optimizer(self) -> bool:
-        """Whether the optimizer has matrix products, which devices round more than sums."""
+    @functools.cached_property
+    def products_of_optimizer(self) -> int:
+        """Matrix products of the optimizer's update, which devices round more than sums."""
         trained, _ = parameters_of(self.config).split(self.state.params)
-        return "dot_general" in str(jax.make_jaxpr(self.tx.update)(trained, self.state.opt_state, trained))
+        lowered = jax.jit(self.tx.update).lower(trained, self.state.opt_state, trained)
+        return lowered.as_text().count("stablehlo.dot_general")
 
     def _rows(self) -> dict[str, np.ndarray]:
         return {name: x.reshape(-1, x.shape[-1])[:, : self.probe.real] for name, x in self.probe.arrays.items()}

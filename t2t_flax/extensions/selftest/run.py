@@ -146,6 +146,7 @@ class _Test:
             shards=self.probe.shards,
             exchanged=sum(math.prod(x.sharding.shard_shape(x.shape)) for x in jax.tree.leaves(trained)),
             only_data=mesh.shape["fsdp"] == mesh.shape["tensor"] == 1,
+            in_optimizer=self.reference.products_of_optimizer,
         )
         self.other_faults["programs"] = [f"in the train step {fault}" for fault in checked.faults]
         self.lines.append(f"  {'programs':11} {checked.summary}")
@@ -239,7 +240,7 @@ class _Test:
 
     def _update(self, after: TrainState) -> None:
         grads = self.device.whole(after.opt_state.grads)
-        noise = 2.0**-8 if self.reference.multiplies_in_optimizer() else 2.0**-20
+        noise = 2.0**-8 if self.reference.products_of_optimizer else 2.0**-20
         before, exact, noisy = self.reference.state, self.reference.updated(grads), self.reference.updated(grads, noise)
         arrays = _named(after.replace(opt_state=after.opt_state.inner))
         old, x, y = _named(before), _named(exact), _named(noisy)
