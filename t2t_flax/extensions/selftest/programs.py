@@ -32,7 +32,7 @@ def check_programs(
     shards: int,
     exchanged: int,
     only_data: bool,
-    in_optimizer: int = 0,
+    in_optimizer: int,
 ) -> Checked:
     """lowered: StableHLO; compiled: HLO, for "cpu", "gpu" or "tpu". precision: of products, as asked for. kernel: of attention.
     shards: of the batch. exchanged: elements of gradients that a device sums with others. only_data: the mesh divides the
