@@ -58,6 +58,7 @@ class Processes:
         for i in range(count):
             variables = dict(T2T_NUM_PROCESSES=str(count), T2T_PROCESS_ID=str(i), JAX_COORDINATOR_ADDRESS=address)
             own_arguments = arguments if isinstance(arguments[0], str) else arguments[i]
+            self.logs[i].touch()  # a test may read it before `tee` has started
             # Through a separate process, so that a file size limit does not apply to the log.
             log = subprocess.Popen(["tee", str(self.logs[i])], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
             self.tees.append(log)
