@@ -1,8 +1,9 @@
-"""The best learning rates of models of several widths, with muP and without, from the runs of a sweep: whether the best of the
-base width is the best of the others.
+"""The best learning rates of models of several widths or depths, with the rules of config.mup and without, from the runs of a
+sweep: whether the best of the base model is the best of the others.
 
-python -m t2t_flax sweep --sweep=configs/sweeps/widths.py --workdir=sweeps/widths --parallel=2 --stack=4
+python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2 --stack=4
 python -m benchmarks.mup sweeps/widths --picture=docs/mup_transfer.svg --out=benchmarks/results/mup.json
+python -m benchmarks.mup sweeps/depths --of=depth --picture=docs/mup_depths.svg --out=benchmarks/results/mup_depth.json
 """
 
 import argparse
@@ -18,14 +19,17 @@ from t2t_flax import config as config_lib
 from t2t_flax.extensions.mup import picture
 from t2t_flax.training.progress import read_metrics
 
-WITH, WITHOUT = "with muP", "without"
+WITH, WITHOUT = "with the rules", "without"
+SIZES = {"width": ("d_model", "mup.base_width"), "depth": ("num_decoder_layers", "mup.base_layers")}
+"""--of: (key of the model, key of the base model)."""
 Losses = dict[float, list[float]]
 """By rate: the validation losses of the seeds, infinite where the run diverged."""
 
 
-def read(sweep: Path) -> dict[str, dict[int, Losses]]:
-    """The losses at the end of all runs that have ended, by rule and width. Those of the base width are in both."""
+def read(sweep: Path, of: str) -> dict[str, dict[int, Losses]]:
+    """The losses at the end of all runs that have ended, by rule and size. Those of the base size are in both."""
     runs = []
+    name, base_key = SIZES[of]
     for workdir in sorted((sweep / "trials").iterdir()):
         if not (workdir / "complete.json").exists() and not (workdir / "diverged.json").exists():
             print(f"left out, has not ended: {workdir.name}", file=sys.stderr)
@@ -33,14 +37,13 @@ def read(sweep: Path) -> dict[str, dict[int, Losses]]:
         config = config_lib.from_json((workdir / "config.json").read_text())
         done = (workdir / "complete.json").exists()
         losses = [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line] if done else [math.inf]
-        base = config.value("mup.base_width")
-        runs.append((config.model.d_model, base, config.optimizer.peak_lr, losses[-1]))
+        runs.append((getattr(config.model, name), config.value(base_key), config.optimizer.peak_lr, losses[-1]))
     (base,) = {base for _, base, _, _ in runs if base}
     found: dict[str, dict[int, Losses]] = {WITHOUT: {}, WITH: {}}
-    for name, wanted in ((WITHOUT, 0), (WITH, base)):
-        for width, own, rate, loss in sorted(runs):
-            if own == wanted or width == base:
-                found[name].setdefault(width, {}).setdefault(rate, []).append(loss)
+    for rule, wanted in ((WITHOUT, 0), (WITH, base)):
+        for size, own, rate, loss in sorted(runs):
+            if own == wanted or size == base:
+                found[rule].setdefault(size, {}).setdefault(rate, []).append(loss)
     return found
 
 
@@ -57,28 +60,28 @@ def best_rate(losses: Mapping[float, float]) -> tuple[float, bool]:
     return float(np.exp(-b / (2 * a))), True
 
 
-def summary(by_width: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
-    """Of each width: the best rate, as a multiple of the narrowest one's too, and of each seed; the loss at the rate of the grid
-    that is best at the narrowest width, above the lowest.
+def summary(by_size: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
+    """Of each size: the best rate, as a multiple of the smallest one's too, and of each seed; the loss at the rate of the grid
+    that is best at the smallest size.
     """
-    means = {width: {rate: float(np.mean(x)) for rate, x in losses.items()} for width, losses in by_width.items()}
-    narrowest = min(means)
-    own, _ = best_rate(means[narrowest])
-    carried = min(means[narrowest], key=means[narrowest].__getitem__)
+    means = {size: {rate: float(np.mean(x)) for rate, x in losses.items()} for size, losses in by_size.items()}
+    smallest = min(means)
+    own, _ = best_rate(means[smallest])
+    carried = min(means[smallest], key=means[smallest].__getitem__)
     found = {}
-    for width, losses in means.items():
+    for size, losses in means.items():
         best, inside = best_rate(losses)
         seeds = [
-            best_rate({rate: values[i] for rate, values in by_width[width].items()})[0]
-            for i in range(min(map(len, by_width[width].values())))
+            best_rate({rate: values[i] for rate, values in by_size[size].items()})[0]
+            for i in range(min(map(len, by_size[size].values())))
         ]
-        found[width] = {
+        found[size] = {
             "best_rate": round(best, 6),
             "inside_the_grid": inside,
             "of_each_seed": [round(x, 6) for x in seeds],
-            "multiple_of_the_narrowest": round(best / own, 3),
+            "multiple_of_the_smallest": round(best / own, 3),
             "lowest_loss": round(min(losses.values()), 4),
-            "loss_at_the_narrowest_ones_best": round(losses[carried], 4) if carried in losses else None,
+            "loss_at_the_smallest_ones_best": round(losses[carried], 4) if carried in losses else None,
         }
     return found
 
@@ -86,29 +89,28 @@ def summary(by_width: Mapping[int, Losses]) -> dict[int, dict[str, object]]:
 def main(argv: list[str]) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("sweep", type=Path)
+    parser.add_argument("--of", choices=SIZES, default="width", help="what differs between the models")
     parser.add_argument("--picture", type=Path)
     parser.add_argument("--out")
     args = parser.parse_args(argv)
-    found = read(args.sweep)
+    found = read(args.sweep, args.of)
     shown = lambda losses: [round(x, 4) if math.isfinite(x) else None for x in losses]  # noqa: E731
     losses = {
-        name: {
-            width: {f"{rate:.6g}": shown(values) for rate, values in by_rate.items()} for width, by_rate in of.items()
-        }
-        for name, of in found.items()
+        name: {size: {f"{rate:.6g}": shown(x) for rate, x in by_rate.items()} for size, by_rate in by_size.items()}
+        for name, by_size in found.items()
     }
     record = {
-        "what": "validation loss (nats per token) by d_model and peak learning rate, all seeds; the best rates",
+        "what": f"validation loss (nats per token) by {args.of} and peak learning rate, all seeds; the best rates",
         "command": command_of(
             "mup", [f"sweeps/{args.sweep.name}", *(word for word in argv if word != str(args.sweep))]
         ),
         "machine": machine(),
-        "best": {name: summary(of) for name, of in found.items()},
+        "best": {name: summary(by_size) for name, by_size in found.items()},
         "losses": losses,
     }
     publish(record, args.out)
     if args.picture:
-        picture.draw_losses(found, args.picture)
+        picture.draw_losses(found, args.picture, SIZES[args.of][0])
 
 
 if __name__ == "__main__":

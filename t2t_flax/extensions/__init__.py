@@ -122,7 +122,7 @@ KNOWN: dict[str, dict[str, tuple[str, ...]]] = {
     "documents": {"groups": ("documents",), "flags": ("--split-sentences",)},
     "selftest": {"commands": ("selftest",), "groups": ("selftest",)},
     "algoperf": {"groups": ("algoperf",), "commands": ("time_to_target",), "presets": ("algoperf_*",)},
-    "mup": {"commands": ("check_widths",), "groups": ("mup",)},
+    "mup": {"commands": ("check_sizes",), "groups": ("mup",)},
     "reproducible": {"groups": ("reproducible",)},
 }
 """What the project's extensions add: commands, groups of keys, sources, paths, workdirs, and values of config keys. For the

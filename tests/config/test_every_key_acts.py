@@ -77,6 +77,11 @@ PROGRAM = {
     "train.remat": ("none", "dots", {}),
     "mup.base_width": (0, 4, {"optimizer.schedule": "inverse_sqrt"}),
     "mup.base_head_width": (0, 1, {"optimizer.schedule": "inverse_sqrt", "mup.base_width": 4}),
+    "mup.base_layers": (
+        0,
+        2,
+        {"optimizer.schedule": "inverse_sqrt", "mup.base_width": 4, "model.norm_placement": "pre"},
+    ),
     "finetuning.freeze": ("", "encoder_*", {}),
     "finetuning.lora_rank": (0, 2, {}),
     "finetuning.lora_alpha": (16.0, 8.0, {"finetuning.lora_rank": 2}),

@@ -118,7 +118,7 @@ def shortened(command: str) -> str:
         return command.replace("alignments.layer=2", "alignments.layer=1") + run
     if name in ("fit_scaling", "time_to_target"):
         return ""  # tests/extensions/scaling fits laws, tests/extensions/algoperf reads trials
-    if name == "check_widths":
+    if name == "check_sizes":
         return ""  # tests/extensions/mup runs it
     if name == "branch":
         return re.sub(r"--tokens=\d+", "--tokens=2048 --factors=1,2 --noise-batches=16", command)

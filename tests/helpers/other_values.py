@@ -60,6 +60,9 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "mup.base_head_width": {
         "mup.base_head_width": 16, "mup.base_width": 64, "optimizer.schedule": "inverse_sqrt",
     },
+    "mup.base_layers": {
+        "mup.base_layers": 2, "mup.base_width": 64, "optimizer.schedule": "inverse_sqrt", "model.norm_placement": "pre",
+    },
     "optimizers.min_lr": {"optimizers.min_lr": 1e-5},
     "eval.sacrebleu_tokenizer": {"eval.sacrebleu_tokenizer": "intl"},
     "trackers.names": {"trackers.names": ""},

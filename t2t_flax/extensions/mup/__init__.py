@@ -1,5 +1,5 @@
-"""Widths by rule: the maximal update parametrization (muP, Yang et al. 2021), by which a learning rate that was found on a narrow
-model is that of a wide one.
+"""Sizes by rule: the maximal update parametrization (muP, Yang et al. 2021), by which a learning rate that was found on a narrow
+model is that of a wide one, and its extension to depth (CompleteP, Dey et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -25,6 +25,13 @@ class Mup:
         low=0,
         high=2**14,
     )
+    base_layers: int = key(
+        0,
+        "layers of each stack of the base model: residual branches are base_layers / layers times as large; needs "
+        "model.norm_placement = pre; 0 = they do not depend on the number of layers",
+        low=0,
+        high=2**10,
+    )
 
     @classmethod
     def of(cls, config: Config) -> "Mup":
@@ -39,10 +46,9 @@ class Mup:
     def check(self, config: Config) -> None:
         """Raises UserError for a key without the base width, and for what there is no rule for."""
         if not self.base_width:
-            if self.base_head_width:
-                raise UserError(
-                    f"config.mup.base_head_width = {self.base_head_width} is of a base model: set config.mup.base_width."
-                )
+            for name in ("base_head_width", "base_layers"):
+                if value := getattr(self, name):
+                    raise UserError(f"config.mup.{name} = {value} is of a base model: set config.mup.base_width.")
             return
         m, o, set_here = config.model, config.optimizer, f"config.mup.base_width = {self.base_width}"
         if o.schedule == "noam":
@@ -62,6 +68,11 @@ class Mup:
                 raise UserError(
                     f"{set_here} does not go with config.{name} = {config.value(name)}: {why}. Use {expected}."
                 )
+        if self.base_layers and m.norm_placement != "pre":
+            raise UserError(
+                f"config.mup.base_layers = {self.base_layers} does not go with config.model.norm_placement = {m.norm_placement}: "
+                "a norm after the sum undoes the scale of its branch. Use pre."
+            )
         if m.tie_embeddings != "none" and m.norm_placement == "pre" and m.final_norm == "none":
             raise UserError(
                 f"{set_here} needs a norm before the softmax, whose gain it scales: config.model.final_norm = none has none "
@@ -74,5 +85,6 @@ _FOLDER = "t2t_flax.extensions.mup"
 GROUPS.add("mup", Mup)
 PARAMETERS.add(f"{_FOLDER}.parameters", "mup.base_width")
 COMMANDS.add(
-    "check_widths", Command(f"{_FOLDER}.command", "coordinate check: how activations change with the width of a model")
+    "check_sizes",
+    Command(f"{_FOLDER}.command", "coordinate check: how activations change with the width or depth of a model"),
 )

@@ -1,7 +1,9 @@
-"""Coordinate check (Yang et al. 2021, appendix D.1): how much the first updates change activations, by the width of the model."""
+"""Coordinate check (Yang et al. 2021, appendix D.1): how much the first updates change activations, by the size of the
+model.
+"""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import flax.linen as nn
 import jax
@@ -18,7 +20,7 @@ from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import train_step
 
 FLAT = (-0.5, 0.2)
-"""Slopes between which a change counts as independent of the width. Initial scores and logits, products of independent vectors
+"""Slopes between which a change counts as independent of the size. Initial scores and logits, products of independent vectors
 over the width, fall with its root, and so does their part of the first changes. Without a rule slopes are near 0.5 or 1.
 """
 KINDS = ("embeddings", "scores", "attention", "feed-forward", "layers", "logits")
@@ -41,6 +43,27 @@ def at_width(config: Config, width: int) -> Config:
     if not (m.d_k or m.d_v) and width % m.num_heads:
         raise UserError(f"width {width} is not a multiple of config.model.num_heads = {m.num_heads}.")
     return found
+
+
+def at_depth(config: Config, layers: int) -> Config:
+    """The config with another number of layers in each stack that it has."""
+    stacks = ("model.num_encoder_layers", "model.num_decoder_layers")
+    return config.with_values({name: layers for name in stacks if config.value(name)})
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """What a coordinate check varies: the name of the size, the config of a size, and the kinds of activations whose change must
+    not depend on it.
+    """
+
+    size: str
+    at_size: Callable[[Config, int], Config]
+    flat: tuple[str, ...]
+
+
+WIDTH = Check("d_model", at_width, KINDS)
+DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))  # outputs of branches fall by the rule
 
 
 def changes(config: Config, updates: int, seed: int = 0) -> Changes:
@@ -71,17 +94,16 @@ def changes(config: Config, updates: int, seed: int = 0) -> Changes:
     return found
 
 
-def slopes(by_width: Mapping[int, Changes]) -> dict[str, float]:
-    """Of each kind: the exponent of the width with which the change after the last update grows."""
-    widths = np.log(list(by_width))
+def slopes(by_size: Mapping[int, Changes]) -> dict[str, float]:
+    """Of each kind: the exponent of the size with which the change after the last update grows."""
+    sizes = np.log(list(by_size))
     return {
-        kind: float(np.polyfit(widths, np.log([found[kind][-1] for found in by_width.values()]), 1)[0])
-        for kind in KINDS
+        kind: float(np.polyfit(sizes, np.log([found[kind][-1] for found in by_size.values()]), 1)[0]) for kind in KINDS
     }
 
 
 def is_flat(slope: float) -> bool:
-    """Whether a change is independent of the width."""
+    """Whether a change is independent of the size."""
     return FLAT[0] < slope < FLAT[1]
 
 

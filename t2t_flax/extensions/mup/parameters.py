@@ -9,7 +9,7 @@ import jax
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup import Mup
-from t2t_flax.extensions.mup.rule import Factors, kind_of, rules
+from t2t_flax.extensions.mup.rule import Factors, depth_factors, kind_of, rules
 from t2t_flax.registry import PARAMETERS
 from t2t_flax.training.train_state import Parameters, path_names
 
@@ -57,7 +57,12 @@ class ScaledParameters(Parameters):
         for name, kind, here, base in _kinds(self.config):
             factors = rules(self.config)[kind]
             lines.append(f"  {name:24} {here * factors.initial:>12.4g} {base:>12.4g} {f'x {factors.update:.4g}':>10}")
-        return [*lines, f"  {'other norms and biases':24} {'':25} {'x 1':>10}"]
+        lines.append(f"  {'other norms and biases':24} {'':25} {'x 1':>10}")
+        if keys.base_layers:
+            depths = (m.num_encoder_layers, m.num_decoder_layers)
+            ratios = " and ".join(f"{keys.base_layers / layers:.4g}" for layers in depths if layers)
+            lines.append(f"  residual branches x {ratios}, of a base model with {keys.base_layers} layers a stack")
+        return lines
 
 
 def factors_of(config: Config, tree: Any) -> dict[tuple[str, ...], Factors]:
@@ -73,7 +78,7 @@ def factors_of(config: Config, tree: Any) -> dict[tuple[str, ...], Factors]:
                 f"config.mup.base_width = {Mup.of(config).base_width}: there is no rule for the parameter {'/'.join(path)}, so "
                 "its rate at another width is unknown. Leave out the layer that has it, or mup.base_width."
             )
-        found[path] = by_kind[kind]
+        found[path] = by_kind[kind] * depth_factors(path, config)
     if "last norm" not in kinds.values() and by_kind["last norm"].initial != 1.0:
         raise UserError(
             f"config.mup.base_width = {Mup.of(config).base_width} scales the gain of the norm before the softmax, but "

@@ -1,4 +1,4 @@
-"""Pictures of changes by width, and of losses by learning rate."""
+"""Pictures of changes by size, and of losses by learning rate."""
 
 import io
 from collections.abc import Mapping
@@ -11,31 +11,31 @@ from t2t_flax.filesystem import atomic_write
 _STYLE = {"svg.hashsalt": "mup", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
 
 
-def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int) -> None:
-    """A panel with and one without the rules: the change of each kind of activations by width."""
+def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int, size: str) -> None:
+    """A panel with and one without the rules: the change of each kind of activations by size."""
 
-    def draw(panel, by_width: Mapping[int, Changes]) -> None:
+    def draw(panel, by_size: Mapping[int, Changes]) -> None:
         for kind in KINDS:
             panel.plot(
-                list(by_width), [changes[kind][-1] for changes in by_width.values()], "o-", ms=3, lw=1.2, label=kind
+                list(by_size), [changes[kind][-1] for changes in by_size.values()], "o-", ms=3, lw=1.2, label=kind
             )
         panel.set_xscale("log", base=2)
         panel.set_yscale("log")
-        panel.set_xticks(list(by_width), [str(width) for width in by_width])
-        panel.set_xlabel("d_model")
+        panel.set_xticks(list(by_size), [str(n) for n in by_size])
+        panel.set_xlabel(size)
 
     _panels(found, draw, f"RMS change after {updates} updates", path)
 
 
-def draw_losses(found: Mapping[str, Mapping[int, Mapping[float, list[float]]]], path: epath.PathLike) -> None:
+def draw_losses(
+    found: Mapping[str, Mapping[int, Mapping[float, list[float]]]], path: epath.PathLike, size: str
+) -> None:
     """A panel with and one without the rules: the validation losses of all seeds by learning rate, their means as lines."""
 
-    def draw(panel, by_width: Mapping[int, Mapping[float, list[float]]]) -> None:
-        for width, losses in by_width.items():
+    def draw(panel, by_size: Mapping[int, Mapping[float, list[float]]]) -> None:
+        for n, losses in by_size.items():
             rates = sorted(losses)
-            (line,) = panel.plot(
-                rates, [sum(losses[x]) / len(losses[x]) for x in rates], lw=1.2, label=f"d_model {width}"
-            )
+            (line,) = panel.plot(rates, [sum(losses[x]) / len(losses[x]) for x in rates], lw=1.2, label=f"{size} {n}")
             for rate in rates:
                 panel.plot([rate] * len(losses[rate]), losses[rate], "o", ms=3, color=line.get_color())
             best = min(rates, key=lambda x: sum(losses[x]) / len(losses[x]))

@@ -3,7 +3,8 @@ of initial values and of updates alone: the model computes the paper's function,
 
 A multiplier s of a parameter w is moved into it: s w is w' with s times the initial value and s times Adam's update. So 1 / d_k
 in place of 1 / sqrt(d_k) is a factor of the queries, and 1 / width of the logits one of the gain of the norm before the softmax:
-a tied table is an input as well, and cannot have it.
+a tied table is an input as well, and cannot have it. Likewise 1 / depth of a residual branch (CompleteP, Dey et al. 2025, table
+1, alpha = 1) is a factor of the last matrix of the branch.
 """
 
 import dataclasses
@@ -11,6 +12,9 @@ import math
 
 from t2t_flax.config import Config
 from t2t_flax.extensions.mup import Mup
+
+BRANCH_OUTPUTS = ("out", "Einsum_1", "down")
+"""Modules of the last product of a residual branch: of attention and of feed-forward layers, dense and gated."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,6 +26,9 @@ class Factors:
     initial: float = 1.0
     update: float = 1.0
     gradient: float = 1.0
+
+    def __mul__(self, other: "Factors") -> "Factors":
+        return Factors(self.initial * other.initial, self.update * other.update, self.gradient * other.gradient)
 
 
 def rules(config: Config) -> dict[str, Factors]:
@@ -49,6 +56,19 @@ def rules(config: Config) -> dict[str, Factors]:
         "last norm": factors(lookup * logits if tied else 1.0),
         "norms and biases": factors(),
     }
+
+
+def depth_factors(path: tuple[str, ...], config: Config) -> Factors:
+    """The factors of a parameter by the depth of its stack, on top of those of its kind; all are 1 with as many layers as in the
+    base model.
+    """
+    stack, _, layer = path[0].rpartition("_")
+    if not (base := Mup.of(config).base_layers) or not layer.isdecimal():
+        return Factors()
+    depth = getattr(config.model, f"num_{stack}_layers") / base
+    if path[-2] in BRANCH_OUTPUTS:
+        return Factors(1 / depth, 1 / depth)
+    return Factors(gradient=depth)
 
 
 def kind_of(path: tuple[str, ...], config: Config) -> str | None:

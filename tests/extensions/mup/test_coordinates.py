@@ -1,4 +1,4 @@
-"""The coordinate check: with the rules activations change by as much at every width, and without any one of them they do not."""
+"""The coordinate check: with the rules activations change by as much at every size, and without any one of them they do not."""
 
 import dataclasses
 
@@ -8,7 +8,7 @@ from helpers.configs import small_config
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup import command, parameters, rule
-from t2t_flax.extensions.mup.coordinates import FLAT, at_width, changes, is_flat, slopes
+from t2t_flax.extensions.mup.coordinates import DEPTH, FLAT, at_depth, at_width, changes, is_flat, slopes
 from t2t_flax.extensions.mup.rule import Factors
 from t2t_flax.registry import load_extensions
 
@@ -69,6 +69,33 @@ def test_each_rule_is_needed(without, monkeypatch):
     assert max(found.values()) > FLAT[1], found
 
 
+def deep(base_layers: int = 1) -> Config:
+    model = dict(d_model=32, d_ff=64, num_heads=2, norm_placement="pre", num_encoder_layers=1, num_decoder_layers=1)
+    return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=32, base_layers=base_layers))
+
+
+def slopes_by_depth() -> dict[str, float]:
+    return slopes({layers: changes(at_depth(deep(), layers), updates=4) for layers in (1, 4)})
+
+
+@pytest.mark.slow
+def test_changes_do_not_depend_on_the_depth():
+    found = slopes_by_depth()
+    assert all(is_flat(found[kind]) for kind in DEPTH.flat), found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("without", ["branches", "their rates"])
+def test_without_the_rule_of_branches_changes_grow_with_the_depth(without, monkeypatch):
+    def factors(path, config: Config) -> Factors:
+        here = rule.depth_factors(path, config)
+        return Factors() if without == "branches" else dataclasses.replace(here, update=1.0)
+
+    monkeypatch.setattr(parameters, "depth_factors", factors)
+    found = slopes_by_depth()
+    assert max(found[kind] for kind in DEPTH.flat) > FLAT[1], found
+
+
 @pytest.mark.slow
 def test_a_model_of_one_stack_has_all_kinds_of_activations():
     pytest.importorskip("t2t_flax.extensions.decoder_only")
@@ -87,18 +114,27 @@ def test_widths_scale_heads_and_d_ff():
         at_width(config(num_heads=4), 66)
 
 
+def test_depths_are_those_of_the_stacks_that_there_are():
+    m = at_depth(deep(), 3).model
+    assert (m.num_encoder_layers, m.num_decoder_layers) == (3, 3)
+    m = at_depth(deep().with_values({"model.num_encoder_layers": 0}), 3).model
+    assert (m.num_encoder_layers, m.num_decoder_layers) == (0, 3)
+
+
 SMALL = ("d_model=16", "d_ff=32", "num_encoder_layers=1", "num_decoder_layers=1")
 FLAGS = ["--config=toy", "--config.mesh.cpu_devices=8", "--config.mup.base_width=16"]
+FLAGS += ["--config.mup.base_layers=1", "--config.model.norm_placement=pre"]
 FLAGS += [f"--config.model.{key}" for key in SMALL]
 
 
 @pytest.mark.slow
-def test_the_command_shows_slopes_and_draws(capsys, tmp_path):
+@pytest.mark.parametrize("sizes", ["--widths=16,32", "--layers=1,2"])
+def test_the_command_shows_slopes_and_draws(sizes, capsys, tmp_path):
     pytest.importorskip("matplotlib")
-    picture = tmp_path / "widths.svg"
-    assert command.run([*FLAGS, "--widths=16,32", "--updates=2", f"--picture={picture}"]) in (0, 1)
+    picture = tmp_path / "sizes.svg"
+    assert command.run([*FLAGS, sizes, "--updates=2", f"--picture={picture}"]) in (0, 1)
     out = capsys.readouterr().out
-    assert out.count("embeddings") == out.count("logits") == 2 and "with muP" in out
+    assert out.count("embeddings") == out.count("logits") == 2 and "with the rules" in out
     assert picture.read_text().startswith("<?xml")
 
 
@@ -108,6 +144,8 @@ def test_the_command_shows_slopes_and_draws(capsys, tmp_path):
         (["--config=toy"], "mup.base_width"),
         ([*FLAGS, "--widths=16"], "two widths"),
         ([*FLAGS, "--widths=16,16"], "two widths"),
+        ([*FLAGS, "--layers=2"], "two layers"),
+        ([*FLAGS, "--layers=2,4", "--config.mup.base_layers=0"], "mup.base_layers"),
         ([*FLAGS, "--picture=x.txt"], "x.txt"),
     ],
 )

@@ -1,5 +1,6 @@
 """Widths by rule: what the factors are, that a model of the base width is unchanged, and what is refused."""
 
+import flax.linen as nn
 import jax
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup.parameters import factors_of
 from t2t_flax.extensions.mup.rule import kind_of, rules
+from t2t_flax.models.layers import Residual
 from t2t_flax.registry import load_extensions
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -73,6 +75,55 @@ def test_lookups_logits_and_scores_grow_as_in_table_8(model, width):
     queries = by_kind["queries"]
     assert width**-0.5 * queries.initial == pytest.approx(1 / width)  # heads are wider here, by as much as all else
     assert queries.update == pytest.approx(queries.initial / width)
+
+
+def test_residual_branches_are_smaller_in_deeper_stacks():
+    """CompleteP, table 1 with alpha = 1: outputs of branches times base depth / depth, rates of all else and what epsilon weighs
+    as in the base. Stacks have depths of their own.
+    """
+    model = dict(norm_placement="pre", num_encoder_layers=6, num_decoder_layers=2, attention_bias=True)
+    width, both = (
+        factors_of(c, parameter_shapes(make_model(c, 37, 37)))
+        for c in (wide(4, model), wide(4, model).with_values({"mup.base_layers": 2}))
+    )
+    changed = set()
+    for path, factors in both.items():
+        by_width = width[path]
+        found = [getattr(factors, name) / getattr(by_width, name) for name in ("initial", "update", "gradient")]
+        if path[0].startswith("encoder_") and path[0] != "encoder_norm":
+            outputs = path[-2] in ("out", "Einsum_1")
+            changed |= {path[1:]} if outputs else set()
+            assert found == pytest.approx([1 / 3, 1 / 3, 1] if outputs else [1, 1, 3]), path
+        else:
+            assert found == [1, 1, 1], path
+    ends = {("self_attention", "out"), ("feed_forward", "Einsum_1")}
+    assert changed == {(*end, name) for end in ends for name in ("kernel", "bias")}
+
+
+@pytest.mark.parametrize("feed_forward", ["dense", "gated"])
+def test_scaled_outputs_are_scaled_branches(feed_forward):
+    """With the factors in its parameters a layer computes x + f(x) / depth."""
+    pytest.importorskip("t2t_flax.extensions.layer_types")
+    model = dict(norm_placement="pre", num_encoder_layers=4, num_decoder_layers=4, feed_forward=feed_forward)
+    config = wide(16, model).with_values({"mup.base_layers": 1})
+    _, _, state, _ = model_and_state(config)
+    rows = rows_alone(random_pairs(3))
+
+    def outputs(params, scale: float):
+        def scaled(call, args, kwargs, context):
+            module = context.module
+            if isinstance(module, Residual) and context.method_name == "__call__":
+                x, sublayer, noise = args
+                return call(x, lambda y: scale * sublayer(y), noise)
+            return call(*args, **kwargs)
+
+        with nn.intercept_methods(scaled):
+            return make_model(config, 37, 37).apply({"params": params}, rows)
+
+    plain = jax.tree_util.tree_map_with_path(
+        lambda path, x: x / factors_of(config, state.params)[path_names(path)].initial, state.params
+    )
+    np.testing.assert_allclose(outputs(state.params, 1.0), outputs(plain, 0.25), rtol=1e-5, atol=1e-6)
 
 
 def test_heads_of_the_same_width_keep_their_scores():
@@ -145,6 +196,8 @@ REFUSED = {
     "embed_init = xavier": {"model.embed_init": "xavier"},
     "final_norm = none": {"model.norm_placement": "pre", "model.final_norm": "none"},
     "base_head_width = 8": {"mup.base_width": 0, "mup.base_head_width": 8},
+    "base_layers = 2": {"mup.base_width": 0, "mup.base_layers": 2},
+    "norm_placement = post": {"mup.base_layers": 2},
 }
 
 
@@ -186,6 +239,14 @@ def test_explain_shows_what_the_rule_does():
     assert rows["queries"][2:] == ["x", "0.125"]
     assert rows["feed-forward"][2:] == ["x", "0.25"]
     assert rows["gain of the last norm"] == ["0.5", "1", "x", "0.5"]
+
+
+def test_explain_shows_the_scale_of_branches():
+    config = wide(4, dict(norm_placement="pre", num_encoder_layers=8, num_decoder_layers=2))
+    assert "branches" not in describe(config)
+    assert "residual branches x 0.25 and 1, of a base model with 2 layers" in describe(
+        config.with_values({"mup.base_layers": 2})
+    )
 
 
 def test_the_state_on_a_mesh_is_that_on_one_device():

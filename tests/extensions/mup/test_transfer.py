@@ -1,4 +1,4 @@
-"""Reading the best rate of a width from a few runs."""
+"""Reading the best rate of a size from a few runs."""
 
 import math
 
@@ -20,12 +20,12 @@ def test_a_best_rate_at_the_end_of_the_grid_is_said_to_be_there():
     assert best_rate(losses) == (2.0**-7, True)
 
 
-def test_rates_are_compared_with_that_of_the_narrowest_width():
+def test_rates_are_compared_with_that_of_the_smallest_size():
     losses = {
-        width: {rate: [2 + math.log(rate / best) ** 2] * 2 for rate in RATES}
-        for width, best in ((64, 2.0**-7), (256, 2.0**-8))
+        size: {rate: [2 + math.log(rate / best) ** 2] * 2 for rate in RATES}
+        for size, best in ((64, 2.0**-7), (256, 2.0**-8))
     }
     found = summary(losses)
-    assert found[256]["multiple_of_the_narrowest"] == pytest.approx(0.5)
-    assert found[256]["loss_at_the_narrowest_ones_best"] == pytest.approx(2 + math.log(2) ** 2, abs=1e-4)
+    assert found[256]["multiple_of_the_smallest"] == pytest.approx(0.5)
+    assert found[256]["loss_at_the_smallest_ones_best"] == pytest.approx(2 + math.log(2) ** 2, abs=1e-4)
     assert found[256]["of_each_seed"] == pytest.approx([2.0**-8] * 2, abs=1e-6)
