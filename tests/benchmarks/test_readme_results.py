@@ -25,3 +25,10 @@ def test_multi30k_over_seeds():
     assert f"mean {mean:.2f} ± {T * spread / math.sqrt(3):.2f}" in text
     for name in ("test2017", "testcoco"):
         assert f"**{sets[name]['score']:.2f}**" in text and f"{third[name]['published']:.2f})" in text
+
+
+def test_multi30k_english_french():
+    sets = json.loads((ROOT / "benchmarks" / "results" / "multi30k_fr.json").read_text())["sets"]
+    shown = [f"**{x['scores']['tokenized_bleu']['score']:.2f}** ({x['published']:.2f})" for x in sets.values()]
+    assert list(sets) == ["test2016", "test2017", "testcoco"]
+    assert ": " + ", ".join(shown) in (ROOT / "README.md").read_text()
