@@ -70,6 +70,7 @@ while [ -z "$signal" ]; do
   last_code=$code
   sleep "$delay" &
   child=$!
+  if [ -n "$signal" ]; then kill "$child"; fi # it arrived after the command had ended
   wait_for_child
   code=$last_code
 done

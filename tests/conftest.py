@@ -16,7 +16,13 @@ import psutil
 import pytest
 
 # Property-based tests draw the same examples in every run; `HYPOTHESIS_PROFILE=explore` draws new ones.
-hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile(
+    "repeatable",
+    derandomize=True,
+    deadline=None,
+    database=None,
+    suppress_health_check=[hypothesis.HealthCheck.too_slow],
+)
 hypothesis.settings.register_profile("explore", deadline=None, max_examples=1000)
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "repeatable"))
 
@@ -95,7 +101,7 @@ def no_process_stays():
     """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""
     before = started_processes()
     yield
-    _, left = psutil.wait_procs(started_processes() - before - multiprocessing_servers(), timeout=30.0)
+    _, left = psutil.wait_procs(started_processes() - before - multiprocessing_servers(), timeout=100.0)
     found = []
     for process in left:
         with contextlib.suppress(psutil.NoSuchProcess):

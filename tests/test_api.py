@@ -69,7 +69,7 @@ def test_load_keeps_compiled_programs_and_explain_comes_after_it(tmp_path):
     variables |= {"JAX_PLATFORMS": "cpu", "JAX_DISABLE_MOST_OPTIMIZATIONS": "true"}
     inherited = {name: x for name, x in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
     words = [sys.executable, "-c", LATER]
-    done = subprocess.run(words, env=inherited | variables, capture_output=True, text=True, check=False, timeout=300)
+    done = subprocess.run(words, env=inherited | variables, capture_output=True, text=True, check=False, timeout=800)
     assert done.returncode == 0, done.stderr
     cache, devices, *message = done.stdout.split(None, 2)
     assert int(devices) == stored_config("pretrained:toy").mesh.cpu_devices and list(Path(cache).iterdir())

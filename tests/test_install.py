@@ -104,7 +104,7 @@ sys.exit(main(["translate", "--workdir=pretrained:toy"]))
 def test_translating_and_serving_need_no_optional_package_of_another_part():
     pytest.importorskip("t2t_flax.extensions.serving")
     argv = [sys.executable, "-c", WITHOUT, ",".join(OPTIONAL)]
-    done = subprocess.run(argv, cwd=ROOT, input="It is late.\n", capture_output=True, text=True, timeout=250)
+    done = subprocess.run(argv, cwd=ROOT, input="It is late.\n", capture_output=True, text=True, timeout=500)
     assert done.returncode == 0 and len(done.stdout.splitlines()) == 1, done.stderr[-3000:]
 
 

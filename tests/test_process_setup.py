@@ -21,7 +21,7 @@ def test_child_runs_this_copy_of_the_package(tmp_path):
     (tmp_path / "t2t_flax" / "version.py").write_text("__version__ = 'another'")
     child = subprocess.run(
         [sys.executable, "-c", "from t2t_flax.version import __version__; print(__version__)"],
-        cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=60,
+        cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert child.stdout.strip() == __version__, child.stdout + child.stderr
 

@@ -17,7 +17,7 @@ from test_image import values
 from t2t_flax.registry import COMMANDS, load_extensions
 from t2t_flax.version import __version__
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 ROOT = Path(__file__).parents[1]
 
 

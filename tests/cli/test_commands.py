@@ -34,7 +34,7 @@ SMALL = [
 def run_process(*arguments, cwd):
     """Runs a command in its own process, as a user does; returns its standard output."""
     result = subprocess.run(
-        [sys.executable, "-m", "t2t_flax", *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=240
+        [sys.executable, "-m", "t2t_flax", *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=500
     )  # fmt: skip
     assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
     assert "Traceback" not in result.stderr, result.stderr
@@ -125,7 +125,7 @@ def test_translate_answers_lines_of_a_pipe_one_by_one(workdir):
             child.stdin.write(line + "\n")
             assert float(child.stdout.readline().split("\t")[1]) < 0
         child.send_signal(signal.SIGINT)
-        out, err = child.communicate(timeout=60)
+        out, err = child.communicate(timeout=300)
     assert child.returncode == 130 and out == "" and "stopped by SIGINT" in err and "Traceback" not in err
 
 

@@ -29,7 +29,7 @@ def test_missing_packages_are_reported_with_install_command(command):
         f"import sys; sys.path.insert(0, {str(ROOT)!r}); import t2t_flax.__main__ as m; sys.exit(m.main([{command!r}]))"
     )
     bare = [sys.executable, "-I", "-S", "-c", start]
-    result = subprocess.run(bare, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(bare, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2 and "Traceback" not in result.stderr, result.stderr
     assert "is not installed in" in result.stderr and "pip install -r requirements.txt" in result.stderr
 
@@ -42,7 +42,7 @@ def test_full_disk_is_reported_without_traceback(number, code):
         f"def run(words): raise OSError({number}, 'what it says', '/runs/metrics.jsonl')\n"
         "c.run = run; sys.exit(m.main(['explain']))"
     )
-    result = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    result = subprocess.run([sys.executable, "-c", start], cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert result.returncode == code and ("Traceback" in result.stderr) == (code == 1), result.stderr
     assert "what it says: '/runs/metrics.jsonl'" in result.stderr
     assert ("Free disk space or fix the permissions, then rerun the same command." in result.stderr) == (code == 2)

@@ -47,7 +47,8 @@ def test_windows_are_written_in_input_order(run, t2t):
     assert [(first, len(window)) for first, window in run.windows] == [(0, 4), (4, 4), (8, 3)]
 
 
-def test_lines_are_read_no_further_than_the_window():
+def test_lines_are_read_no_further_than_the_window(monkeypatch):
+    monkeypatch.setattr(lines_module, "PAUSE", 60.0)  # the reader may be slow
     read = []
 
     def lines():
@@ -77,7 +78,9 @@ def test_arrived_lines_do_not_wait_for_a_full_window():
 
 
 @pytest.mark.parametrize("live", [True, False])
-def test_error_of_the_input_follows_the_lines_before_it(live):
+def test_error_of_the_input_follows_the_lines_before_it(live, monkeypatch):
+    monkeypatch.setattr(lines_module, "PAUSE", 60.0)  # the reader may be slow
+
     def lines():
         yield from ("one", "two", "three")
         raise UserError("no more")

@@ -63,6 +63,7 @@ def test_unchanged_files_are_read_once_and_changed_ones_again(tmp_path, forgotte
     assert hash_files(paths, index) == first and files_read[2:] == ["a"], "other times: it is read again"
     forgotten()
     stat = os.stat(paths[1])
+    time.sleep(0.02)  # the time of its last change differs
     paths[1].write_text("c\nb\n")
     os.utime(paths[1], ns=(stat.st_atime_ns, stat.st_mtime_ns))  # the same size and modification time
     assert hash_files(paths, index)[1] != first[1] and files_read[3:] == ["b"]
@@ -126,7 +127,7 @@ def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, m
     monkeypatch.setattr(file_hashes, "_hash_file", None)
     resumed, other = (prepare_corpus(task_of(config), tmp_path / run) for run in ("first", "second"))
     assert first.train.digest == resumed.train.digest == other.train.digest, "trials of a sweep share the cache"
-    time.sleep(0.01)
+    time.sleep(0.02)
     (tmp_path / "train.en").write_text(pairs.replace("the", "one"))
     with pytest.raises(TypeError, match="NoneType"):
         prepare_corpus(task_of(config), tmp_path / "third")

@@ -35,12 +35,12 @@ def names(folder):
 def test_second_writer_waits_for_the_first(tmp_path):
     written, go_on = PROCESSES.Event(), PROCESSES.Event()
     first = start(write_and_wait, tmp_path / "s", written, go_on)
-    assert written.wait(60)
+    assert written.wait(250)
     second = start(write, tmp_path / "s", 6, "second")
     time.sleep(0.5)
     assert second.is_alive() and sum(".partial-" in name for name in names(tmp_path)) == 1
     go_on.set()
-    first.join(60), second.join(60)
+    first.join(250), second.join(250)
     assert (first.exitcode, second.exitcode) == (0, 0)
     assert TokenStore.open(tmp_path / "s").digest == "second" and names(tmp_path) == ["s"]
 
@@ -48,9 +48,9 @@ def test_second_writer_waits_for_the_first(tmp_path):
 def test_leftovers_of_a_killed_writer_are_removed(tmp_path):
     written, never = PROCESSES.Event(), PROCESSES.Event()
     first = start(write_and_wait, tmp_path / "s", written, never)
-    assert written.wait(60)
+    assert written.wait(250)
     os.kill(first.pid, signal.SIGKILL)
-    first.join(60)
+    first.join(250)
     (partial,) = (path for path in tmp_path.iterdir() if ".partial-" in path.name)
     assert not (partial / "meta.json").exists()
     write(tmp_path / "other" / "s")
@@ -63,7 +63,7 @@ def test_many_processes_replace_a_store_at_once(tmp_path):
     """Without locks, each with its own digest: the final store is one of theirs, and complete."""
     writers = [start(write, tmp_path / "s", value, f"digest {value}", False, 20) for value in range(5)]
     for process in writers:
-        process.join(60)
+        process.join(250)
     assert [process.exitcode for process in writers] == [0] * 5
     store = TokenStore.open(tmp_path / "s")
     value = int(store.digest.split()[1])
@@ -80,7 +80,7 @@ def test_concurrent_preparations_of_one_split_share_a_store(tmp_path, locks):
     answers = [tmp_path / f"{i}.json" for i in range(4)]
     processes = [start(prepare_and_report, source, tokenizers, folder, POLICIES, prepared, a, locks) for a in answers]
     for process in processes:
-        process.join(60)
+        process.join(250)
     assert [process.exitcode for process in processes] == [0] * 4
     assert len({answer.read_text() for answer in answers}) == 1
     assert names(tmp_path / "cache") == ["store"]
@@ -127,5 +127,5 @@ def test_failed_writer_releases_its_lock(tmp_path):
     with pytest.raises(UserError, match="is not a token store"):
         write(tmp_path / "s")
     process = start(take_turn, tmp_path / "s")
-    process.join(60)
+    process.join(250)
     assert process.exitcode == 0

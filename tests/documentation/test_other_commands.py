@@ -5,7 +5,7 @@ import re
 import pytest
 from helpers.documented_commands import PAGES, commands_of, follows_the_readme, run, run_programs, shortened
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 OTHERS = [page for page in PAGES if not follows_the_readme(page)]
 
 SHORT = (short for page in OTHERS for short in map(shortened, commands_of(page)) if short)

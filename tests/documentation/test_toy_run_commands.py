@@ -13,7 +13,7 @@ from helpers.documented_commands import (
     shortened,
 )
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 FOLLOWING = [page for page in PAGES if follows_the_readme(page)]
 
 

@@ -11,7 +11,7 @@ import subprocess
 from pathlib import Path
 
 from helpers.forked_python import ForkedPython
-from helpers.processes import environment
+from helpers.processes import environment, free_port
 
 ROOT = Path(__file__).parents[2]
 PAGES = ["README.md", "launch/README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
@@ -102,8 +102,8 @@ def shortened(command: str) -> str:
     if "--api-keys" in command:
         return ""  # tests/extensions/serving/test_access.py sends keys
     if name == "serve":
-        port = "" if "--port=" in command else " --port=8000"
-        return with_its_requests(f"{command}{port} --max-batch=1")
+        command = re.sub(r" --port=\d+", "", command)
+        return with_its_requests(f"{command} --port=$PORT --max-batch=1")
     if name == "plan":  # the compilers have tests of their own
         command = re.sub(r"--topology=\S+", "--topology=cpu:2", re.sub(r" --json=\S+", "", command))
         command = re.sub(r"mesh\.fsdp=\d+", "mesh.fsdp=2", command)
@@ -139,8 +139,8 @@ def with_its_requests(command: str) -> str:
     """Starts the server, sends what docs/serving.md shows, and ends it."""
     requests = re.findall(r"^(curl .*)$", (ROOT / "docs" / "serving.md").read_text(), re.M)
     assert len(requests) == 6
-    wait = "until curl -sf http://127.0.0.1:8000/ready; do kill -0 $server; sleep 0.2; done"
-    sent = [request.replace("curl ", "curl -sS --fail-with-body ") for request in requests]
+    wait = "until curl -sf http://127.0.0.1:$PORT/ready; do kill -0 $server; sleep 0.2; done"
+    sent = [request.replace("curl ", "curl -sS --fail-with-body ").replace(":8000/", ":$PORT/") for request in requests]
     return "\n".join([f"{command} & server=$!", wait, *sent, "kill $server; wait $server"])
 
 
@@ -158,11 +158,11 @@ def run(python: ForkedPython, folder: Path, command: str) -> str:
     result = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", command],
         cwd=folder,
-        env=environment(PATH=python.path),
+        env=environment(PATH=python.path, PORT=str(free_port())),
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
-        timeout=300,
+        timeout=800,
     )
     assert result.returncode == 0 and "Traceback" not in result.stdout, f"{command}\n{result.stdout[-4000:]}"
     return result.stdout

@@ -74,8 +74,9 @@ def serve(client):
 
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 listening = socket.socket(socket.AF_UNIX)
-listening.bind(sys.argv[1])
+listening.bind(sys.argv[1] + ".new")
 listening.listen()
+os.rename(sys.argv[1] + ".new", sys.argv[1])  # who finds it can connect
 while True:
     client, _ = listening.accept()
     if not os.fork():

@@ -41,7 +41,7 @@ def serving(
         ServedModel(name, load().config, load, make_batcher, 1, metrics, health_limit, watch, every=0.01)
         for name, load in (runs if watch else {name: lambda run=run: run for name, run in runs.items()}).items()
     ]
-    limits = limits or Limits(timeout=50)
+    limits = limits or Limits(timeout=120)
     app = create_app(models, limits, metrics, **keys)
     server = make_server(app, limits.timeout, max_connections, drain=drain, proxies=proxies)
     listening = listen("127.0.0.1", 0)
@@ -52,7 +52,7 @@ def serving(
         for model in models:
             model.start(lambda _: all_ready.release(), failed.set)
         for _ in models if ready else ():
-            assert all_ready.acquire(timeout=120), [model.error for model in models]
+            assert all_ready.acquire(timeout=250), [model.error for model in models]
         yield running
     finally:
         server.should_exit = server.force_exit = True
@@ -73,10 +73,10 @@ class Running:
         self.server.end()
 
     def get(self, path, **keys):
-        return httpx.get(self.url + path, timeout=60, **keys)
+        return httpx.get(self.url + path, timeout=150, **keys)
 
     def post(self, path, json=None, **keys):
-        return httpx.post(self.url + path, json=json, timeout=60, **keys)
+        return httpx.post(self.url + path, json=json, timeout=150, **keys)
 
 
 def with_two(run):
@@ -85,7 +85,7 @@ def with_two(run):
     return dataclasses.replace(run, config=dataclasses.replace(run.config, decode=decode))
 
 
-def wait_for(condition, what, seconds=60.0):
+def wait_for(condition, what, seconds=200.0):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline, f"no {what} after {seconds} s"

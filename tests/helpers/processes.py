@@ -1,7 +1,10 @@
 """Real processes that train together, with CPU devices and collectives over the loopback interface."""
 
+import contextlib
+import itertools
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -20,7 +23,7 @@ KEYS = {
     "optimizer.warmup_steps": 10, "train.steps": 20, "checkpoint.every_steps": 5, "checkpoint.keep_last": 2,
     "checkpoint.average_last": 0, "eval.every_steps": 10, "eval.bootstrap_samples": 0, "log.every_steps": 1,
     "decode.max_length_offset": 3, "decode.max_source_length": 32, "decode.beam_size": 2, "decode.batch_size": 4,
-    "distributed.initialization_timeout": 120, "distributed.heartbeat_timeout": 10,
+    "distributed.initialization_timeout": 300, "distributed.heartbeat_timeout": 10,
 }  # fmt: skip
 
 
@@ -41,10 +44,20 @@ def command(workdir, cache, name: str = "train", **keys) -> list[str]:
     return [sys.executable, "-m", "t2t_flax", name, *config, f"--workdir={workdir}", *flags]
 
 
+_PORTS = 1000
+_ports = itertools.count(random.randrange(_PORTS))
+
+
 def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
+    """A port that nothing takes before a process of the test does: below those that the kernel assigns, from a range of this
+    worker of the tests, each in its turn.
+    """
+    first = 20_000 + _PORTS * (int(os.environ.get("PYTEST_XDIST_WORKER", "gw0")[2:]) % 12)
+    while True:
+        port = first + next(_ports) % _PORTS
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
 
 
 class Processes:
@@ -83,26 +96,28 @@ class Processes:
     def output(self, i: int) -> str:
         return self.logs[i].read_text()
 
-    def wait(self, seconds: float = 240.0) -> list[int]:
+    def wait(self, seconds: float = 500.0) -> list[int]:
         """Returns the exit codes. Fails with all outputs if a process takes longer."""
         deadline = time.monotonic() + seconds
-        for process in self.all:
-            try:
-                process.wait(max(0.1, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                raise AssertionError(f"still running after {seconds} s\n{self.outputs()}") from None
-        for log in self.tees:
-            log.wait(60.0)
-        return [process.returncode for process in self.all]
+        return [self.wait_for_end(i, deadline - time.monotonic()) for i in range(len(self.all))]
+
+    def wait_for_end(self, i: int, seconds: float = 300.0) -> int:
+        """The exit code of one process, whose output is then complete. Fails with all outputs if it takes longer."""
+        try:
+            self.all[i].wait(max(0.1, seconds))
+        except subprocess.TimeoutExpired:
+            raise AssertionError(f"process {i} is still running after {seconds:.0f} s\n{self.outputs()}") from None
+        self.tees[i].wait(120.0)
+        return self.all[i].returncode
 
     def outputs(self) -> str:
         return "\n".join(f"--- process {i}: {p.poll()}\n{self.output(i)[-3000:]}" for i, p in enumerate(self.all))
 
-    def wait_for_step(self, workdir: Path, step: int, seconds: float = 180.0) -> None:
+    def wait_for_step(self, workdir: Path, step: int, seconds: float = 400.0) -> None:
         """Waits until the run has logged this update."""
         self.wait_for(lambda: any(line["step"] >= step for line in read_metrics(workdir)), f"update {step}", seconds)
 
-    def wait_for_output(self, i: int, text: str, seconds: float = 120.0) -> None:
+    def wait_for_output(self, i: int, text: str, seconds: float = 400.0) -> None:
         self.wait_for(lambda: text in self.output(i), text, seconds)
 
     def wait_for(self, condition, event: str, seconds: float) -> None:

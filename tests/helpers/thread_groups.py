@@ -66,7 +66,7 @@ def run_threads(work, arguments: list) -> list:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(250)
         assert not thread.is_alive()
     return results
 
@@ -85,7 +85,7 @@ def run_processes(count: int, work) -> list:
     return run_threads(run, [(group,) for group in groups])
 
 
-def wait_until(condition, seconds: float = 60.0) -> None:
+def wait_until(condition, seconds: float = 200.0) -> None:
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline

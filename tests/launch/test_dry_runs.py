@@ -29,7 +29,7 @@ def launch(script, *arguments, cwd, code=0, **env):
         env=os.environ | env,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert result.returncode == code, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
     return result

@@ -43,7 +43,7 @@ def packages(extras) -> set[str]:
 def dry(script, *arguments, **env) -> str:
     return subprocess.run(
         [str(LAUNCH / f"{script}.sh"), arguments[0], "--dry-run", *arguments[1:]],
-        cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=60, check=True,
+        cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=300, check=True,
     ).stdout  # fmt: skip
 
 
@@ -141,7 +141,7 @@ def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
     call = ["run", *FLAGS[launcher], "--env=TOKEN,OTHER", "--", *TRAIN]
     assert "a secret" not in dry(launcher, *call, **env)
     result = subprocess.run(
-        [str(LAUNCH / f"{launcher}.sh"), *call], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=60,
+        [str(LAUNCH / f"{launcher}.sh"), *call], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300,
         env=os.environ | recording_programs(tmp_path) | env,
     )  # fmt: skip
     assert "a secret" not in result.stdout + result.stderr + (tmp_path / "calls").read_text()
@@ -149,7 +149,7 @@ def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
 
 def test_gke_passes_variables_in_a_secret(tmp_path):
     subprocess.run(
-        [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--env=TOKEN,OTHER", "--", *TRAIN], check=True, timeout=60,
+        [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--env=TOKEN,OTHER", "--", *TRAIN], check=True, timeout=300,
         env=os.environ | recording_programs(tmp_path) | {"TOKEN": SECRET, "OTHER": "two words"},
     )  # fmt: skip
     secret, jobset = (each for each in yaml.safe_load_all((tmp_path / "manifests").read_text()) if each)
@@ -166,7 +166,7 @@ def test_skypilot_and_xpk_read_the_values_themselves(tmp_path):
         f'#!/bin/sh\nfor word; do case $word in --env-file=*) cat "${{word#*=}}" >{tmp_path}/names ;; esac; done\n'
     )
     command = [str(LAUNCH / "xpk.sh"), "run", *FLAGS["xpk"], "--env=TOKEN", "--", *TRAIN]
-    subprocess.run(command, env=os.environ | programs | {"TOKEN": SECRET}, check=True, timeout=60)
+    subprocess.run(command, env=os.environ | programs | {"TOKEN": SECRET}, check=True, timeout=300)
     assert (tmp_path / "names").read_text() == "PYTHONUNBUFFERED=1\nTOKEN\n"
 
 
@@ -176,7 +176,7 @@ def test_skypilot_and_xpk_read_the_values_themselves(tmp_path):
 ])  # fmt: skip
 def test_user_errors(flag, message):
     command = [str(LAUNCH / "tpu_vm.sh"), "run", *TPU, flag, "--dry-run", "--", *TRAIN]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert result.returncode == 2 and message in result.stderr and "=value" not in result.stderr.partition("usage")[0]
 
 
@@ -188,6 +188,6 @@ def test_only_a_jobset_that_has_ended_is_replaced(tmp_path, state, replaced):
     kubectl = Path(programs["PATH"].split(":")[0], "kubectl")
     kubectl.write_text(kubectl.read_text() + f"if sys.argv[1] == 'get': print({state!r})\n")
     command = [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--", *TRAIN]
-    subprocess.run(command, env=os.environ | programs, check=True, timeout=60, capture_output=True)
+    subprocess.run(command, env=os.environ | programs, check=True, timeout=300, capture_output=True)
     words = [call[1] for call in recorded_calls(tmp_path)]
     assert words == (["get", "delete", "apply"] if replaced else ["get", "apply"])

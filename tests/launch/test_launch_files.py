@@ -145,7 +145,7 @@ def run_skypilot(tmp_path, **env) -> list[str]:
     base = {"PATH": "/usr/local/bin:/usr/bin:/bin", "HOME": str(tmp_path), "T2T_COMMAND": "python x 'a b'",
             "T2T_RESTARTS": "7"}  # fmt: skip
     result = subprocess.run(
-        ["bash", "-c", run], cwd=tmp_path, env=base | env, capture_output=True, text=True, check=True, timeout=20
+        ["bash", "-c", run], cwd=tmp_path, env=base | env, capture_output=True, text=True, check=True, timeout=300
     )
     return result.stdout.splitlines()
 

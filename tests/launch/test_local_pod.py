@@ -33,15 +33,15 @@ def start(*arguments, cwd, start_new_session=False, **env):
 def pod(*arguments, cwd, code=0, **env):
     """Runs the launcher to its end; returns (standard output, standard error)."""
     process = start(*arguments, cwd=cwd, **env)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
 
 
 def wait_for(condition, event):
-    end = time.monotonic() + 20
+    end = time.monotonic() + 200
     while not condition():
-        assert time.monotonic() < end, f"not within 20 s: {event}"
+        assert time.monotonic() < end, f"not within 200 s: {event}"
         time.sleep(0.05)
 
 
@@ -93,7 +93,7 @@ def test_signal_reaches_all_processes_and_nothing_restarts(tmp_path):
     process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path)
     wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
     process.terminate()
-    out, err = process.communicate(timeout=100)
+    out, err = process.communicate(timeout=300)
     assert process.returncode == 75, err
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
     assert "SIGTERM goes to all processes" in err and "restart" not in err and not any(map(is_alive, pids(tmp_path)))
@@ -135,7 +135,7 @@ class TestSlow:
         assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] half a line\n", "[1] half a line\n"]
         assert process.poll() is None
         (tmp_path / "go").touch()
-        process.communicate(timeout=100)
+        process.communicate(timeout=300)
 
     def test_restarts_with_another_number_of_processes_until_all_finish(self, tmp_path):
         command = (
@@ -180,7 +180,7 @@ class TestSlow:
         process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path)
         wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
         process.send_signal(getattr(signal, name))
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 75, err
         assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and f"{name} goes to all processes" in err
 
@@ -190,7 +190,7 @@ class TestSlow:
         process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path, start_new_session=True)
         wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
         os.killpg(process.pid, signal.SIGINT)
-        out, err = process.communicate(timeout=100)
+        out, err = process.communicate(timeout=300)
         assert process.returncode == 75, err
         assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and not any(map(is_alive, pids(tmp_path)))
 
@@ -198,7 +198,7 @@ class TestSlow:
         process = start(2, "--restarts=3", "--", "bash", "-c", WAITS, cwd=tmp_path)
         wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
         process.terminate()
-        process.communicate(timeout=100)
+        process.communicate(timeout=300)
         assert process.returncode == 1
 
     def test_second_signal_kills(self, tmp_path):
@@ -209,12 +209,12 @@ class TestSlow:
         wait_for(lambda: len(list(tmp_path.glob("heard.*"))) == 2, "both received the first")
         assert process.poll() is None
         process.terminate()
-        process.communicate(timeout=100)
+        process.communicate(timeout=300)
         assert process.returncode == 1 and not any(map(is_alive, pids(tmp_path)))
 
     def test_no_orphans_when_the_launcher_is_killed(self, tmp_path):
         process = start(3, "--restarts=3", "--", "bash", "-c", f"trap '' TERM INT HUP; {WAITS}", cwd=tmp_path)
         wait_for(lambda: len(pids(tmp_path)) == 6, "all started")
         process.kill()
-        process.communicate(timeout=100)  # returns when all writers of the output have closed it
+        process.communicate(timeout=300)  # returns when all writers of the output have closed it
         wait_for(lambda: not any(map(is_alive, pids(tmp_path))), "no process of the pod is left")

@@ -21,7 +21,7 @@ def run_job(tmp_path, code: int, **env: str) -> tuple[int, bool]:
         (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
         (tmp_path / name).chmod(0o755)
     env = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"} | env
-    result = subprocess.run(["bash", str(SBATCH), "true"], env=env, capture_output=True, text=True, timeout=60)
+    result = subprocess.run(["bash", str(SBATCH), "true"], env=env, capture_output=True, text=True, timeout=300)
     return result.returncode, (tmp_path / "requeued").exists()
 
 

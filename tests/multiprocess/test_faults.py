@@ -10,7 +10,7 @@ import time
 import pytest
 from helpers.processes import Processes, checkpoints, command, environment, free_port, losses, note, resume
 
-pytestmark = pytest.mark.timeout(600)
+pytestmark = pytest.mark.timeout(1500)
 TWO = dict(mesh_cpu_devices=1)
 
 
@@ -24,10 +24,10 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     quiet = dict(eval_every_steps=0, checkpoint_every_steps=0)  # in the first save the timeout does not apply
     arguments = command(workdir, cache, **TWO, **timeouts, **quiet, train_steps=100_000)
     with Processes(tmp_path / "logs", count, arguments) as processes:
-        processes.wait_for_step(workdir, 5, 300)
+        processes.wait_for_step(workdir, 5)
         processes.all[-1].send_signal(signal.SIGSTOP)
         start = time.monotonic()
-        assert [p.wait(200) for p in processes.all[:-1]] == [1] * (count - 1), processes.outputs()
+        assert [processes.wait_for_end(i) for i in range(count - 1)] == [1] * (count - 1), processes.outputs()
         seconds = time.monotonic() - start
         outputs = [processes.output(i) for i in range(count - 1)]
     note(
@@ -44,13 +44,17 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
 @pytest.mark.slow
 @pytest.mark.parametrize("victim", [1, pytest.param(0, id="the coordinator")])
 def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
-    keys = TWO | dict(resilience_hang_timeout=0, distributed_heartbeat_timeout=4, train_steps=2000, eval_every_steps=0)
+    keys = TWO | dict(
+        resilience_hang_timeout=0, distributed_heartbeat_timeout=10, train_steps=100_000, eval_every_steps=0
+    )
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
         processes.wait_for_step(tmp_path / "run", 5)
         processes.all[victim].send_signal(signal.SIGSTOP)
         start = time.monotonic()
-        assert processes.all[1 - victim].wait(60) == 1, processes.outputs()
-        note(f"silent process {victim} (heartbeat_timeout 4 s): the other ended after {time.monotonic() - start:.1f} s")
+        assert processes.wait_for_end(1 - victim) == 1, processes.outputs()
+        note(
+            f"silent process {victim} (heartbeat_timeout 10 s): the other ended after {time.monotonic() - start:.1f} s"
+        )
         output = processes.output(1 - victim)
     assert f"process {victim} on" in output and "silent for" in output and "Thread 0x" in output, output
     assert "loop.py" in (tmp_path / "run" / "stacks" / f"process-{1 - victim}.txt").read_text()
@@ -88,7 +92,7 @@ def test_straggler_is_reported_with_its_share(tmp_path, cache):
 def test_unshared_folder_is_refused(tmp_path, cache):
     arguments = [command(tmp_path / name, cache, **TWO) for name in ("a", "b")]
     with Processes(tmp_path / "logs", 2, arguments) as processes:
-        assert processes.wait(120) == [2, 2], processes.outputs()
+        assert processes.wait() == [2, 2], processes.outputs()
     for i in (0, 1):
         assert "is not shared" in processes.output(i) and "process 1 on" in processes.output(i)
     assert not (tmp_path / "a" / "config.json").exists()
@@ -98,7 +102,7 @@ def test_unshared_folder_is_refused(tmp_path, cache):
 def test_missing_coordinator_is_reported_after_the_timeout(tmp_path, cache):
     env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="127.0.0.1:9")
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
-    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
+    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=300)
     assert result.returncode == 1 and "Traceback" not in result.stderr
     assert "coordinator at 127.0.0.1:9: waiting at most 2 s" in result.stdout
     assert "coordinator at 127.0.0.1:9: the processes of this run did not all start" in result.stderr
@@ -109,7 +113,7 @@ def test_missing_process_is_reported_after_the_timeout(tmp_path, cache):
     """JAX alone would abort with a stack trace."""
     env = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="0", JAX_COORDINATOR_ADDRESS=f"127.0.0.1:{free_port()}")
     arguments = command(tmp_path / "run", cache, distributed_initialization_timeout=2)
-    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=60)
+    result = subprocess.run(arguments, env=environment(**env), capture_output=True, text=True, timeout=300)
     assert result.returncode == 1 and "Traceback" not in result.stderr and "***" not in result.stderr
     assert "waiting at most 2 s for the others" in result.stdout
     assert "did not all start within config.distributed.initialization_timeout = 2 s" in result.stderr
@@ -140,7 +144,7 @@ def test_fsdp_checkpoint_unreadable_by_one_process_is_skipped(tmp_path, cache):
 def test_all_processes_exit_with_3_after_a_divergence(tmp_path, cache):
     keys = TWO | dict(optimizer_peak_lr=1e30, eval_every_steps=0)
     with Processes(tmp_path / "logs", 2, command(tmp_path / "run", cache, **keys)) as processes:
-        assert processes.wait(400) == [3, 3], processes.outputs()
+        assert processes.wait() == [3, 3], processes.outputs()
         outputs = [processes.output(i) for i in (0, 1)]
     assert (
         "update 2: loss nan" in outputs[0]

@@ -8,7 +8,7 @@ from helpers.processes import Processes, command, evaluations, losses, record
 
 from t2t_flax.training.progress import read_metrics
 
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.slow]
 STEPS = 20
 BLEU = dict(eval_decode_every_steps=20, eval_decode_sentences=8)
 

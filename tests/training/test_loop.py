@@ -97,7 +97,7 @@ def config_file(tmp_path_factory):
     return path
 
 
-def wait_for_step(workdir, at_least, process, seconds=120):
+def wait_for_step(workdir, at_least, process, seconds=400):
     for _ in range(seconds * 20):
         lines = read_metrics(workdir)
         if lines and lines[-1]["step"] >= at_least:
@@ -134,7 +134,7 @@ def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     process = subprocess.Popen(command(tmp_path / "run", cache, config_file, steps), **options)
     wait_for_step(tmp_path / "run", 5, process)
     process.send_signal(number)
-    output, _ = process.communicate(timeout=60)
+    output, _ = process.communicate(timeout=300)
     assert process.returncode == 75, output
     stopped = int(output.split("after update ")[-1].split(",")[0])
     assert "give the same command again to go on" in output

@@ -21,8 +21,8 @@ def test_processes_test_their_devices_together_before_they_train(tmp_path, cache
     keys = dict(mesh_cpu_devices=1, mesh_fsdp=2, train_steps=1, selftest_at_start="always", data_test="")
     words = command(tmp_path / "run", cache, **keys)
     with Processes(tmp_path / "logs", 2, words) as processes:
-        codes = [process.wait(600) for process in processes.all]
-    logs = [path.read_text() for path in processes.logs]
+        codes = processes.wait(800)
+        logs = [processes.output(i) for i in (0, 1)]
     assert codes == [0, 0], logs
     assert "self-test of 2 x cpu" in logs[0]
     assert logs[0].index("self-test: no fault") < logs[0].index("first update")

@@ -39,7 +39,7 @@ class GatedModel(TrainedModel):
 
     def translate(self, lines, **keys):
         self.entered.release()
-        assert self.gate.wait(60)
+        assert self.gate.wait(250)
         return super().translate(lines, **keys)
 
     def hold(self):
@@ -48,7 +48,7 @@ class GatedModel(TrainedModel):
             pass
 
     def wait_until_busy(self):
-        assert self.entered.acquire(timeout=60)
+        assert self.entered.acquire(timeout=250)
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from t2t_flax.extensions.serving.schemas import TranslateRequest  # noqa: E402
 from t2t_flax.extensions.serving.service import Limits, Service  # noqa: E402
 from t2t_flax.extensions.serving.text import RequestError  # noqa: E402
 
+FORM = "Content-Type: application/x-www-form-urlencoded\n"
 JSON_HEADERS = [(b"content-type", b"application/json")]
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
 
@@ -43,7 +44,7 @@ def address(server) -> tuple[str, int]:
 
 def raw(server, head: str, *parts: bytes) -> socket.socket:
     """A connection that has sent the beginning of a request."""
-    connection = socket.create_connection(address(server), timeout=60)
+    connection = socket.create_connection(address(server), timeout=150)
     connection.sendall(head.replace("\n", "\r\n").encode() + b"".join(parts))
     return connection
 
@@ -66,9 +67,13 @@ def test_full_queue_is_429_and_all_others_are_answered(gated):
 def test_time_limit_is_504_and_the_request_leaves_the_queue(gated):
     with serving({"tiny": gated}, limits=Limits(timeout=0.2), wait=0.0) as server:
         gated.hold()
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:
-            late = list(pool.map(lambda _: server.post("/translate", BODY), range(2)))
-        assert [answer.status_code for answer in late] == [504, 504] and "0.2 s" in late[0].json()["error"]
+        # In one piece: of two, the second may take longer than the time limit.
+        body = b"q=a&source=en&target=de"
+        head = f"POST /translate HTTP/1.1\nHost: x\nConnection: close\n{FORM}Content-Length: {len(body)}\n\n"
+        for late in [raw(server, head, body) for _ in range(2)]:
+            with late, late.makefile("rb") as answer:
+                text = answer.read()
+            assert text.startswith(b"HTTP/1.1 504") and b"no result within 0.2 s" in text
         assert waiting(server) == 0
         gated.gate.set()
 
@@ -79,7 +84,7 @@ def test_request_of_a_client_that_has_gone_leaves_the_queue(gated):
         first = pool.submit(server.post, "/translate", BODY)
         gated.wait_until_busy()
         body = b"q=a&source=en&target=de"
-        head = f"POST /translate HTTP/1.1\nHost: x\nContent-Type: application/x-www-form-urlencoded\nContent-Length: {len(body)}\n\n"
+        head = f"POST /translate HTTP/1.1\nHost: x\n{FORM}Content-Length: {len(body)}\n\n"
         connection = raw(server, head, body)
         wait_for(lambda: waiting(server) == 1, "second request in the queue")
         connection.close()
@@ -90,8 +95,7 @@ def test_request_of_a_client_that_has_gone_leaves_the_queue(gated):
 
 
 def test_bodies_are_limited_before_they_are_read_to_the_end(run):
-    with serving({"tiny": run}, limits=Limits(max_body_bytes=100, timeout=60), ready=False) as server:
-        wait_for(lambda: server.get("/ready").status_code == 200, "ready server")
+    with serving({"tiny": run}, limits=Limits(max_body_bytes=100)) as server:
         answer = server.post("/translate", BODY | {"q": "x" * 100})
         assert answer.status_code == 413 and answer.json()["error"] == "the body has more than 100 bytes."
         announced = raw(server, "POST /translate HTTP/1.1\nHost: x\nContent-Length: 1000000000\n\n")
@@ -172,7 +176,7 @@ def test_counting_tokens_holds_up_no_other_request(run):
         def encode(self, text):
             if text == "slow":
                 entered.set()
-                assert go_on.wait(60)
+                assert go_on.wait(110)
             return super().encode(text)
 
     source = copy.copy(run.tokenizers.source)
@@ -180,9 +184,9 @@ def test_counting_tokens_holds_up_no_other_request(run):
     slow = dataclasses.replace(run, tokenizers=TokenizerPair(source, run.tokenizers.target))
     with serving({"tiny": slow}) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
         first = pool.submit(server.post, "/api/translate", {"text": "slow"})
-        assert entered.wait(60)
+        assert entered.wait(110)
         try:
-            assert httpx.get(f"{server.url}/health", timeout=10).status_code == 200
+            assert httpx.get(f"{server.url}/health", timeout=100).status_code == 200
         finally:
             go_on.set()
         assert first.result().status_code == 200
@@ -235,7 +239,7 @@ def test_end_answers_what_is_in_the_queue_and_takes_no_more(gated):
         wait_for(refused, "closed port")
         gated.gate.set()
         assert [each.result().status_code for each in requests] == [200, 200, 200]
-        server.thread.join(60)
+        server.thread.join(150)
         assert not server.thread.is_alive()
 
 
@@ -254,7 +258,7 @@ def unread(run, request):
 @pytest.mark.parametrize("unread", [0.2], indirect=True)
 def test_end_does_not_wait_for_a_client_that_does_not_read(unread):
     unread.end()
-    unread.thread.join(30)
+    unread.thread.join(150)
     assert not unread.thread.is_alive()
 
 
@@ -262,7 +266,7 @@ def test_end_does_not_wait_for_a_client_that_does_not_read(unread):
 def test_second_ctrl_c_does_not_wait_for_clients(unread):
     for _ in range(2):
         unread.server.handle_exit(signal.SIGINT, None)
-    unread.thread.join(30)
+    unread.thread.join(150)
     assert not unread.thread.is_alive()
 
 
@@ -287,5 +291,5 @@ def test_model_that_cannot_be_restored_stops_the_server(run):
 
     broken = Broken(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
     with serving({"tiny": broken}, ready=False) as server:
-        assert server.failed.wait(60) and "damaged" in str(server.models[0].error)
+        assert server.failed.wait(250) and "damaged" in str(server.models[0].error)
         assert server.get("/ready").status_code == 503

@@ -39,7 +39,7 @@ def address(tmp_path_factory):
     with subprocess.Popen(command, env=environment(), stdout=subprocess.PIPE, text=True) as server:
         yield re.fullmatch(r"listening on (http://\S+)\n", server.stdout.readline())[1]
         server.terminate()
-        assert server.wait(60) == 0
+        assert server.wait(250) == 0
 
 
 @pytest.fixture(scope="module")
@@ -58,8 +58,8 @@ def page(browser, address):
         made.on("pageerror", lambda error: errors.append(str(error)))
         made.on("console", lambda message: message.type == "error" and errors.append(message.text))
         made.goto(address)
-        made.wait_for_selector("#translate:enabled", timeout=120_000)
-        made.set_default_timeout(60_000)
+        made.wait_for_selector("#translate:enabled", timeout=300_000)
+        made.set_default_timeout(200_000)
         yield made
         assert asked and {urlsplit(url).netloc for url in asked} == {urlsplit(address).netloc}
         assert [text for text in errors if not text.startswith("Failed to load resource")] == []
@@ -123,7 +123,7 @@ def test_maps_are_drawn_from_the_weights(page):
     page.emulate_media(color_scheme="dark")
     # The browser tells the page of the change after it has answered.
     page.wait_for_function(
-        f"light => ({color})(document.querySelector('.mean canvas')) > light", arg=light, timeout=60_000
+        f"light => ({color})(document.querySelector('.mean canvas')) > light", arg=light, timeout=200_000
     )
 
 
@@ -387,7 +387,7 @@ def test_a_model_of_several_languages_has_a_choice(page):
     page.route("**/api/models", with_languages)
     stand_in(page, "Il est tard.", pair(["▁It", "</s>"], ["▁Il", "</s>"]))
     page.reload()
-    page.wait_for_selector("#translate:enabled", timeout=120_000)
+    page.wait_for_selector("#translate:enabled", timeout=300_000)
     assert page.locator("#target option").all_inner_texts() == ["German", "French"]
     page.select_option("#target", "fr")
     with page.expect_request("**/api/translate") as translation, page.expect_request("**/api/attention") as attention:

@@ -32,8 +32,8 @@ class Visit:
         page.on("dialog", self._answer)
         page.on("request", self._note)
         page.goto(url)
-        page.wait_for_selector("#translate:enabled", timeout=120_000)
-        page.set_default_timeout(60_000)
+        page.wait_for_selector("#translate:enabled", timeout=300_000)
+        page.set_default_timeout(200_000)
 
     def _answer(self, dialog):
         self.asked.append((dialog.type, dialog.message))

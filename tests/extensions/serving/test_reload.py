@@ -98,7 +98,7 @@ def test_the_parameters_of_an_earlier_checkpoint_are_let_go(run):
         assert server.post("/translate", BODY | {"alternatives": 1}).status_code == 200
         current[0] = run
         wait_for(lambda: server.get("/api/models").json()[0]["steps"] == [2], "new checkpoint")
-        wait_for(lambda: gc.collect() >= 0 and first() is None, "end of the first parameters", 15)
+        wait_for(lambda: gc.collect() >= 0 and first() is None, "end of the first parameters")
 
 
 @pytest.mark.parametrize("what", ["the same steps", "numbers that are not finite"])

@@ -128,7 +128,7 @@ def test_temporary_outage_does_not_stop_the_run(gcs, monkeypatch, caplog):
     gcs.failures += [("POST", "/upload/", 403)] * 3
     with caplog.at_level(logging.WARNING, "t2t_flax"):
         writer = write_lines([1])
-        for _ in range(200):
+        for _ in range(4000):
             if gcs.names():
                 break
             writer._files._stop.wait(0.05)

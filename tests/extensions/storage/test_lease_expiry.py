@@ -43,7 +43,8 @@ def lease_names(folder):
 
 
 @pytest.mark.smoke
-def test_renewed_lease_is_respected_until_it_is_released(tmp_path, no_locks):
+def test_renewed_lease_is_respected_until_it_is_released(tmp_path, no_locks, monkeypatch):
+    monkeypatch.setattr(leases, "EXPIRY", 1e6)  # the disk may be slow
     first = locks.lock_folder(tmp_path, "train")
     with pytest.raises(UserError, match=f"train, process {os.getpid()} on"):
         locks.lock_folder(tmp_path, "prepare")
@@ -62,7 +63,8 @@ def test_lease_of_a_dead_host_expires(tmp_path, no_locks, caplog):
     lease.release()
 
 
-def test_holder_that_creates_its_lease_during_the_wait_is_respected(tmp_path, no_locks):
+def test_holder_that_creates_its_lease_during_the_wait_is_respected(tmp_path, no_locks, monkeypatch):
+    monkeypatch.setattr(leases, "EXPIRY", 1e6)
     elsewhere(tmp_path, 1)
     timer = threading.Timer(0.3, elsewhere, (tmp_path, 2), dict(token="new"))
     timer.start()
@@ -94,18 +96,16 @@ def test_lease_is_held_though_the_answer_of_the_store_was_lost(tmp_path, no_lock
 
 
 LEASE = "from t2t_flax import locks; from t2t_flax.extensions.storage import leases; import errno\ndef no_locks(*_): raise OSError(errno.ENOLCK, 'No locks available')\n"
-LEASE += "locks.fcntl.flock, leases.BEAT, leases.EXPIRY = no_locks, 0.2, 2.0\n" + HOLD
+LEASE += "locks.fcntl.flock, leases.BEAT, leases.EXPIRY = no_locks, 0.2, 1e6\n" + HOLD
 
 
-@pytest.mark.parametrize(
-    "reason", ["was taken over by train, process 12 on tpu-7", "was not renewed for 2 s, so that another process may"]
-)
+@pytest.mark.parametrize("reason", ["was taken over by train, process 12 on tpu-7", "was not renewed for "])
 def test_process_that_lost_its_lease_ends_at_once(tmp_path, reason):
-    cut_off = "leases.atomic_write = no_locks\n" if "renewed" in reason else ""
+    cut_off = "leases.atomic_write, leases.EXPIRY = no_locks, 2.0\n" if "renewed" in reason else ""
     process = other_process(tmp_path, f"exec({cut_off!r}); time.sleep(600)", LEASE)
     if not cut_off:
         elsewhere(tmp_path, 2)
-    _, err = process.communicate(timeout=60)
+    _, err = process.communicate(timeout=300)
     assert process.returncode == 1 and f".lock-1 {reason}" in err and "ends at once" in err
 
 
@@ -132,6 +132,7 @@ def test_lock_of_a_dead_host_is_waited_for(tmp_path, monkeypatch, caplog):
     with pytest.raises(UserError, match="is in use by another process: train, .* on tpu-7"):
         locks.lock_folder(tmp_path, "train")
     assert len(caplog.messages) >= 1 and "in case that host is dead" in caplog.messages[0]
+    monkeypatch.setattr(shared_files, "LOST_HOST", 1e6)
     threading.Timer(0.2, lock.release).start()
     locks.lock_folder(tmp_path, "train").release()
 

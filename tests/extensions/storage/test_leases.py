@@ -65,14 +65,12 @@ def test_one_of_many_simultaneous_starts_holds_the_folder(run_folder):
 
 @pytest.mark.parametrize("run_folder", STORAGE[1:], indirect=True)
 def test_one_of_many_takes_over_an_expired_lease(run_folder, monkeypatch):
-    def create(*arguments):
-        lease = real(*arguments)
-        if lease:  # whatever the speed of this machine, the new lease does not expire
-            monkeypatch.setattr(leases, "EXPIRY", 600.0)
-        return lease
+    def start(*arguments):  # whatever the speed of this machine, the new lease does not expire
+        monkeypatch.setattr(leases, "EXPIRY", 600.0)
+        real(*arguments)
 
-    real = leases.Lease.create
-    monkeypatch.setattr(leases.Lease, "create", create)
+    real = leases.Lease.__init__
+    monkeypatch.setattr(leases.Lease, "__init__", start)
     monkeypatch.setattr(leases, "EXPIRY", 1.0)
     dead = dataclasses.replace(this_process("train"), host="tpu-7", processes="there")
     files.atomic_write(f"{run_folder}/.lock-3", json.dumps(dataclasses.asdict(dead) | {"beat": 9}))

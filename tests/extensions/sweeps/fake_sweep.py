@@ -16,7 +16,7 @@ from t2t_flax.extensions.sweeps.trials import expand
 from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker
 
 TOY = str(Path(__file__).parents[3] / "configs" / "toy.py")
-FIXED = {"distributed.heartbeat_timeout": "4"}
+FIXED = {"distributed.heartbeat_timeout": "10"}
 """A worker whose host has died is noticed soon."""
 SWEEP = {
     "config": TOY, "fixed": FIXED, "search": None, "seeds": 1, "score": "sacrebleu", "selection": "valid_nll",

@@ -23,8 +23,6 @@ if count := os.environ.get("T2T_NUM_PROCESSES"):
         flush=True,
     )
 resumed = (workdir / "checkpoints").exists()
-with (workdir / "starts").open("a") as file:
-    file.write(f"{os.getpid()}\n")
 
 
 def stop(number, frame):
@@ -33,6 +31,8 @@ def stop(number, frame):
 
 
 signal.signal(signal.SIGTERM, stop)
+with (workdir / "starts").open("a") as file:  # who sees it may send the signal
+    file.write(f"{os.getpid()}\n")
 if behaviour in ("silent", "75"):
     sys.exit(0 if behaviour == "silent" else 75)
 if behaviour == "mistake":

@@ -149,7 +149,7 @@ def test_records_are_compared_without_importing_jax(tmp_path):
         cwd=Path(__file__).parents[3],
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=300,
     )
     assert process.returncode == 0, process.stderr
     assert (

@@ -4,10 +4,12 @@ import csv
 import json
 import os
 import threading
+from types import SimpleNamespace
 
 import pytest
 from helpers.thread_groups import wait_until
 
+from t2t_flax.extensions.sweeps import attempts
 from t2t_flax.extensions.sweeps.attempts import begin_attempt, device_hours, end_attempt
 from t2t_flax.extensions.sweeps.report import report
 from t2t_flax.extensions.sweeps.resources import Resources
@@ -22,7 +24,7 @@ def set_devices(folder, name, kind="TPU v5 lite", count=16):
 def clock(monkeypatch):
     """The clock of the accounting, in a list that tests change."""
     now = [1e9]
-    monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.time.time", lambda: now[0])
+    monkeypatch.setattr(attempts, "time", SimpleNamespace(time=lambda: now[0]))
     return now
 
 
@@ -90,7 +92,7 @@ def test_worker_counts_every_attempt(fake_sweep, behaviour, state):
     if state == "stopped":
         wait_until((sweep.folder.workdir("one,seed=0") / "starts").exists)
         stop.set()
-    thread.join(30)
+    thread.join(250)
     status = sweep.folder.status("one,seed=0")
     assert sweep.states() == [state] and status.began == 0
     assert status.attempts == (2 if state == "failed" else 1)

@@ -221,7 +221,7 @@ def test_trainings_import_no_code_from_the_sweeps_cwd(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     result = subprocess.run(
         [sys.executable, "-c", "import json, t2t_flax; print(json.__file__, t2t_flax.__file__)"],
-        env=child_environment(), cwd=foreign, capture_output=True, text=True, timeout=60,
+        env=child_environment(), cwd=foreign, capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert result.returncode == 0, result.stderr
     assert "foreign" not in result.stdout

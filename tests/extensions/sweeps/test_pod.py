@@ -31,6 +31,7 @@ class FakePod(FakeSweep):
         """Runs the worker; returns the exit codes of its hosts."""
 
         def work(group):
+            threading.current_thread().name = f"host {group.index}"
             pod, stop = Pod(group, "127.0.0.1:12345"), self.stops[group.index]
             if not group.is_lead:
                 return pod.follow(self.folder, None, stop)
@@ -123,17 +124,9 @@ def test_training_that_hangs_on_one_host_is_killed_after_its_end_on_another(fake
     command = pod.training_command
 
     def ends_on_host_1(folder, names, resources):
-        pod.behaviours["half"] = "hang" if threading.current_thread() is not follower[0] else end
-        return command(folder, names, resources)
+        *words, _ = command(folder, names, resources)
+        return [*words, end if threading.current_thread().name == "host 1" else "hang"]
 
-    follower = []
-    follow = Pod.follow
-
-    def remember(self, *arguments):
-        follower.append(threading.current_thread())
-        return follow(self, *arguments)
-
-    monkeypatch.setattr(Pod, "follow", remember)
     monkeypatch.setattr("t2t_flax.extensions.sweeps.attempts.training_command", ends_on_host_1)
     assert pod.run(retries=0) == [OK, OK]
     assert pod.states() == [state]

@@ -11,7 +11,7 @@ from fake_sweep import FakeSweep
 from helpers.processes import ROOT, Processes, environment, note
 
 SWEEPS = Path(__file__).parent
-pytestmark = [pytest.mark.timeout(600), pytest.mark.slow]
+pytestmark = [pytest.mark.timeout(1500), pytest.mark.slow]
 BEHAVIOURS = {"slow": "long", "other": "ok"}
 WORKER = f"""
 import sys
@@ -32,7 +32,7 @@ def worker(tmp_path):
     path = os.pathsep.join([str(ROOT), str(SWEEPS)])
     with Processes(tmp_path / "logs", 2, words, PYTHONPATH=path) as processes:
         starts = sweep.folder.workdir("slow,seed=0") / "starts"
-        processes.wait_for(lambda: starts.exists() and sweep.starts("slow,seed=0") == 2, "both trainings", 300.0)
+        processes.wait_for(lambda: starts.exists() and sweep.starts("slow,seed=0") == 2, "both trainings", 400.0)
         yield sweep, processes
 
 
@@ -40,7 +40,7 @@ def finish(sweep) -> None:
     """A worker of one process trains what is left."""
     words = [sys.executable, "-c", WORKER, str(sweep.folder.path)]
     env = environment() | {"PYTHONPATH": os.pathsep.join([str(ROOT), str(SWEEPS)])}
-    result = subprocess.run(words, env=env, capture_output=True, text=True, timeout=300)
+    result = subprocess.run(words, env=env, capture_output=True, text=True, timeout=500)
     assert result.returncode == 0, result.stdout + result.stderr
     assert "slow,seed=0: resumes" in result.stdout and sweep.states() == ["complete", "complete"]
 
@@ -49,7 +49,7 @@ def finish(sweep) -> None:
 def test_signal_to_one_process_stops_both_with_75(worker, host):
     sweep, processes = worker
     processes.all[host].send_signal(signal.SIGTERM)
-    assert processes.wait(120) == [75, 75], processes.outputs()
+    assert processes.wait() == [75, 75], processes.outputs()
     assert sweep.states() == ["stopped", "waiting"] and sweep.folder.holder("slow,seed=0") is None
     status = sweep.folder.status("slow,seed=0")
     assert (status.attempts, status.unresolved, status.failures) == (1, 0, 0)
@@ -61,7 +61,7 @@ def test_killed_process_ends_the_other_and_another_worker_continues(worker, host
     """The training of each is stopped as well, by its parent's death."""
     sweep, processes = worker
     processes.all[host].kill()
-    codes = processes.wait(180)
+    codes = processes.wait()
     assert codes[host] == -9 and codes[1 - host] not in (0, 2, 75), processes.outputs()
     note(f"kill -9 of process {host} of a worker of two: the other ends with {codes[1 - host]}")
     if host == 1:

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from t2t_flax.extensions.trackers import hook
+from t2t_flax.extensions.trackers import clients, hook
 
 sys.path.insert(0, str(Path(__file__).parent))
 from tracked_runs import Memory  # noqa: E402
@@ -18,6 +18,13 @@ def no_thread_stays():
     for thread in threading.enumerate():
         if thread.name.startswith("tracker-") and thread not in before:
             thread.join(60)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch):
+    """With clients on a slow machine."""
+    monkeypatch.setattr(hook, "CLOSE_SECONDS", 200.0)
+    monkeypatch.setattr(clients, "FINISH_SECONDS", 200.0)
 
 
 @pytest.fixture
