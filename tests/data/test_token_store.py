@@ -2,6 +2,7 @@ import json
 import os
 import pickle
 import shutil
+import time
 from pathlib import Path
 
 import numpy as np
@@ -81,6 +82,7 @@ def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     write(tmp_path / "s")
     if opened:
         TokenStore.open(tmp_path / "s")
+        time.sleep(0.02)  # the time of the file's last change differs
     path = tmp_path / "s" / f"source.{part}"
     about, data = path.stat(), bytearray(path.read_bytes())
     data[2] ^= 1

@@ -188,7 +188,7 @@ def test_failed_save_deletes_no_older_checkpoint(tmp_path, training_setup):
     with full_disk():
         save(checkpoints, training_setup, 2)
         with pytest.raises(UserError, match="Intact checkpoints: 1. Free disk space"):
-            for _ in range(3000):
+            for _ in range(20_000):
                 checkpoints.check_for_errors()
                 time.sleep(0.01)
         checkpoints.close()
