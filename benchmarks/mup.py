@@ -20,8 +20,11 @@ from t2t_flax.extensions.mup import picture
 from t2t_flax.training.progress import read_metrics
 
 WITH, WITHOUT = "with the rules", "without"
-SIZES = {"width": ("d_model", "mup.base_width"), "depth": ("num_decoder_layers", "mup.base_layers")}
-"""--of: (key of the model, key of the base model)."""
+SIZES = {
+    "width": ("d_model", "mup.base_width", "d_model"),
+    "depth": ("num_decoder_layers", "mup.base_layers", "layers"),
+}
+"""--of: (key of the model, key of the base model, label of the picture)."""
 Losses = dict[float, list[float]]
 """By rate: the validation losses of the seeds, infinite where the run diverged."""
 
@@ -29,7 +32,7 @@ Losses = dict[float, list[float]]
 def read(sweep: Path, of: str) -> dict[str, dict[int, Losses]]:
     """The losses at the end of all runs that have ended, by rule and size. Those of the base size are in both."""
     runs = []
-    name, base_key = SIZES[of]
+    name, base_key, _ = SIZES[of]
     for workdir in sorted((sweep / "trials").iterdir()):
         if not (workdir / "complete.json").exists() and not (workdir / "diverged.json").exists():
             print(f"left out, has not ended: {workdir.name}", file=sys.stderr)
@@ -110,7 +113,7 @@ def main(argv: list[str]) -> None:
     }
     publish(record, args.out)
     if args.picture:
-        picture.draw_losses(found, args.picture, SIZES[args.of][0])
+        picture.draw_losses(found, args.picture, SIZES[args.of][2])
 
 
 if __name__ == "__main__":
