@@ -26,9 +26,9 @@ def run(argv: list[str]) -> int:
     widths = (
         "values of d_model, separated by commas; d_ff and heads are scaled with it (default: 1, 2, 4 times base_width)"
     )
-    sizes = parser.add_mutually_exclusive_group()
-    sizes.add_argument("--widths", default="", metavar="D,D", help=widths)
-    sizes.add_argument("--layers", default="", metavar="L,L", help="numbers of layers of each stack instead")
+    either = parser.add_mutually_exclusive_group()
+    either.add_argument("--widths", default="", metavar="D,D", help=widths)
+    either.add_argument("--layers", default="", metavar="L,L", help="numbers of layers of each stack instead")
     parser.add_argument("--updates", type=arguments.count(1, 1000), default=4, metavar="N", help="default: 4")
     parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
     args, overrides = arguments.parse(parser, argv)

@@ -1,4 +1,4 @@
-"""Widths by rule: what the factors are, that a model of the base width is unchanged, and what is refused."""
+"""Sizes by rule: what the factors are, that a model of the base size is unchanged, and what is refused."""
 
 import flax.linen as nn
 import jax
