@@ -24,7 +24,8 @@ from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, draw_pairs, read_json
 from benchmarks.record import command_of, machine, publish, shown_workdir
-from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
+from benchmarks.rounds import Engine, measure, needs_gpu, ratios, run, spread, threads
+from t2t_flax.process_setup import runs_on_cpu
 
 SENTENCES = {"mini": 64, "tiny": 512, "base": 192}
 GROUP = 64
@@ -44,7 +45,7 @@ def ctranslate2_engine(name: str, compute_type: str, cores: int) -> Engine:
 
 def engines(cores: int) -> tuple[Engine, ...]:
     """All engines for this number of cores."""
-    devices = {f"{n} devices": {"devices": n} for n in dict.fromkeys([1, cores])}
+    devices = {f"{n} devices": {"devices": n} for n in dict.fromkeys([1, cores] if runs_on_cpu() else [1])}
     return (
         Engine("ours", "ours_decoding", variants=devices),
         Engine("ours_bfloat16", "ours_decoding", task={"precision": "bfloat16"}, variants=devices),
@@ -52,6 +53,7 @@ def engines(cores: int) -> tuple[Engine, ...]:
         ctranslate2_engine("ctranslate2_int8", "int8", cores),
         Engine("marian", "marian_decoding", "transformers"),
         Engine("marian_tcmalloc", "marian_decoding", "transformers", preload_tcmalloc=True),
+        Engine("marian_bfloat16", "marian_decoding", "transformers", {"precision": "bfloat16"}, needs=needs_gpu),
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 from benchmarks.engines.child import RESULT
 from benchmarks.environments import Environments, Unavailable, variables
+from t2t_flax.process_setup import runs_on_cpu
 
 PEER_HOME = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 
@@ -117,6 +118,12 @@ def _run_variants(engine, task, environments, earlier, speed) -> dict[str, Any]:
         raise failed
     best = max(tried, key=lambda name: speed(tried[name]))
     return tried[best] | {"variant": best, "tried": {name: speed(result) for name, result in tried.items()}}
+
+
+def needs_gpu() -> None:
+    """Raises Unavailable where there is none."""
+    if runs_on_cpu():
+        raise Unavailable("for GPUs")
 
 
 def spread(values: Sequence[float], digits: int = 4) -> dict[str, Any]:

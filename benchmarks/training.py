@@ -22,7 +22,8 @@ from benchmarks import environments as environments_lib
 from benchmarks.environments import Environments, Unavailable
 from benchmarks.models import SIZES, load_batches, save_batches, training_batches
 from benchmarks.record import command_of, machine, publish
-from benchmarks.rounds import Engine, measure, ratios, run, spread, threads
+from benchmarks.rounds import Engine, measure, needs_gpu, ratios, run, spread, threads
+from t2t_flax.process_setup import runs_on_cpu
 
 BATCHES = {"mini": 2, "tiny": 5, "base": 2}
 ROUNDS = 3
@@ -31,21 +32,32 @@ ROUNDS = 3
 def _needs_bfloat16() -> None:
     from t2t_flax.extensions.kernels.cpu_bfloat16 import has_bfloat16_instructions
 
-    if not has_bfloat16_instructions():
+    if runs_on_cpu() and not has_bfloat16_instructions():
         raise Unavailable("this CPU has no bfloat16 instructions; emulated, it is far slower than float32")
+
+
+def _needs_cpu() -> None:
+    if not runs_on_cpu():
+        raise Unavailable("for CPUs, whose cores are divided into devices")
 
 
 TORCH = dict(module="torch_training", environment="torch")
 TUNED = dict(preload_tcmalloc=True)
+BFLOAT16 = {"precision": "bfloat16"}
 ENGINES = (
     Engine("ours", "ours_training"),
-    Engine("ours_2_devices", "ours_training", task={"devices": 2}),
-    Engine("ours_bfloat16", "ours_training", task={"precision": "bfloat16"}, needs=_needs_bfloat16),
+    Engine("ours_2_devices", "ours_training", task={"devices": 2}, needs=_needs_cpu),
+    Engine("ours_bfloat16", "ours_training", task=BFLOAT16, needs=_needs_bfloat16),
     Engine("torch", **TORCH),
     Engine("torch_tcmalloc", **TORCH, **TUNED),
-    Engine("torch_bfloat16", **TORCH, task={"precision": "bfloat16"}, needs=_needs_bfloat16),
-    Engine("torch_bfloat16_tcmalloc", **TORCH, **TUNED, task={"precision": "bfloat16"}, needs=_needs_bfloat16),
+    Engine("torch_bfloat16", **TORCH, task=BFLOAT16, needs=_needs_bfloat16),
+    Engine("torch_bfloat16_tcmalloc", **TORCH, **TUNED, task=BFLOAT16, needs=_needs_bfloat16),
+    Engine(
+        "ours_cudnn", "ours_training", task=BFLOAT16 | {"keys": {"model.attention_kernel": "cudnn"}}, needs=needs_gpu
+    ),
+    Engine("torch_compiled", **TORCH, task=BFLOAT16 | {"compiled": True}, needs=needs_gpu),
     Engine("marian", "marian_training", "transformers"),
+    Engine("marian_bfloat16", "marian_training", "transformers", task=BFLOAT16, needs=needs_gpu),
     Engine("joeynmt", "joeynmt_training", "joeynmt"),
 )
 
@@ -65,16 +77,18 @@ def count_flops(size: dict[str, Any], batches: list) -> float:
 
 
 def machine_peak(task: dict[str, Any], environments: Environments) -> dict[str, Any]:
-    """GFLOP/s of float32 products by JAX and by PyTorch, and the highest of all."""
-    out = {}
+    """GFLOP/s of products by JAX and by PyTorch, float32 on a CPU, else bfloat16, and the highest of all."""
+    out, dtype = {}, "float32" if runs_on_cpu() else "bfloat16"
     for library, environment in (("jax", ""), ("torch", "torch")):
         try:
-            result = run(Engine(library, "matmul", environment, {"library": library}), task, environments)
+            result = run(
+                Engine(library, "matmul", environment, {"library": library, "dtype": dtype}), task, environments
+            )
             out[library] = result["gflops"]
         except Unavailable as error:
             out[library] = {"skipped": str(error)}
     best = max(value for rates in out.values() for value in rates.values() if not isinstance(value, str))
-    return {"float32_gflops": out, "best_gflops": best}
+    return {f"{dtype}_gflops": out, "best_gflops": best}
 
 
 def summary(results: list[dict[str, Any]], tokens: int, flops: float, peak: float) -> dict[str, Any]:
@@ -108,6 +122,7 @@ def main(argv: list[str]) -> None:
     )
     parser.add_argument("--model", choices=SIZES, default="tiny")
     parser.add_argument("--batches", type=int, help="batches of a pass (default: 5, base 2)")
+    parser.add_argument("--tokens", type=int, help="target tokens of a batch (default: 4096, base 2060)")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--passes", type=int, help="timed passes of a process (default: 2, base 1)")
     parser.add_argument("--engines", help="comma-separated")
@@ -119,7 +134,8 @@ def main(argv: list[str]) -> None:
     names = args.engines.split(",") if args.engines else [engine.name for engine in ENGINES]
     if unknown := sorted(set(names) - set(known)):
         parser.error(f"unknown engines: {', '.join(unknown)}; known: {', '.join(known)}")
-    size, count = SIZES[args.model], args.batches or BATCHES[args.model]
+    size, count = dict(SIZES[args.model]), args.batches or BATCHES[args.model]
+    size["tokens"] = args.tokens or size["tokens"]
     passes = args.passes or (1 if args.model == "base" else 2)
     environments = Environments(args.environments, install=not args.no_install)
     with tempfile.TemporaryDirectory() as folder:

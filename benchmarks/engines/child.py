@@ -47,6 +47,13 @@ def torch_threads(task: dict[str, Any]) -> None:
     torch.manual_seed(0)
 
 
+def torch_device() -> Any:
+    """The GPU that PyTorch sees, else the CPU."""
+    import torch
+
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
 def preloaded() -> list[str]:
     """The libraries of LD_PRELOAD by name."""
     return [os.path.basename(path) for path in os.environ.get("LD_PRELOAD", "").split(":") if path]

@@ -11,8 +11,9 @@ import numpy as np
 import torch
 import transformers
 
-from benchmarks.engines.child import main, preloaded, torch_threads
+from benchmarks.engines.child import main, torch_device, torch_threads
 from benchmarks.engines.marian_training import marian
+from benchmarks.engines.torch_training import settings
 from benchmarks.models import EOS, PAD, padded, read_json, sinusoids
 
 
@@ -69,7 +70,9 @@ def _layer(layer: Any, arrays: dict[str, torch.Tensor]) -> None:
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of translating all groups."""
     torch_threads(task)
-    model = load(task["folder"])
+    model = load(task["folder"]).to(torch_device())
+    if task.get("precision") == "bfloat16":
+        model = model.to(torch.bfloat16)
 
     @torch.inference_mode()
     def translate(groups: list) -> tuple[float, list]:
@@ -77,6 +80,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         for group in groups:
             for start in range(0, len(group["sources"]), task["batch_size"]):
                 ids = torch.from_numpy(padded(group["sources"][start : start + task["batch_size"]])).long()
+                ids = ids.to(torch_device())
                 out += model.generate(
                     input_ids=ids, attention_mask=ids != PAD, num_beams=task["beam_size"], do_sample=False,
                     length_penalty=task["alpha"], early_stopping=True, max_new_tokens=group["cap"], max_length=None,
@@ -89,7 +93,7 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         "first_pass_seconds": first,
         "seconds": [seconds for seconds, _ in timed],
         "outputs": [[i for i in row[1:] if i not in (PAD, EOS)] for row in timed[-1][1]],
-        "settings": [f"eager, float32, {torch.get_num_threads()} threads", *preloaded()],
+        "settings": settings(task),
         "versions": {"torch": torch.__version__, "transformers": transformers.__version__},
     }
 

@@ -5,7 +5,7 @@ from typing import Any
 import torch
 import transformers
 
-from benchmarks.engines.child import main, time_training, torch_threads
+from benchmarks.engines.child import main, time_training, torch_device, torch_threads
 from benchmarks.engines.torch_training import batches_of, settings, trainer
 from benchmarks.models import EOS, PAD
 
@@ -28,14 +28,14 @@ def marian(size: dict[str, Any], **more: Any) -> transformers.MarianMTModel:
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of training steps."""
     torch_threads(task)
-    model = marian(task["size"]).train()
+    model = marian(task["size"]).train().to(torch_device())
 
     def logits(source: torch.Tensor, shifted: torch.Tensor) -> torch.Tensor:
         padding = source != PAD
         mask = None if bool(padding.all()) else padding
         return model(input_ids=source, attention_mask=mask, decoder_input_ids=shifted).logits
 
-    result = time_training(trainer(model, logits), batches_of(task), task["passes"])
+    result = time_training(trainer(model, logits, task.get("precision", "float32")), batches_of(task), task["passes"])
     versions = {"torch": torch.__version__, "transformers": transformers.__version__}
     return result | {"settings": settings(task), "versions": versions}
 

@@ -1,10 +1,10 @@
-"""This machine's peak: float32 products at the shapes of the model, by JAX or by PyTorch (`library` of the task)."""
+"""This machine's peak: products of type `dtype` at the shapes of the model, by JAX or by PyTorch (`library` of the task)."""
 
 import time
 from collections.abc import Callable
 from typing import Any
 
-from benchmarks.engines.child import main, preloaded, torch_threads
+from benchmarks.engines.child import main, preloaded, torch_device, torch_threads
 
 SECONDS = 0.4
 """Of repeating one shape."""
@@ -29,7 +29,7 @@ def rate(product: Callable[..., Any], *operands: Any, flops: float) -> float:
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """GFLOP/s at each shape."""
-    rates = {}
+    rates, dtype = {}, task.get("dtype", "float32")
     if task["library"] == "jax":
         from t2t_flax.config import Config
         from t2t_flax.process_setup import prepare_process
@@ -41,16 +41,22 @@ def measure(task: dict[str, Any]) -> dict[str, Any]:
         program = jax.jit(jnp.dot)
         dot = lambda x, y: program(x, y).block_until_ready()  # noqa: E731
         for m, k, n in shapes(task["size"]):
-            x, y = jnp.ones((m, k)), jnp.ones((k, n))
+            x, y = (jax.random.normal(jax.random.key(0), size, jnp.dtype(dtype)) for size in ((m, k), (k, n)))
             rates[f"{m}x{k}x{n}"] = round(rate(dot, x, y, flops=2.0 * m * k * n), 1)
         return {"gflops": rates, "versions": {"jax": jax.__version__}}
     torch_threads(task)
     import torch
 
-    dtype = getattr(torch, task.get("dtype", "float32"))
+    device = torch_device()
+
+    def mm(x: torch.Tensor, y: torch.Tensor) -> None:
+        torch.mm(x, y)
+        if device.type == "cuda":
+            torch.cuda.synchronize()
+
     for m, k, n in shapes(task["size"]):
-        x, y = torch.ones((m, k), dtype=dtype), torch.ones((k, n), dtype=dtype)
-        rates[f"{m}x{k}x{n}"] = round(rate(torch.mm, x, y, flops=2.0 * m * k * n), 1)
+        x, y = (torch.randn(size, device=device).to(getattr(torch, dtype)) for size in ((m, k), (k, n)))
+        rates[f"{m}x{k}x{n}"] = round(rate(mm, x, y, flops=2.0 * m * k * n), 1)
     return {"gflops": rates, "versions": {"torch": torch.__version__}, "settings": preloaded()}
 
 

@@ -6,7 +6,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from benchmarks.engines.child import main, preloaded, time_training, torch_threads
+from benchmarks.engines.child import main, preloaded, time_training, torch_device, torch_threads
 from benchmarks.models import PAD, load_batches, sinusoids
 
 
@@ -41,7 +41,7 @@ class Model(nn.Module):
         hidden = self.body(
             self.embed(source),
             self.embed(shifted),
-            tgt_mask=nn.Transformer.generate_square_subsequent_mask(shifted.shape[1]),
+            tgt_mask=nn.Transformer.generate_square_subsequent_mask(shifted.shape[1], device=shifted.device),
             tgt_is_causal=True,
             src_key_padding_mask=padding,
             memory_key_padding_mask=padding,
@@ -57,7 +57,7 @@ def trainer(model: nn.Module, logits, precision: str = "float32"):
     def step(batch: tuple[torch.Tensor, torch.Tensor]) -> float:
         source, target = batch
         shifted = nn.functional.pad(target, (1, 0), value=1)[:, :-1]
-        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=precision == "bfloat16"):
+        with torch.autocast(source.device.type, dtype=torch.bfloat16, enabled=precision == "bfloat16"):
             loss = criterion(logits(source, shifted).flatten(0, 1), target.flatten())
         optimizer.zero_grad()
         loss.backward()
@@ -68,20 +68,24 @@ def trainer(model: nn.Module, logits, precision: str = "float32"):
 
 
 def batches_of(task: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    """The task's batches as int64 tensors."""
-    return [tuple(torch.from_numpy(x).long() for x in batch) for batch in load_batches(task["batches"])]
+    """The task's batches as int64 tensors on the device."""
+    arrays = load_batches(task["batches"])
+    return [tuple(torch.from_numpy(x).long().to(torch_device()) for x in batch) for batch in arrays]
 
 
 def settings(task: dict[str, Any]) -> list[str]:
     """The settings of a PyTorch engine, for the record."""
-    return [f"eager, {task.get('precision', 'float32')}, {torch.get_num_threads()} threads", *preloaded()]
+    how = "torch.compile" if task.get("compiled") else "eager"
+    where = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{torch.get_num_threads()} threads"
+    return [f"{how}, {task.get('precision', 'float32')}, {where}", *preloaded()]
 
 
 def measure(task: dict[str, Any]) -> dict[str, Any]:
     """Seconds of training steps."""
     torch_threads(task)
-    model = Model(task["size"]).train()
-    step = trainer(model, model, task.get("precision", "float32"))
+    model = Model(task["size"]).train().to(torch_device())
+    forward = torch.compile(model) if task.get("compiled") else model
+    step = trainer(model, forward, task.get("precision", "float32"))
     result = time_training(step, batches_of(task), task["passes"])
     return result | {"settings": settings(task), "versions": {"torch": torch.__version__}}
 

@@ -1,6 +1,7 @@
 """Attention on NVIDIA GPUs by cuDNN's fused kernel, which keeps scores and weights on the chip (Dao et al. 2022)."""
 
 import jax
+from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.models.attention import SegmentMask, mask_array
 
@@ -24,5 +25,15 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMa
     An array holds segments and causality: the kernel's own causal mask knows nothing of packed rows. A query without
     any key, which is padding, gets a mean of values and not 0 as in `masked_softmax`; no real token sees it.
     """
+    _keep_no_programs()
     scale = None if scaled else 1.0
     return jax.nn.dot_product_attention(q, k, v, mask=mask_array(mask), scale=scale, implementation="cudnn")
+
+
+def _keep_no_programs() -> None:
+    """From here on this process neither reads nor writes JAX's cache of compiled programs: one with this kernel that is read from
+    it fails at its first update, or crashes the process, since cuDNN cannot restore its plans (jax 0.11.2, cuDNN 9, H100).
+    """
+    if jax.default_backend() == "gpu" and jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+        jax.config.update("jax_enable_compilation_cache", False)
+        compilation_cache.reset_cache()  # JAX asks only once whether there is one

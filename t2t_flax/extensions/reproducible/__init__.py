@@ -33,6 +33,11 @@ class Reproducible:
                 f"{shown}: config.mesh.tensor = {config.mesh.tensor} divides the sums within matrix products, whose bits then "
                 "depend on the mesh. Set mesh.tensor = 1 and use mesh.data and mesh.fsdp."
             )
+        if config.model.attention_kernel in ("cudnn", "auto"):
+            raise UserError(
+                f"{shown}: config.model.attention_kernel = {config.model.attention_kernel}, but cuDNN's attention fails where "
+                "XLA is told to keep the order of sums (jax 0.11.2, H100). Set model.attention_kernel = einsum, or splash on TPU."
+            )
         if config.optimizer.name not in _ELEMENTWISE and config.mesh.fsdp != 1:
             raise UserError(
                 f"{shown}: config.optimizer.name = {config.optimizer.name} may sum over whole matrices, which config.mesh.fsdp = "

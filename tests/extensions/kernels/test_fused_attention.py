@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
+from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.extensions.kernels import cudnn
 from t2t_flax.models.dropout import Noise, noise_key
@@ -74,6 +75,34 @@ def test_einsum_stays_where_the_kernel_does_not_apply(calls, keys, fused):
     noise = Noise(noise_key(0, 0), np.arange(4, dtype=np.uint32))
     jax.eval_shape(*loss_of("cudnn", noise=noise, **keys))
     assert len(calls) == fused
+
+
+@pytest.fixture
+def kept(tmp_path):
+    """The folder of JAX's cache of compiled programs."""
+    before = jax.config.jax_compilation_cache_dir
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    compilation_cache.reset_cache()
+    yield tmp_path
+    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+def test_programs_with_the_kernel_are_not_kept(calls, kept, monkeypatch):
+    """Those that JAX reads from its cache fail on GPUs."""
+    run = lambda factor: jax.jit(lambda x: x * factor)(1.0)  # noqa: E731
+    run(1.5)
+    count = len(list(kept.iterdir()))
+    jax.eval_shape(*loss_of("cudnn"))  # as `plan` does, where no GPU is
+    run(2.5)
+    assert 0 < count < len(list(kept.iterdir()))
+    count = len(list(kept.iterdir()))
+    function, params = loss_of("cudnn")
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    jax.eval_shape(function, params)
+    run(3.5)
+    assert calls and len(list(kept.iterdir())) == count
 
 
 @pytest.mark.parametrize("beams", [1, 4, 12])

@@ -200,6 +200,8 @@ def test_what_has_other_bits_on_another_mesh_is_refused():
     for message, keys in {
         "slices = 6 is not a power of two": dict(reproducible_slices=6),
         "mesh.tensor = 2 divides the sums within matrix products": dict(mesh_tensor=2),
+        "attention_kernel = auto, but cuDNN's attention fails": dict(model_attention_kernel="auto"),
+        "attention_kernel = cudnn, but cuDNN's attention fails": dict(model_attention_kernel="cudnn"),
         "optimizer.name = adafactor may sum over whole matrices": dict(optimizer_name="adafactor", mesh_fsdp=2),
     }.items():
         with pytest.raises(UserError, match=message):
