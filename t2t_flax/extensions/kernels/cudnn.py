@@ -1,6 +1,8 @@
 """Attention on NVIDIA GPUs by cuDNN's fused kernel, which keeps scores and weights on the chip (Dao et al. 2022)."""
 
+import flax.linen as nn
 import jax
+import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.models.attention import SegmentMask, mask_array
@@ -26,8 +28,13 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMa
     any key, which is padding, gets a mean of values and not 0 as in `masked_softmax`; no real token sees it.
     """
     _keep_no_programs()
-    scale = None if scaled else 1.0
-    return jax.nn.dot_product_attention(q, k, v, mask=mask_array(mask), scale=scale, implementation="cudnn")
+    array, scale = mask_array(mask), None if scaled else 1.0
+    if jax.sharding.get_abstract_mesh().size > 1:
+        # Under `over_shards` JAX maps the kernel only with a mask of all heads, and relies on the mask being divided as the
+        # queries are.
+        array = jnp.broadcast_to(array, (q.shape[0], q.shape[2], *array.shape[2:]))
+        array = nn.with_logical_constraint(array, ("batch", "act_heads", None, None))
+    return jax.nn.dot_product_attention(q, k, v, mask=array, scale=scale, implementation="cudnn")
 
 
 def _keep_no_programs() -> None:

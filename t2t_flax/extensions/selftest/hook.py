@@ -1,5 +1,7 @@
 """Tests the devices of a run at its start."""
 
+import dataclasses
+import os
 from typing import Any
 
 import jax
@@ -7,8 +9,12 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.errors import UserError
 from t2t_flax.extensions.selftest import SelfTest
 from t2t_flax.training.hooks import Hook
+
+_passed: set[Any] = set()
+"""Tests that this process has made and that found nothing: vectorized trials of a sweep differ in rates and seeds alone."""
 
 
 class SelfTestHook(Hook):
@@ -22,9 +28,16 @@ class SelfTestHook(Hook):
 
         sizes = run.corpus.tokenizers.vocab_sizes
         shape = max(run.batches.shapes, key=lambda shape: shape.size)
-        report = run_test(run.config, run.mesh, sizes, shape, self._workdir, self._group)
+        config = run.config
+        model = dataclasses.replace(config.model, dropout=0.0, dropout_attention=0.0, dropout_ffn=0.0)
+        devices = tuple(device.id for device in run.mesh.devices.flat)
+        test = devices, shape, sizes, model, config.mesh, config.train.precision, config.optimizer.name
+        if test in _passed:
+            return
+        report = run_test(config, run.mesh, sizes, shape, self._workdir, self._group)
         self._group.say(report.summary)
         report.raise_if_faulty()
+        _passed.add(test)
 
 
 def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Hook:
@@ -32,3 +45,14 @@ def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Hook:
     when = SelfTest.of(config).at_start
     wanted = when == "always" or when == "auto" and jax.default_backend() != "cpu"
     return SelfTestHook(workdir, group) if wanted else Hook()
+
+
+def check_installed(config: Config) -> None:
+    """Raises UserError where the test would find no CPU to compare with. Starts no backend."""
+    platforms = os.environ.get("JAX_PLATFORMS", "")
+    names = platforms.split(",")
+    if platforms and "cpu" not in names and SelfTest.of(config).at_start != "never":
+        raise UserError(
+            f"the self-test compares with the CPU, which JAX_PLATFORMS={platforms} leaves out: set "
+            f"JAX_PLATFORMS={platforms},cpu, or train with --config.selftest.at_start=never."
+        )

@@ -29,8 +29,7 @@ def cpu_device() -> jax.Device:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
         raise UserError(
-            "the self-test compares with the CPU, which JAX_PLATFORMS leaves out: add cpu to it, as in JAX_PLATFORMS=tpu,cpu, or "
-            "train with --config.selftest.at_start=never."
+            "the self-test compares with the CPU, which JAX_PLATFORMS leaves out: add cpu to it, as in JAX_PLATFORMS=cuda,cpu."
         ) from None
 
 

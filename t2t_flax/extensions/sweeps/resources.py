@@ -66,7 +66,8 @@ def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str]
         groups = [",".join(gpus[i * count : (i + 1) * count]) for i in range(parts)]
         return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}") for group in groups]
     per_gpu = parts // len(gpus)
-    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"}
+    fraction = f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"
+    memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "XLA_CLIENT_MEM_FRACTION": ""}  # JAX refuses both
     shared = [gpus[i // per_gpu] for i in range(parts)]
     return [({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared]
 

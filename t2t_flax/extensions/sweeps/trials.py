@@ -144,6 +144,8 @@ def vectorization_conflict(first: Config, second: Config) -> str:
         return f"they differ in more than scalars: {', '.join(keys)}."
     if any(size not in (-1, 1) for size in (second.mesh.data, second.mesh.fsdp, second.mesh.tensor)):
         return "each must fit on one device: leave config.mesh at its defaults."
+    if second.model.attention_kernel in ("auto", "cudnn"):
+        return "cuDNN's attention cannot be vectorized: set model.attention_kernel to einsum, or to splash on TPU."
     if any(ROW_SUMS.of(second)):
         return "an extension sums their rows in an order of its own."
     return ""

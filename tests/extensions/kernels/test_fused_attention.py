@@ -4,10 +4,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import model_and_state, random_pairs, rows_alone, small_config
+from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from jax._src.cudnn import fused_attention_stablehlo as jax_kernel
 from jax.experimental.compilation_cache import compilation_cache
 
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.kernels import cudnn
+from t2t_flax.models.attention import SegmentMask
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.train_state import make_model
 from t2t_flax.training.train_step import loss_sums
@@ -75,6 +78,26 @@ def test_einsum_stays_where_the_kernel_does_not_apply(calls, keys, fused):
     noise = Noise(noise_key(0, 0), np.arange(4, dtype=np.uint32))
     jax.eval_shape(*loss_of("cudnn", noise=noise, **keys))
     assert len(calls) == fused
+
+
+@pytest.mark.parametrize("devices", [(4, 1, 1), (1, 4, 1), (2, 1, 2), (1, 1, 4)])
+def test_the_kernel_is_mapped_over_the_shards_of_a_batch(devices, monkeypatch):
+    """JAX's own rules for its kernel, traced without a GPU; forward and backward."""
+    monkeypatch.setattr(jax_kernel, "check_cudnn_version", lambda: 91200)
+    rows = {
+        "q": jax.ShapeDtypeStruct((8, 16, 4, 8), jnp.bfloat16),
+        "segments": jax.ShapeDtypeStruct((8, 16), jnp.int32),
+    }
+
+    def gradient(params, rows):
+        mask = SegmentMask(rows["segments"], rows["segments"], causal=True)
+        loss = lambda q: (q * cudnn.attend(q, q, q, mask, scaled=True)).astype(jnp.float32).sum()  # noqa: E731
+        return jax.grad(loss)(rows["q"])
+
+    shards = devices[0] * devices[1]
+    with mesh_lib.use(devices_mesh(*devices)):
+        found = jax.eval_shape(mesh_lib.over_shards(gradient, shards), {}, rows)
+    assert found.shape == ((shards, 8 // shards, 16, 4, 8) if shards > 1 else (8, 16, 4, 8))
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +12,9 @@ from helpers.configs import devices_mesh, small_config
 from jax.sharding import PartitionSpec
 
 from t2t_flax.data.batching.batches import Shape
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.selftest import device, reference
+from t2t_flax.extensions.selftest import device, hook, programs, reference, run
 from t2t_flax.extensions.selftest.run import Report, run_test
 from t2t_flax.models import dense
 from t2t_flax.models.attention import SegmentMask, mask_array
@@ -323,6 +325,56 @@ def test_without_a_cpu_it_says_so(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", functools.partial(_no_backend))
     with pytest.raises(UserError, match="JAX_PLATFORMS leaves out: add cpu"):
         reference.cpu_device()
+
+
+@pytest.mark.smoke
+def test_platforms_without_a_cpu_are_refused_before_data_are_prepared(monkeypatch):
+    config = small_config()
+    for platforms, refused in (("", False), ("cuda,cpu", False), ("cpu", False), ("cuda", True), ("tpu", True)):
+        monkeypatch.setenv("JAX_PLATFORMS", platforms)
+        hook.check_installed(small_config(selftest=dict(at_start="never")))
+        if refused:
+            with pytest.raises(UserError, match=f"set JAX_PLATFORMS={platforms},cpu, or train"):
+                hook.check_installed(config)
+        else:
+            hook.check_installed(config)
+
+
+def test_a_process_makes_each_test_once(tmp_path, monkeypatch):
+    """Vectorized trials start one after the other in a process, and differ in rates and seeds."""
+    made, group = [], ProcessGroup()
+    monkeypatch.setattr(hook, "_passed", set())
+    report = Report([], [], "", [], 0.0)
+    monkeypatch.setattr(run, "run_test", lambda config, *_: (made.append(config.train.precision), report)[1])
+    for keys in (
+        dict(model=dict(dropout=0.1)),
+        dict(model=dict(dropout=0.3), seed=dict(init=3)),
+        dict(train=dict(precision="bfloat16")),
+    ):
+        tokenizers = SimpleNamespace(vocab_sizes=(37, 37))
+        setup = SimpleNamespace(
+            config=small_config(**keys),
+            mesh=devices_mesh(2),
+            corpus=SimpleNamespace(tokenizers=tokenizers),
+            batches=SimpleNamespace(shapes=[SHAPE]),
+        )
+        hook.SelfTestHook(tmp_path, group).on_start(setup, None)
+    assert made == ["auto", "bfloat16"]
+
+
+@pytest.mark.smoke
+def test_a_kernel_that_the_compiler_divides_over_devices_must_be_in_its_program():
+    """It is named in the compiled program alone."""
+    asked = "stablehlo.custom_call @CustomSPMDPartitioning(%0) : tensor<4xbf16>"
+    there = '%c.1 = bf16[4]{0} custom-call(%x), custom_call_target="__cudnn$fmhaSoftmax"'
+    check = functools.partial(
+        programs.check_programs,
+        asked, precision="bfloat16", platform="gpu", shards=1, exchanged=0, only_data=True, in_optimizer=0,
+    )  # fmt: skip
+    assert check(there, kernel="cudnn").summary.endswith("attention by __cudnn$fmhaSoftmax")
+    assert not check(there, kernel="cudnn").faults and not check("", kernel="einsum").faults
+    (fault,) = check("", kernel="cudnn").faults
+    assert fault == "the kernel cudnn of attention was asked for and is not in the compiled program"
 
 
 def _no_backend(*, backend):

@@ -148,6 +148,7 @@ def test_invalid_config_json_is_rejected(tmp_path, capsys, text):
     ([{}], "1 configs and 2 workdirs"),
     ([{}, {"model.d_ff": "64"}], "differ in more than scalars: model.d_ff"),
     ([{"mesh.data": "2"}, {"mesh.data": "2"}], "must fit on one device: leave config.mesh"),
+    ([{"model.attention_kernel": "auto"}] * 2, "cuDNN's attention cannot be vectorized"),
 ])  # fmt: skip
 def test_runs_that_cannot_be_stacked_are_rejected(tmp_path, changes, message):
     from t2t_flax import config as config_lib
