@@ -24,6 +24,10 @@ _PROGRAM_CACHE: dict[str, Any] = {
 """Where compiled programs are kept across runs, and which; an environment variable, the name in capitals, counts instead."""
 
 
+_COLLECTIVE_TIMEOUT, _A_WEEK = "--xla_cpu_collective_call_terminate_timeout_seconds", 7 * 24 * 3600
+"""XLA aborts a process in which one CPU device waits for another for longer, by default 40 s: on a busy machine they do."""
+
+
 def prepare_process(config: Config) -> list[str]:
     """Applies the config's process settings; returns a line about each for the log.
 
@@ -46,6 +50,8 @@ def prepare_process(config: Config) -> list[str]:
     for name, default in _PROGRAM_CACHE.items():
         if not os.environ.get(name.upper()):
             jax.config.update(name, default)
+    if cpu and _COLLECTIVE_TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
+        os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT}={_A_WEEK}".strip()
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
         if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:  # type: ignore[attr-defined]
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)

@@ -31,8 +31,10 @@ os.environ["JAX_NUM_CPU_DEVICES"] = "8"
 # The models are tiny, so compilation takes most of the time. Without its newer emitters, where they can be disabled,
 # XLA compiles faster.
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+# As `process_setup` does, so that programs of commands are also found in the cache.
+os.environ["XLA_FLAGS"] = "--xla_cpu_collective_call_terminate_timeout_seconds=604800"
 if importlib.metadata.version("jaxlib").startswith("0.10."):
-    os.environ["XLA_FLAGS"] = "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1"
 # Many tests compile the same small programs, so the workers share a compilation cache. It is
 # deleted at the end, unless JAX_COMPILATION_CACHE_DIR names one to keep.
 _OWN_CACHE = not os.environ.get("JAX_COMPILATION_CACHE_DIR")

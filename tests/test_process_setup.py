@@ -2,6 +2,7 @@
 
 import dataclasses
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -24,6 +25,48 @@ def test_child_runs_this_copy_of_the_package(tmp_path):
         cwd=tmp_path, env=child_environment(), capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert child.stdout.strip() == __version__, child.stdout + child.stderr
+
+
+TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
+LATE = """
+import sys, time
+import jax
+import numpy as np
+from jax.sharding import PartitionSpec as P
+from t2t_flax.config import default_config
+from t2t_flax.process_setup import prepare_process
+
+prepare_process(default_config())
+
+def late(i):
+    time.sleep(50 * (i == 0))
+    return np.float32(i)
+
+def total():
+    index = jax.lax.axis_index("x").astype(np.float32)
+    return jax.lax.psum(jax.pure_callback(late, jax.ShapeDtypeStruct((), np.float32), index), "x")
+
+mesh = jax.sharding.Mesh(np.array(jax.devices()), "x")
+print(jax.jit(jax.shard_map(total, mesh=mesh, in_specs=(), out_specs=P(), check_vma=False))())
+"""
+
+
+@pytest.mark.slow
+def test_a_device_of_a_busy_cpu_may_be_late():
+    """By default XLA warns after 20 s, here after 1 s, and aborts the process 40 s later."""
+    flags = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=1"
+    variables = child_environment(JAX_PLATFORMS="cpu", JAX_NUM_CPU_DEVICES="2", XLA_FLAGS=flags)
+    child = subprocess.run([sys.executable, "-c", LATE], env=variables, capture_output=True, text=True, timeout=900)
+    assert "may be stuck" in child.stderr
+    assert child.returncode == 0 and child.stdout.split()[-1] == "1.0", child.stderr[-2000:]
+
+
+@pytest.mark.parametrize(("given", "expected"), [("", f"{TIMEOUT}=604800"), (f"{TIMEOUT}=9", f"{TIMEOUT}=9")])
+def test_the_user_may_say_how_long_cpu_devices_wait_for_each_other(monkeypatch, given, expected):
+    monkeypatch.setenv("XLA_FLAGS", given)
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    process.prepare_process(Config())
+    assert os.environ["XLA_FLAGS"] == expected
 
 
 @pytest.mark.parametrize(
@@ -49,6 +92,7 @@ def test_accelerators_are_left_out_only_without_any_sign_of_one(monkeypatch, tmp
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).touch()
     monkeypatch.delenv("TPU_WORKER_HOSTNAMES", raising=False)
+    monkeypatch.setenv("XLA_FLAGS", "")
     for name, value in ({"JAX_PLATFORMS": ""} | variables).items():
         monkeypatch.setenv(name, value)
     chosen = {}
