@@ -46,15 +46,15 @@ def train_row(preset: str, keys: dict[str, Any], updates: int) -> dict[str, Any]
     import jax
     from etils import epath
 
-    from benchmarks.input_rate import VOCABULARY, write_corpus
+    from benchmarks.input_rate import write_corpus
     from t2t_flax.data.dataset import Corpus
     from t2t_flax.data.token_store import TokenStore
     from t2t_flax.training.loop import train
     from t2t_flax.training.setup import set_up_training
 
     with tempfile.TemporaryDirectory() as folder:
-        write_corpus(Path(folder, "store"), "wmt", PAIRS)
-        side = SimpleNamespace(vocab_size=VOCABULARY)
+        write_corpus(Path(folder, "store"), "wmt", PAIRS, config.data.vocab_size)
+        side = SimpleNamespace(vocab_size=config.data.vocab_size)
         tokenizers = SimpleNamespace(source=side, target=side, digest="random")
         setup = set_up_training(
             config, epath.Path(folder), Corpus(tokenizers, TokenStore.open(Path(folder, "store")), {})

@@ -37,16 +37,16 @@ LENGTHS = {"wmt": (3.1, 0.6), "multi30k": (2.65, 0.3)}
 """Mean and deviation of the logarithm of a sentence's tokens: 27 and 15 tokens on average."""
 
 
-def write_corpus(folder: Path, kind: str, pairs: int) -> None:
+def write_corpus(folder: Path, kind: str, pairs: int, vocabulary: int = VOCABULARY) -> None:
     """A store of `pairs` pairs; the sides of a pair are about equally long."""
-    with StoreWriter(folder, vocab_sizes=(VOCABULARY, VOCABULARY)) as writer:
+    with StoreWriter(folder, vocab_sizes=(vocabulary, vocabulary)) as writer:
         writer.meta["digest"] = f"{kind}-{pairs}"
         for start in range(0, pairs, CHUNK):
             rng, count = np.random.default_rng(start), min(CHUNK, pairs - start)
             source = np.clip(rng.lognormal(*LENGTHS[kind], count), 2, 250)
             target = np.clip(source * rng.normal(1, 0.15, count), 2, 250)
             sides = [x.astype(np.int32) for x in (source, target)]
-            writer.write(*((rng.integers(4, VOCABULARY, int(x.sum()), np.int32), x) for x in sides))
+            writer.write(*((rng.integers(4, vocabulary, int(x.sum()), np.int32), x) for x in sides))
 
 
 def consume(folder: Path, tokens: int, step: float, seconds: float, processes: int) -> dict[str, Any]:
