@@ -101,9 +101,14 @@ def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dic
         command = [python, str(Path(__file__).with_name("worker.py")), str(asked), str(answered)]
         done = subprocess.run(command, env=_own_packages(), stderr=subprocess.PIPE, text=True, check=False)
         if not answered.exists():
+            advice = f"It ran {python}; remove that environment to make it anew."
+            if "out of memory" in done.stderr.lower():
+                advice = (
+                    f"Lower learned_metrics.batch_size (now {group.batch_size}), or leave it more of the GPU, of which JAX takes "
+                    "75 % unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise."
+                )
             raise UserError(
-                f"the process of the metric {name} failed (exit code {done.returncode}): {_last_line(done.stderr)} It ran "
-                f"{python}; remove that environment to make it anew."
+                f"the process of the metric {name} failed (exit code {done.returncode}): {_last_line(done.stderr)} {advice}"
             )
         answer = json.loads(answered.read_text())
     if error := answer.get("missing"):

@@ -38,6 +38,7 @@ import types
 class Model:
     def to(self, dtype): pass
     def predict(self, samples, batch_size, gpus, num_workers, progress_bar):
+        if samples[0]["mt"] == "long": raise RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB.")
         share = lambda s: len(set(s["mt"].split()) & set(s.get("ref", s["src"]).split())) / len(s.get("ref", s["src"]).split())
         return {"scores": [float("nan") if s["mt"] == "nan" else share(s) for s in samples]}
 
@@ -99,6 +100,8 @@ def test_without_weights_the_error_says_what_to_fetch(environments):
         COMET.statistics(predictions, config_with(environments, comet="missing"))
     with pytest.raises(UserError, match="exit code 1.*the model is broken"):
         COMET.statistics(predictions, config_with(environments, comet="broken"))
+    with pytest.raises(UserError, match=r"exit code 1.*Lower learned_metrics.batch_size \(now \d+\).*75 %"):
+        COMET.statistics(Predictions(["long"], [["x"]], ["a"]), config_with(environments))
     with pytest.raises(UserError, match="snapshot_download"):  # before anything is decoded
         task_of(config_with(environments, comet="missing")).check_requirements()
     task_of(config_with(environments)).check_requirements()
