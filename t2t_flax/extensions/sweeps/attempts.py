@@ -76,7 +76,7 @@ def begin_attempt(folder: Folder, name: str, names: list[str], resources: Resour
         start_step=folder.newest_step(name),
         unresolved=folder.unresolved_attempts(name) + 1,
         began=time.time(),
-        stacked=len(names),
+        stacked=len(names) * resources.sharing,
     )
     output = f", output in the log of {names[0]}" if name != names[0] else ""
     folder.append_to_log(name, f"== attempt {status.attempts}, {resources.description}{output}")

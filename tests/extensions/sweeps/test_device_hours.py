@@ -28,18 +28,18 @@ def clock(monkeypatch):
     return now
 
 
-def attempt(sweep, clock, hours, *, stacked=1, **devices):
+def attempt(sweep, clock, hours, *, stacked=1, sharing=1, **devices):
     """An attempt of the first trial that a worker sees from start to end."""
     name = sweep.names[0]
-    begin(sweep, name, stacked)
+    begin(sweep, name, stacked, sharing)
     if devices:
         set_devices(sweep.folder, name, **devices)
     clock[0] += hours * 3600
     end_attempt(sweep.folder, name, [name] * stacked, 75, terminated=True, retries=0)
 
 
-def begin(sweep, name, stacked=1):
-    begin_attempt(sweep.folder, name, [name] * stacked, Resources())
+def begin(sweep, name, stacked=1, sharing=1):
+    begin_attempt(sweep.folder, name, [name] * stacked, Resources(sharing=sharing))
     os.utime(sweep.folder.log(name), (0, 0))
 
 
@@ -49,8 +49,13 @@ def test_attempts_add_up_by_kind_of_devices(fake_sweep, clock):
     attempt(sweep, clock, 0.5)  # ended before it had devices, and used none
     attempt(sweep, clock, 1, kind="TPU v5 lite", count=8)
     attempt(sweep, clock, 3, stacked=4, kind="TPU v4", count=4)
+    attempt(sweep, clock, 6, stacked=2, sharing=3, kind="NVIDIA H100", count=1)  # on one GPU with two other attempts
     clock[0] += 10 * 3600  # nothing trains
-    assert device_hours(sweep.folder, sweep.names[0]) == {"TPU v5 lite": 40, "TPU v4": 3}
+    assert device_hours(sweep.folder, sweep.names[0]) == {
+        "TPU v5 lite": 40,
+        "TPU v4": 3,
+        "NVIDIA H100": 1,
+    }
 
 
 def test_attempt_without_a_known_end_counts_until_its_last_output(fake_sweep, clock):

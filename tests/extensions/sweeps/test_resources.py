@@ -15,6 +15,7 @@ def test_gpus_are_divided_or_shared(monkeypatch):
     assert [r.environment["CUDA_VISIBLE_DEVICES"] for r in divide_machine(2)] == ["0,1", "2,3"]
     eight = [r.environment for r in divide_machine(8)]
     assert [e["CUDA_VISIBLE_DEVICES"] for e in eight] == ["0", "0", "1", "1", "2", "2", "3", "3"]
+    assert {r.sharing for r in divide_machine(8)} == {2} and {r.sharing for r in divide_machine(2)} == {1}
     assert eight[0]["XLA_PYTHON_CLIENT_MEM_FRACTION"] == "0.450"
     assert eight[0]["XLA_CLIENT_MEM_FRACTION"] == ""  # also where the user has set it: JAX refuses both
     with pytest.raises(UserError, match="evenly"):
