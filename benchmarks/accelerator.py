@@ -10,7 +10,6 @@ bound_ms: as in `plan`, products at the peak by data sheet, or parameters and mo
 
 import argparse
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -19,6 +18,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from benchmarks.environments import variables
 from benchmarks.record import command_of, machine, publish
 from benchmarks.rounds import spread
 from t2t_flax.cli import arguments
@@ -50,6 +50,7 @@ def train_row(preset: str, keys: dict[str, Any], updates: int) -> dict[str, Any]
     from t2t_flax.data.dataset import Corpus
     from t2t_flax.data.token_store import TokenStore
     from t2t_flax.training.loop import train
+    from t2t_flax.training.progress import read_metrics
     from t2t_flax.training.setup import set_up_training
 
     with tempfile.TemporaryDirectory() as folder:
@@ -60,7 +61,7 @@ def train_row(preset: str, keys: dict[str, Any], updates: int) -> dict[str, Any]
             config, epath.Path(folder), Corpus(tokenizers, TokenStore.open(Path(folder, "store")), {})
         )
         end = train(setup, None)
-        lines = [json.loads(line) for line in Path(folder, "metrics.jsonl").read_text().splitlines()]
+        lines = list(read_metrics(folder))
     blocks = [line for line in lines if "target_tokens_per_second" in line][1:]
     shape = max(setup.batches.shapes, key=lambda shape: shape.size)
     rates = [line["target_tokens_per_second"] for line in blocks]
@@ -87,32 +88,23 @@ def bound(setup: Any, shape: Any) -> float | None:
     import jax
 
     from t2t_flax.extensions.planning.chips import GPUS, TPUS
-    from t2t_flax.extensions.planning.plan import update_flops
+    from t2t_flax.extensions.planning.plan import roofline, update_flops
+    from t2t_flax.extensions.planning.topology import Topology
     from t2t_flax.training.setup import resident_bytes
 
     kind = jax.devices()[0].device_kind.replace(" lite", "e")
     chip = next((chip for chip in (GPUS | TPUS).values() if kind.startswith(chip.kind)), None)
-    if chip is None:
-        return None
-    products = update_flops(setup.config, shape, setup.abstract.params) / setup.mesh.size / chip.peak_flops
-    state = 2 * resident_bytes(setup.abstract) / chip.hbm_bandwidth * chip.devices
-    return round(1e3 * max(products, state), 2)
+    flops = update_flops(setup.config, shape, setup.abstract.params) / setup.mesh.size
+    line = roofline(Topology("here", "", chip, (setup.mesh.size,)), flops, 2 * resident_bytes(setup.abstract), [])
+    return line and round(1e3 * line.seconds, 2)
 
 
 def run_row(name: str, updates: int, overrides: dict[str, str]) -> dict[str, Any]:
     """What a row says, or why it failed; compiled anew, since programs are not taken from JAX's cache."""
-    keys = [f"--config.{key}={value}" for key, value in overrides.items()]
-    command = [
-        sys.executable,
-        "-m",
-        "benchmarks.accelerator",
-        "--here",
-        f"--rows={name}",
-        f"--updates={updates}",
-        *keys,
-    ]
-    variables = os.environ | {"JAX_ENABLE_COMPILATION_CACHE": "false"}
-    done = subprocess.run(command, capture_output=True, text=True, env=variables, check=False)
+    flags = [f"--rows={name}", f"--updates={updates}", *(f"--config.{k}={value}" for k, value in overrides.items())]
+    command = [sys.executable, "-m", "benchmarks.accelerator", "--here", *flags]
+    own = variables(JAX_ENABLE_COMPILATION_CACHE="false")
+    done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
     if not done.returncode:
         return json.loads(done.stdout.splitlines()[-1])
     print(done.stderr, file=sys.stderr)

@@ -25,7 +25,9 @@ _PROGRAM_CACHE: dict[str, Any] = {
 
 
 _COLLECTIVE_TIMEOUT, _A_WEEK = "--xla_cpu_collective_call_terminate_timeout_seconds", 7 * 24 * 3600
-"""XLA aborts a process in which one CPU device waits for another for longer, by default 40 s: on a busy machine they do."""
+"""XLA aborts a process in which one CPU device waits for another this long after a warning, by default 40 s: on a busy machine
+they do.
+"""
 
 
 def prepare_process(config: Config) -> list[str]:

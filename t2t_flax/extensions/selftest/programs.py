@@ -57,7 +57,7 @@ def check_programs(
         faults.append(f"the compiler has made {wrong} products in 16 bits or less, where float32 was asked for")
     if bfloat16 and platform != "cpu" and made and not any("bf16" in types for types in made):
         faults.append("the compiler has left no product in bfloat16, which was asked for")
-    wanted, there = ({name for name in _TARGET.findall(text)} for text in (lowered, compiled))
+    wanted, there = (set(_TARGET.findall(text)) for text in (lowered, compiled))
     divided = _DIVIDED in wanted  # over several devices, by the compiler: only then is a kernel named
     wanted = {name for name in wanted if _KERNELS.search(name)}
     if not wanted and divided and kernel != "einsum":

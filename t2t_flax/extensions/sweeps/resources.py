@@ -37,42 +37,44 @@ def divide_machine(parts: int) -> list[Resources]:
         raise UserError(
             f"--parallel={parts} needs one core per trial, and this machine has {len(cores)}: use {len(cores)} or fewer."
         )
-    resources = []
-    for i, (environment, devices, sharing) in enumerate(_divide_accelerators(parts)):
+    resources, accelerators = [], _divide_accelerators(parts)
+    environments = [environment for environment, _ in accelerators]
+    for i, (environment, devices) in enumerate(accelerators):
+        sharing = environments.count(environment) if environment else 1  # the devices of a CPU are of one process
         own = tuple(cores[i * len(cores) // parts : (i + 1) * len(cores) // parts])
         resources.append(Resources(own, environment, f"cores {','.join(map(str, own))}{devices}", sharing))
     return resources
 
 
-def _divide_accelerators(parts: int) -> list[tuple[dict[str, str], str, int]]:
-    """(environment, description, parts that share its devices) for each part."""
+def _divide_accelerators(parts: int) -> list[tuple[dict[str, str], str]]:
+    """(environment, description) for each part."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
-        return [({}, "", 1)] * parts
+        return [({}, "")] * parts
     if gpus := visible_gpus():
         return _divide_gpus(parts, gpus)
     chips = glob.glob("/dev/accel*") or glob.glob("/dev/vfio/[0-9]*")
     if not chips:
-        return [({}, "", 1)] * parts
+        return [({}, "")] * parts
     if parts != len(chips):
         raise UserError(
             f"--parallel={parts}: a TPU host runs 1 trial on all its chips, or {len(chips)} with one chip each."
         )
     bounds = {"TPU_PROCESS_BOUNDS": "1,1,1", "TPU_CHIPS_PER_PROCESS_BOUNDS": "1,1,1"}
-    return [(bounds | {"TPU_VISIBLE_CHIPS": str(i)}, f", chip {i}", 1) for i in range(parts)]
+    return [(bounds | {"TPU_VISIBLE_CHIPS": str(i)}, f", chip {i}") for i in range(parts)]
 
 
-def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str, int]]:
+def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str]]:
     if max(parts, len(gpus)) % min(parts, len(gpus)):
         raise UserError(f"--parallel={parts} does not divide {len(gpus)} GPUs evenly: use a divisor or a multiple.")
     if parts <= len(gpus):
         count = len(gpus) // parts
         groups = [",".join(gpus[i * count : (i + 1) * count]) for i in range(parts)]
-        return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}", 1) for group in groups]
+        return [({"CUDA_VISIBLE_DEVICES": group}, f", GPU {group}") for group in groups]
     per_gpu = parts // len(gpus)
     fraction = f"{_GPU_MEMORY_FRACTION / per_gpu:.3f}"
     memory = {"XLA_PYTHON_CLIENT_MEM_FRACTION": fraction, "XLA_CLIENT_MEM_FRACTION": ""}  # JAX refuses both
     shared = [gpus[i // per_gpu] for i in range(parts)]
-    return [({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}", per_gpu) for gpu in shared]
+    return [({"CUDA_VISIBLE_DEVICES": gpu} | memory, f", 1/{per_gpu} of GPU {gpu}") for gpu in shared]
 
 
 def visible_gpus() -> list[str]:

@@ -350,6 +350,7 @@ def test_a_process_makes_each_test_once(tmp_path, monkeypatch):
         dict(model=dict(dropout=0.1)),
         dict(model=dict(dropout=0.3), seed=dict(init=3)),
         dict(train=dict(precision="bfloat16")),
+        dict(loss=dict(logits_chunk_size=16)),
     ):
         tokenizers = SimpleNamespace(vocab_sizes=(37, 37))
         setup = SimpleNamespace(
@@ -359,7 +360,7 @@ def test_a_process_makes_each_test_once(tmp_path, monkeypatch):
             batches=SimpleNamespace(shapes=[SHAPE]),
         )
         hook.SelfTestHook(tmp_path, group).on_start(setup, None)
-    assert made == ["auto", "bfloat16"]
+    assert made == ["auto", "bfloat16", "auto"]
 
 
 @pytest.mark.smoke
