@@ -5,6 +5,7 @@ and the loss of validation and test sets.
 import concurrent.futures
 import contextlib
 import dataclasses
+import functools
 import math
 import queue
 import threading
@@ -73,21 +74,51 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
 
 
 def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """{(microbatches, rows, length): program} for every batch shape, compiled largest first; nothing compiles later.
+    """{(microbatches, rows, length): program} for every batch shape, the largest first; nothing compiles later.
 
     Raises UserError where a program does not fit in the device's memory.
     """
     step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
-    by_row = row_sums(setup.config, setup.mesh)
-    programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
-    for shape in sorted(setup.batches.shapes, key=lambda s: -s.length * s.rows):
-        size = (shape.micro, shape.rows, shape.length)
-        struct = batch_struct(size, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS), setup.batches.more)
-        with mesh_lib.use(setup.mesh):
-            programs[size] = by_row.compile(step.lower(setup.abstract, struct), compiler_options(setup.config))
+    compile_step = functools.partial(row_sums(setup.config, setup.mesh).compile, options=compiler_options(setup.config))
+
+    def lower(shape: Shape) -> jax.stages.Lowered:
+        rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
+        return step.lower(setup.abstract, batch_struct(shape.array_shape, rows, setup.batches.more))
+
+    def check(shape: Shape, program: jax.stages.Compiled) -> None:
         advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
-        check_fits_in_memory(f"the train step for {shape}", programs[size], advice)
-    return programs
+        check_fits_in_memory(f"the train step for {shape}", program, advice)
+
+    return compile_programs(setup.batches.shapes, lower, compile_step, check, setup.mesh)
+
+
+_MOST_AT_ONCE = 8
+"""Programs that are compiled at once, as each takes memory of the host."""
+
+
+def compile_programs(
+    shapes: Sequence[Shape],
+    lower: Callable[[Shape], jax.stages.Lowered],
+    compile: Callable[[jax.stages.Lowered], jax.stages.Compiled],
+    check: Callable[[Shape, jax.stages.Compiled], None],
+    mesh: jax.sharding.Mesh,
+) -> dict[tuple[int, ...], jax.stages.Compiled]:
+    """{(microbatches, rows, length): program} of each shape, the largest first. As many are compiled at once as there are
+    cores; for GPUs one after the other, because XLA chooses kernels by running them on the device.
+
+    check: raises UserError for a program that cannot run, after which no further one is compiled.
+    """
+    at_once = 1 if mesh.devices.flat[0].platform == "gpu" else min(num_cores(), _MOST_AT_ONCE)
+    pool = concurrent.futures.ThreadPoolExecutor(at_once, "compile")
+    try:
+        with mesh_lib.use(mesh):
+            largest_first = sorted(shapes, key=lambda shape: -shape.rows * shape.length)
+            compiled = {shape: pool.submit(compile, lower(shape)) for shape in largest_first}
+        for shape, program in compiled.items():
+            check(shape, program.result())
+        return {shape.array_shape: program.result() for shape, program in compiled.items()}
+    finally:
+        pool.shutdown(cancel_futures=True)
 
 
 def device_memory() -> int | None:
@@ -182,7 +213,7 @@ class ValidationLoss:
         store: TokenStore,
         split: str = "valid",
         besides: Any = (),
-        programs: dict[Shape, jax.stages.Compiled] | None = None,
+        programs: dict[tuple[int, ...], jax.stages.Compiled] | None = None,
     ):
         self._mesh, self._config, self._store, self._split = mesh, config, store, split
         if model.config.position == "learned" and store.longest > model.config.max_positions:
@@ -195,18 +226,19 @@ class ValidationLoss:
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         shardings = jax.tree.map(lambda x: x.sharding, params)
         step = make_eval_step(config, model, mesh, shardings)
-        self._parts, programs = [], {} if programs is None else programs
-        for shape, batches in validation_batches(store, config.data, shards=shards, tokens=tokens):
-            struct = batch_struct((shape.rows, shape.length), mesh_lib.named(mesh, mesh_lib.ROWS))
-            if shape not in programs:
-                with mesh_lib.use(mesh):
-                    programs[shape] = by_row.compile(step.lower(params, struct))
+        self._parts = list(validation_batches(store, config.data, shards=shards, tokens=tokens))
+        self._programs = {} if programs is None else programs
+        rows = mesh_lib.named(mesh, mesh_lib.ROWS)
+        lower = lambda shape: step.lower(params, batch_struct((shape.rows, shape.length), rows))  # noqa: E731
+
+        def check(shape: Shape, program: jax.stages.Compiled) -> None:
             advice = "Lower config.data.microbatch_tokens."
             if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
-            what = f"the loss of config.data.{split} for {shape}"
-            check_fits_in_memory(what, programs[shape], advice, besides=besides)
-            self._parts.append((programs[shape], shape, batches))
+            check_fits_in_memory(f"the loss of config.data.{split} for {shape}", program, advice, besides=besides)
+
+        new = [shape for shape, _ in self._parts if shape.array_shape not in self._programs]
+        self._programs.update(compile_programs(new, lower, by_row.compile, check, mesh))
 
     def _longest(self, limit: int | None = None) -> str:
         """Describes the longest pair of the store, or the longest of at most `limit` tokens."""
@@ -220,11 +252,11 @@ class ValidationLoss:
         """{"loss": ..., "nll": ..., and each token metric: ...}, per real target token of the store."""
         sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
-        for program, shape, batches in self._parts:
+        for shape, batches in self._parts:
             for batch in batches():
                 rows = lambda first, last, batch=batch: {k: x[0] for k, x in batch.rows(first, last).items()}  # noqa: E731
                 arrays = mesh_lib.to_global(rows, (shape.rows, shape.length), sharding)
-                sums.append(program(params, arrays))
+                sums.append(self._programs[shape.array_shape](params, arrays))
                 after_batch()
         names = list(sums[0])
         total = np.sum([[float(each[name]) for name in names] for each in sums], axis=0)

@@ -41,13 +41,14 @@ def memory_estimates(monkeypatch, make) -> list[int]:
 
 
 def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
-    usual, long = memory_estimates(monkeypatch, lambda: validation_loss(run))
+    long, usual = memory_estimates(monkeypatch, lambda: validation_loss(run))
     assert usual < long, "other pairs keep shorter rows"
     monkeypatch.setattr(setup, "device_memory", lambda: long - 1)
     place = r"config\.data\.valid: .*valid\.en line 4, .*valid\.de line 4 has \d+ source and \d+ target tokens: shorten"
     with pytest.raises(UserError, match=r"the loss of config\.data\.valid for 1 x 1 rows of \d+ needs .*" + place):
         validation_loss(run)
-    monkeypatch.setattr(setup, "device_memory", lambda: usual - 1)
+    available = iter([long, usual - 1])
+    monkeypatch.setattr(setup, "device_memory", lambda: next(available))
     with pytest.raises(UserError, match=re.escape("Lower config.data.microbatch_tokens")):
         validation_loss(run)
 

@@ -49,6 +49,11 @@ class Shape:
         """Token slots of a side."""
         return self.micro * self.rows * self.length
 
+    @property
+    def array_shape(self) -> tuple[int, int, int]:
+        """[A, B, L] of its arrays."""
+        return self.micro, self.rows, self.length
+
     def __str__(self) -> str:
         return f"{self.micro} x {self.rows} rows of {self.length}"
 

@@ -1,5 +1,6 @@
 """What happens inside a run, layer by layer: a second program, beside the train step, measures every n-th update."""
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -12,6 +13,7 @@ from etils import epath
 from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config
+from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.models.dropout import Noise, noise_key
@@ -19,7 +21,7 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.precision import casts_results, compiler_options
 from t2t_flax.training.row_sums import row_sums
-from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, check_fits_in_memory
+from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, check_fits_in_memory, compile_programs
 from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of, run_params
 from t2t_flax.training.train_step import train_step
 
@@ -53,13 +55,16 @@ class LayersHook(Hook):
             in_shardings=(run.shardings, rows),
             out_shardings=mesh_lib.named(run.mesh, mesh_lib.REPLICATED),
         )
-        for shape in run.batches.shapes:
-            size = (shape.micro, shape.rows, shape.length)
-            with mesh_lib.use(run.mesh):
-                lowered = program.lower(run.abstract, batch_struct(size, rows, run.batches.more))
-                self._programs[size] = by_row.compile(lowered, compiler_options(run.config))
+        compile_one = functools.partial(by_row.compile, options=compiler_options(run.config))
+
+        def lower(shape: Shape) -> jax.stages.Lowered:
+            return program.lower(run.abstract, batch_struct(shape.array_shape, rows, run.batches.more))
+
+        def check(shape: Shape, compiled: jax.stages.Compiled) -> None:
             what = f"measuring the layers for {shape} (config.inspection.layers_every)"
-            check_fits_in_memory(what, self._programs[size], "Lower config.data.microbatch_tokens.")
+            check_fits_in_memory(what, compiled, "Lower config.data.microbatch_tokens.")
+
+        self._programs = compile_programs(run.batches.shapes, lower, compile_one, check, run.mesh)
 
     def before_update(self, step: int, state: TrainState, batch: DeviceBatch) -> None:
         if step % self._every == 0:

@@ -92,8 +92,7 @@ def devices_of(topology: Topology) -> list[jax.Device]:
 
 def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
     """One update of this shape, traced for the devices of the run."""
-    size = (shape.micro, shape.rows, shape.length)
-    batch = batch_struct(size, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
+    batch = batch_struct(shape.array_shape, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
     step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
     with mesh_lib.use(run.mesh):
         return step.trace(run.state, batch)

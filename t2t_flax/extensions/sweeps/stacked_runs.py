@@ -5,6 +5,7 @@ starts it:
 """
 
 import contextlib
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -19,8 +20,8 @@ from t2t_flax import jobs
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.config.schema import MESH_AXES
+from t2t_flax.data.batching.batches import Shape
 from t2t_flax.data.dataset import check_sources, prepare_corpus
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import DIVERGED, OK, STOPPED, NonFiniteUpdate, UserError
 from t2t_flax.evaluation.evaluate import validation_score
@@ -41,6 +42,7 @@ from t2t_flax.training.setup import (
     TrainingSetup,
     batch_struct,
     check_fits_in_memory,
+    compile_programs,
     set_up_training,
 )
 from t2t_flax.training.train_state import TrainState
@@ -314,14 +316,17 @@ class VectorizedProgram:
         abstract = jax.tree.map(
             lambda x: jax.ShapeDtypeStruct((len(runs), *x.shape), x.dtype, sharding=self._trials), runs[0].abstract
         )
-        self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        advice = "Train fewer runs together, or lower config.data.microbatch_tokens."
-        for shape in sorted(runs[0].batches.shapes, key=lambda s: -s.length * s.rows):
-            size = (shape.micro, shape.rows, shape.length)
-            with mesh_lib.use(self.mesh):
-                lowered = step.lower(abstract, self._scalars, batch_struct(size, replicated, runs[0].batches.more))
-                self._programs[size] = lowered.compile(compiler_options(config))
-            check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", self._programs[size], advice)
+
+        def check(shape: Shape, program: jax.stages.Compiled) -> None:
+            advice = "Train fewer runs together, or lower config.data.microbatch_tokens."
+            check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", program, advice)
+
+        def lower(shape: Shape) -> jax.stages.Lowered:
+            struct = batch_struct(shape.array_shape, replicated, runs[0].batches.more)
+            return step.lower(abstract, self._scalars, struct)
+
+        compile_step = functools.partial(jax.stages.Lowered.compile, compiler_options=compiler_options(config))
+        self._programs = compile_programs(runs[0].batches.shapes, lower, compile_step, check, self.mesh)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run. The state is donated."""

@@ -159,7 +159,7 @@ def test_a_run_is_the_same_with_it(tmp_path, cache):
 def test_the_train_step_is_the_same_program(tmp_path, cache):
     setup = start(tiny_run(tmp_path), tmp_path, cache)
     shape = setup.batches.shapes[0]
-    struct = batch_struct((shape.micro, shape.rows, shape.length), mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS))
+    struct = batch_struct(shape.array_shape, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS))
 
     def text(hooks):
         step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)

@@ -1,0 +1,121 @@
+"""The programs of a run's batch shapes, compiled before its first update."""
+
+import re
+import threading
+import types
+
+import jax
+import numpy as np
+import pytest
+from helpers.runs import start, tiny_run
+from jax.experimental.compilation_cache import compilation_cache
+
+from t2t_flax.data.batching.batches import Shape
+from t2t_flax.errors import UserError
+from t2t_flax.training import setup
+
+SHAPES = [Shape(length, rows, 1) for length, rows in ((8, 2), (8, 16), (16, 4))]
+LARGEST_FIRST = ["1 x 16 rows of 8", "1 x 4 rows of 16", "1 x 2 rows of 8"]
+
+
+@pytest.fixture
+def mesh():
+    return jax.sharding.Mesh(np.array(jax.devices()[:1]), ["data"])
+
+
+@pytest.fixture
+def two_cores(monkeypatch):
+    monkeypatch.setattr(setup, "num_cores", lambda: 2)
+
+
+@pytest.fixture
+def no_cache():
+    """Each program is compiled, also where an earlier one was the same."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    yield
+    jax.config.update("jax_enable_compilation_cache", True)
+    compilation_cache.reset_cache()
+
+
+def nothing(shape, program):
+    pass
+
+
+def test_as_many_programs_are_compiled_at_once_as_there_are_cores(mesh, two_cores):
+    first_two, running, most = threading.Barrier(2, timeout=60), set(), []
+
+    def compile(lowered):
+        running.add(lowered)
+        if lowered in LARGEST_FIRST[:2]:
+            first_two.wait()
+        most.append(len(running))
+        running.remove(lowered)
+        return f"compiled {lowered}"
+
+    programs = setup.compile_programs(SHAPES, str, compile, nothing, mesh)
+    assert max(most) == 2
+    assert programs == {shape.array_shape: f"compiled {shape}" for shape in SHAPES}
+
+
+def test_programs_of_a_gpu_are_compiled_one_after_the_other(monkeypatch, two_cores):
+    device = types.SimpleNamespace(platform="gpu")
+    gpu = types.SimpleNamespace(devices=np.array([device]))
+    monkeypatch.setattr(setup.mesh_lib, "use", lambda mesh: jax.default_device(jax.devices()[0]))
+    one, alone, order = threading.Lock(), [], []
+
+    def compile(lowered):
+        alone.append(one.acquire(blocking=False))
+        order.append(lowered)
+        threading.Event().wait(0.05)  # a second thread would find it running
+        one.release()
+
+    setup.compile_programs(SHAPES, str, compile, nothing, gpu)
+    assert alone == [True, True, True] and order == LARGEST_FIRST
+
+
+def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores):
+    """The largest is compiled and checked first, while only the second one is being compiled."""
+    compiled, checked = [], threading.Event()
+
+    def compile(lowered):
+        compiled.append(lowered)
+        if lowered != LARGEST_FIRST[0]:
+            checked.wait(60)
+        return lowered
+
+    def check(shape, program):
+        assert program == str(shape) == LARGEST_FIRST[0]
+        threading.Timer(0.2, checked.set).start()  # as the pool is being closed
+        raise UserError(f"{shape} does not fit")
+
+    with pytest.raises(UserError, match="1 x 16 rows of 8 does not fit"):
+        setup.compile_programs([*SHAPES, Shape(8, 1, 1)], str, compile, check, mesh)
+    assert set(compiled) <= set(LARGEST_FIRST), "what waited was not cancelled"
+
+
+def test_an_error_of_the_compiler_is_raised(mesh, two_cores):
+    def compile(lowered):
+        raise RuntimeError(f"cannot compile {lowered}")
+
+    with pytest.raises(RuntimeError, match="cannot compile 1 x 16 rows of 8"):
+        setup.compile_programs(SHAPES, str, compile, nothing, mesh)
+
+
+def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache, monkeypatch, no_cache):
+    run = start(
+        tiny_run(tmp_path, data=dict(batching="buckets", batch_tokens=512, microbatch_tokens=0)),
+        tmp_path / "run",
+        cache,
+    )
+    del run.batches.shapes[3:]
+    assert len(run.batches.shapes) == 3
+
+    def instructions(cores):
+        monkeypatch.setattr(setup, "num_cores", lambda: cores)
+        programs = {shape: program.as_text().splitlines() for shape, program in setup.compile_train_steps(run).items()}
+        without_places = lambda line: re.sub(", metadata={[^}]*}", "", line)  # noqa: E731
+        return {shape: [without_places(line) for line in lines if " = " in line] for shape, lines in programs.items()}
+
+    one_by_one, at_once = instructions(1), instructions(3)
+    assert one_by_one == at_once and all(len(lines) > 100 for lines in at_once.values())
