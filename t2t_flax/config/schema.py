@@ -146,8 +146,8 @@ class Train:
     steps: int = mutable_key(100_000, "updates to train (5.2)", unit="updates", low=1)
     precision: str = key(
         "auto",
-        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU, "
-        "float32 on CPU, decided at the first start and kept on resume; float32 = full float32 on "
+        "precision of matrix products; parameters, softmax, norms and loss stay float32; auto = bfloat16 on TPU and GPU "
+        "(NVIDIA: Ampere and later), else float32, decided at the first start and kept on resume; float32 = full float32 on "
         "every device; tf32 = float32 arrays whose products are TensorFloat-32 on "
         "GPU (Ampere and later), three bfloat16 passes on TPU and float32 on CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),

@@ -1,5 +1,7 @@
 """The precision of matrix products, in training and in decoding."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 
@@ -11,12 +13,17 @@ MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
 def compute_dtype(precision: str) -> jnp.dtype:
-    """The type of the products: `auto` is bfloat16 on TPU and GPU, and float32 on CPU, where results then do not depend on the
-    machine.
+    """The type of the products: `auto` is bfloat16 on TPUs and on GPUs that multiply it, and float32 on others and on CPU, where
+    results then do not depend on the machine.
     """
     if precision == "auto":
-        precision = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+        precision = "float32" if jax.default_backend() == "cpu" or _before_ampere(jax.devices()[0]) else "bfloat16"
     return jnp.dtype("float32" if precision == "tf32" else precision)
+
+
+def _before_ampere(device: jax.Device) -> bool:
+    """Whether it is an NVIDIA GPU of compute capability below 8.0, on which bfloat16 products are converted to float32."""
+    return re.fullmatch(r"[1-7]\.\d", str(getattr(device, "compute_capability", ""))) is not None
 
 
 def decoding_precision(config: Config, platform: str = "") -> str:

@@ -5,6 +5,7 @@ import importlib.util
 import json
 import re
 import shutil
+import types
 
 import jax
 import pytest
@@ -162,6 +163,18 @@ def test_keys_of_the_model_are_what_they_say():
     of_model = {key for key in fields() if key.startswith("model.")} | {"data.joint_vocabulary"}
     training = {key for key in of_model if "dropout" in key or key.endswith("_init")} | {"model.attention_kernel"}
     assert {key for key in keys_that_change(MODEL) if key.startswith(("model.", "data."))} == of_model - training
+
+
+@pytest.mark.parametrize(
+    "backend, capability, expected",
+    [("cpu", None, "float32"), ("tpu", None, "bfloat16"), ("gpu", "7.5", "float32"), ("gpu", "8.0", "bfloat16"),
+     ("gpu", "10.3", "bfloat16"), ("gpu", "gfx90a", "bfloat16")],
+)  # fmt: skip
+def test_automatic_precision_is_one_that_the_devices_multiply(monkeypatch, backend, capability, expected):
+    device = types.SimpleNamespace(**({} if capability is None else {"compute_capability": capability}))
+    monkeypatch.setattr(jax, "default_backend", lambda: backend)
+    monkeypatch.setattr(jax, "devices", lambda: [device])
+    assert precision.compute_dtype("auto") == expected
 
 
 def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path, monkeypatch, capsys):

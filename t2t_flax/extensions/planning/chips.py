@@ -130,7 +130,7 @@ GPUS = {
 
 
 def data_sheet_peak(device: Any) -> float | None:
-    """FLOP/s of a known `jax.Device`, else None."""
+    """bfloat16 FLOP/s of a known `jax.Device`, else None."""
     kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
     return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
 

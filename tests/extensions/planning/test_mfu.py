@@ -6,6 +6,7 @@ import pytest
 from helpers.runs import start, tiny_run
 
 from t2t_flax.data.batching.window_layouts import Ahead
+from t2t_flax.extensions.planning import flops
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.extensions.planning.flops import Mfu, measured_peak, mfu, shortage, training_products, update_flops
 from t2t_flax.training import loop
@@ -25,6 +26,13 @@ def test_mfu_has_two_numerators_and_only_known_denominators():
     assert measured_peak(jnp.float32, size=256) > 1e8
 
 
+@pytest.mark.parametrize("precision, peak", [("bfloat16", 989e12), ("float32", None), ("tf32", None)])
+def test_a_data_sheet_counts_in_the_precision_it_is_about(tmp_path, cache, monkeypatch, precision, peak):
+    run = start(tiny_run(tmp_path, train=dict(precision=precision)), tmp_path, cache)
+    monkeypatch.setattr(flops, "data_sheet_peak", lambda device: 989e12)
+    assert flops.peaks_of(run)["data_sheet"] == peak
+
+
 def test_a_run_logs_its_mfu(tmp_path, cache):
     config = tiny_run(tmp_path, steps=6, log=dict(every_steps=2))
     loop.train(start(config, tmp_path, cache), score=None)
@@ -41,10 +49,12 @@ def test_the_least_time_of_an_update_is_that_at_the_peak(tmp_path, cache, monkey
     run = start(tiny_run(tmp_path), tmp_path, cache)
     hook, batch = Mfu(print), run.batches.batch(0)
     hook.on_start(run, TrainProgress())
-    flops, real = update_flops(run, batch, training_products(run.config, run.model.target_vocab, run.abstract.params))
+    in_slots, real = update_flops(
+        run, batch, training_products(run.config, run.model.target_vocab, run.abstract.params)
+    )
     for peaks in ({"data_sheet": None, "measured": 5e9}, {"data_sheet": 5e9, "measured": 4e9}):
         monkeypatch.setattr(hook, "_peaks", peaks)
-        assert hook.least_seconds(flops) == flops / 5e9 > real / 5e9
+        assert hook.least_seconds(in_slots) == in_slots / 5e9 > real / 5e9
 
 
 def test_without_the_key_there_is_none(tmp_path, cache):
