@@ -31,13 +31,15 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
     if overrides:
         raise UserError("time_to_target reads runs: leave out --config.KEY=VALUE.")
-    trials = read_trials(args.folders)
+    trials, left_out = read_trials(args.folders)
     found = scores(trials, args.by)
     metric, target = trials[0].goal
     if args.json:
         head = {"metric": metric, "target": target, "by": args.by}
         of_trials = [{name: value for name, value in vars(trial).items() if name != "goal"} for trial in trials]
-        print(json.dumps(head | {"scores": list(map(_plain, found)), "trials": of_trials}, indent=2))
+        print(
+            json.dumps(head | {"scores": list(map(_plain, found)), "trials": of_trials, "left_out": left_out}, indent=2)
+        )
         return OK
     print(
         f"{args.by} to {metric} {target:g} of the validation set: the median over studies of the fastest trial of each\n"
@@ -48,6 +50,8 @@ def run(argv: list[str]) -> int:
         print(f"\nThe optimizers have trials of different studies ({studies}): compare scores over the same ones.")
     if unfinished := sum(score.unfinished for score in found):
         print(f"\n{unfinished} trials have not ended: what they have not reached so far counts as not reached.")
+    if left_out:
+        print(f"\nleft out, not started: {', '.join(left_out)}")
     return OK
 
 

@@ -17,7 +17,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.algoperf import AlgoPerf
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.tasks import lower_is_better
+from t2t_flax.tasks import NAMES_IN_RECORDS, lower_is_better
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.setup import DeviceBatch, TrainingSetup
 from t2t_flax.training.train_state import TrainProgress
@@ -76,8 +76,17 @@ def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Hook:
 
 
 def check_installed(config: Config) -> None:
-    """Raises UserError where eval.metric is never computed."""
+    """Raises UserError where eval.metric is never computed, or not for the test set."""
     e = config.eval
+    if (
+        AlgoPerf.of(config).test_target is not None
+        and e.metric in HIGHER_IS_BETTER
+        and e.metric not in NAMES_IN_RECORDS
+    ):
+        raise UserError(
+            f"config.algoperf.test_target is one of eval.metric = {e.metric}, which is not computed for the test set: choose "
+            f"{', '.join(NAMES_IN_RECORDS)} or a metric of translations."
+        )
     decoded = e.metric not in HIGHER_IS_BETTER
     if not config.data.valid or not (e.decode_every_steps if decoded else e.every_steps or e.every_epochs):
         needed = "eval.decode_every_steps" if decoded else "eval.every_steps or eval.every_epochs"

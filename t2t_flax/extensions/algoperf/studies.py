@@ -42,20 +42,25 @@ class Trial:
         return float(self.reached[CLOCKS[clock]]) if self.reached else math.inf
 
 
-def read_trials(folders: Sequence[str]) -> list[Trial]:
-    """The trials in workdirs and in folders of sweeps. An algorithm is an optimizer; with several folders of sweeps, one of a
-    folder. Raises UserError for a folder without any, and for trials with different targets.
+def read_trials(folders: Sequence[str]) -> tuple[list[Trial], list[str]]:
+    """(the trials in workdirs and in folders of sweeps, the names of those that have not started, or failed at their start). An
+    algorithm is an optimizer; with several folders of sweeps, one of a folder. Raises UserError where there is none, and for
+    trials with different targets.
     """
-    trials = []
+    trials, left_out = [], []
     for folder in map(epath.Path, folders):
         of_sweep = list_names(folder / "trials")
         workdirs = [folder / "trials" / name for name in of_sweep] or [folder]
         prefix = f"{folder.name}: " if of_sweep and len(folders) > 1 else ""
-        trials += [_read(workdir, prefix) for workdir in workdirs]
+        started = [workdir for workdir in workdirs if not of_sweep or (workdir / "config.json").exists()]
+        left_out += [f"{prefix}{workdir.name}" for workdir in workdirs if workdir not in started]
+        trials += [_read(workdir, prefix) for workdir in started]
+    if not trials:
+        raise UserError(f"{', '.join(folders)}: no trial has started.")
     if different := next((t for t in trials if t.goal != trials[0].goal), None):
         first, other = (" ".join(map(str, t.goal)) for t in (trials[0], different))
         raise UserError(f"{trials[0].name} has the target {first}, {different.name} {other}: times to them differ.")
-    return trials
+    return trials, left_out
 
 
 def _read(workdir: epath.Path, prefix: str) -> Trial:

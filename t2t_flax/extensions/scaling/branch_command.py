@@ -2,6 +2,7 @@
 
 import argparse
 import math
+import os
 from collections.abc import Sequence
 from fractions import Fraction
 
@@ -10,12 +11,14 @@ from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.errors import OK, STOPPED, UserError
+from t2t_flax.errors import OK, STOPPED, NonFiniteUpdate, UserError
 from t2t_flax.extensions.scaling.intervals import Interval
+from t2t_flax.registry import PARAMETERS
+from t2t_flax.training.workdir import MARKER
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when all branches are trained, 75 when one was stopped by a signal, saved."""
+    """Exit code 0 when all branches are trained or have diverged, 75 when one was stopped by a signal, saved."""
     parser = arguments.parser(
         "branch",
         "Trains branches of a run from one of its checkpoints on, with multiples of its batch size, each over the same tokens\n"
@@ -41,27 +44,36 @@ def run(argv: list[str]) -> int:
     if 0 < args.noise_batches < 16:
         raise UserError(f"--noise-batches={args.noise_batches}: give 16 or more, or 0 to leave the noise scale out.")
     from t2t_flax import api
-    from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.distributed.coordination import require_single_process
+    from t2t_flax.evaluation.restore import read_config, stored_config
     from t2t_flax.extensions.scaling import branches as lib
-    from t2t_flax.process_setup import prepare_process
+    from t2t_flax.process_setup import ALONE, prepare_process
 
+    require_single_process("branch")
+    os.environ[ALONE] = "1"  # the branches are trained one after the other, each as a run
     workdir, output = epath.Path(args.workdir), epath.Path(args.output)
     stored = stored_config(workdir)
     lib.check_run(workdir, stored, args.step)
-    prepare_process(stored)
-    cache = stored.data.cache or str(workdir / "data")
+    prepare_process(stored_config(workdir, {k: v for k, v in overrides.items() if k.startswith("mesh.")}))
+    cache = read_config(workdir).data.cache or str(workdir / "data")
     branches = lib.plan(stored, args.step, factors, args.tokens, args.seeds, overrides, cache)
+    lib.claim(output, workdir, args.step, args.tokens)
     for branch in branches:
         folder = output / branch.name
         if not folder.exists():
-            output.mkdir(parents=True, exist_ok=True)
             lib.fork(workdir, args.step, branch, folder)
-        if not api.train(branch.config, folder).finished:
-            return STOPPED
+        elif (folder / MARKER).exists():
+            continue
+        try:
+            if not api.train(branch.config, folder).finished:
+                return STOPPED
+        except NonFiniteUpdate as error:
+            print(f"{folder}: update {error.step} was not finite: {error} Its loss counts as infinite.", flush=True)
     losses = {factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor] for factor in factors}
-    noise = (
-        _noise(args, output, workdir, min(branches, key=lambda branch: branch.factor)) if args.noise_batches else None
-    )
+    if partly := args.noise_batches and any(PARAMETERS.of(stored)):
+        print("The gradient noise scale is left out: it is that of all parameters, and this run trains some of them.")
+    measured = args.noise_batches and not partly
+    noise = _noise(args, output, workdir, min(branches, key=lambda branch: branch.factor)) if measured else None
     print(_table(stored, args, losses, noise))
     return OK
 
@@ -113,10 +125,10 @@ def _table(
         )
     critical, bounded = critical_factor(means, args.tolerance)
     least = "" if bounded else "at least "
-    lines += [
-        "",
-        f"critical batch size: {least}{round(batch * critical):,} tokens (within {args.tolerance:g} of the smallest)",
-    ]
+    found = f"{least}{round(batch * critical):,} tokens (within {args.tolerance:g} of the smallest)"
+    if not math.isfinite(smallest):
+        found = "unknown, as the smallest batch diverged: give a lower --config.optimizer.peak_lr and another --output"
+    lines += ["", f"critical batch size: {found}"]
     if noise:
         shown = (
             f"{noise.value:,.0f} [{noise.low:,.0f}, {noise.high:,.0f}]" if math.isfinite(noise.value) else "infinite"

@@ -8,18 +8,24 @@ import math
 import shutil
 from collections.abc import Sequence
 from fractions import Fraction
+from typing import Any
 
 from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, refuse_existing
+from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, list_names, read_if_exists, refuse_existing
 from t2t_flax.registry import GROUPS
 from t2t_flax.training.checkpoint_files import finished_steps, read_meta, with_digest
 from t2t_flax.training.optimizer import learning_rate_schedule
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import TrainProgress
+from t2t_flax.training.workdir import MARKER
+
+_FILE = "branches.txt"
+"""In the folder of the branches: what they are."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,14 +70,15 @@ def plan(
         end = start + round(tokens / (batch * factor))
         for seed in range(seeds):
             values = {
+                **_of_the_schedule(),
                 "data.batch_tokens": round(batch * factor),
                 "data.cache": cache,
                 "data.test": "",
                 "optimizer.schedule": "constant",
                 "optimizer.peak_lr": rate * math.sqrt(factor),
-                "optimizer.lr_scale": 1.0,
                 "optimizer.warmup_steps": 1,
                 "optimizer.warmup_init": 0.0,
+                "optimizer.ema_decay": stored.optimizer.ema_decay ** float(factor),  # over as many tokens
                 "train.steps": end,
                 "eval.every_steps": end,
                 "eval.every_epochs": 0,
@@ -91,9 +98,15 @@ def plan(
     return branches
 
 
+def _of_the_schedule() -> dict[str, Any]:
+    """Defaults of the keys that only other schedules read."""
+    of_some = {name: item for name, item in fields().items() if "optimizer.schedule" in item.metadata["read_with"]}
+    return {name: item.default for name, item in of_some.items() if "constant" not in item.metadata["read_with"]}
+
+
 def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
     """Raises UserError for a run without a local checkpoint of this update, for one without a validation set, and for one whose
-    batches grow.
+    batches grow or whose mixture changes.
     """
     if is_remote(workdir):
         raise UserError(f"{workdir} is in an object store: copy it to a disk, from where its branches can begin.")
@@ -107,6 +120,26 @@ def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
             f"{workdir} has batches that grow, config.mixtures.batch_tokens = {grown!r}, and those of a branch have one size: "
             "branch off a run without them."
         )
+    # Its updates are counted, and those of a branch have other numbers.
+    if "mixtures" in GROUPS and ";" in (shares := stored.value("mixtures.shares")):
+        raise UserError(
+            f"{workdir} has shares that change, config.mixtures.shares = {shares!r}: branch off a run with the same ones "
+            "throughout."
+        )
+
+
+def claim(output: epath.Path, workdir: epath.Path, step: int, tokens: int) -> None:
+    """Makes the folder of the branches and writes into it what they are. Raises UserError where it holds others, whose losses
+    would be taken for these.
+    """
+    wanted = f"branches of {workdir.resolve()} after update {step}, {tokens} tokens each"
+    found = read_if_exists(output / _FILE)
+    if found not in (None, wanted):
+        raise UserError(f"--output={output} holds {found}; these are {wanted}: give another folder.")
+    if found is None and list_names(output):
+        raise UserError(f"--output={output} is not empty, and has no {_FILE}: give a new folder.")
+    output.mkdir(parents=True, exist_ok=True)
+    atomic_write(output / _FILE, wanted)
 
 
 def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> None:
@@ -132,7 +165,9 @@ def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> 
 
 
 def final_loss(workdir: epath.Path) -> float:
-    """The validation loss at the end of a branch."""
+    """The validation loss at the end of a branch; NaN for one that diverged."""
+    if (workdir / MARKER).exists():
+        return math.nan
     values = [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line]
     return values[-1] if values else math.nan
 

@@ -11,6 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.batching.batches import Shape
@@ -56,8 +57,9 @@ def make_probe(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], 
     config = _small(config, mesh, vocab)
     shards = row_sums(config, mesh).shards
     micro, rows = min(shape.micro, _MOST_MICRO), shards * (2 if shards <= 4 else 1)
-    length = min(shape.length, _LONGEST)
-    real = max(min(8, length), min(length, _TOKENS // (micro * rows)))
+    length, m = min(shape.length, _LONGEST), config.model
+    longest = min(length, m.max_positions) if m.position == "learned" else length
+    real = max(min(8, longest), min(longest, _TOKENS // (micro * rows)))
     packed = config.data.batching == "packed"
     arrays = _batch((micro, rows, length), real, vocab, pairs=3 if packed and real >= 12 else 1)
     return Probe(config, mesh, vocab, arrays, real)
@@ -75,6 +77,7 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
     }
     small = smooth.with_values(layers)
     try:
+        config_lib.from_json(config_lib.to_json(small))
         init_state(small, make_model(small, *vocab), make_optimizer(small), mesh, abstract=True)
     except UserError:  # a key of the run names a layer that is left out
         return smooth

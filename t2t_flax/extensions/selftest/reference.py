@@ -42,7 +42,7 @@ def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], 
         out = call(*args, **kwargs)
         module, method = context.module, context.method_name
         traced = isinstance(out, jax.Array) and jnp.issubdtype(out.dtype, jnp.floating) and out.ndim > 2
-        weights = module.name in ("score", "position_bias")  # [B, heads, L, L]
+        weights = module.name in ("score", "position_bias", "weight_dropout")  # [B, heads, L, L]
         if traced and not weights and method in ("__call__", "attend", "logits") and out.shape[:2] == batch_length:
             name = ".".join([*module.path, *([] if method == "__call__" else [method])])
             calls = sum(known.partition(" (")[0] == name for known in found)

@@ -109,6 +109,16 @@ def test_command_reads_a_sweep(sweep, capsys):
     ]
 
 
+def test_trials_that_have_not_started_are_named(sweep, capsys):
+    (sweep / "trials" / "g").mkdir()
+    command.run([str(sweep)])
+    assert "left out, not started: g" in capsys.readouterr().out
+    for trial in "abcdef":
+        shutil.rmtree(sweep / "trials" / trial)
+    with pytest.raises(UserError, match="no trial has started"):
+        read_trials([str(sweep)])
+
+
 def test_optimizers_with_trials_of_different_studies_are_named(sweep, capsys):
     command.run([str(sweep)])
     assert "different studies" not in capsys.readouterr().out

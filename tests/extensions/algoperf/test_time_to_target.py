@@ -125,3 +125,13 @@ def test_target_needs_evaluations(tmp_path):
         check_installed(config)
     with pytest.raises(UserError, match="config.algoperf.stop = True needs config.algoperf.target, which is none"):
         tiny_run(tmp_path, algoperf=dict(stop=True)).group("algoperf").check(config)
+
+
+@pytest.mark.parametrize("metric", ["loss", "accuracy"])
+def test_target_of_the_test_set_is_of_a_metric_that_records_have(tmp_path, metric):
+    config = tiny_run(tmp_path, algoperf=dict(target=2.0, test_target=2.0), eval=dict(every_steps=2, metric=metric))
+    with pytest.raises(
+        UserError, match=f"metric = {metric}, which is not computed for the test set: choose nll, ppl or"
+    ):
+        check_installed(config)
+    check_installed(config.with_values({"eval.metric": "nll"}))

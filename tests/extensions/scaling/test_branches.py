@@ -11,7 +11,9 @@ from helpers.runs import tiny_run
 from t2t_flax import api
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.scaling import branch_command
-from t2t_flax.extensions.scaling.branches import check_run, critical_factor, plan
+from t2t_flax.extensions.scaling.branches import check_run, claim, critical_factor, plan
+from t2t_flax.process_setup import ALONE
+from t2t_flax.training.optimizer import learning_rate_schedule
 
 HALF, ONE, TWO, FOUR = map(Fraction, ("1/2", "1", "2", "4"))
 
@@ -46,6 +48,49 @@ def test_a_run_whose_batches_grow_is_refused(tmp_path):
         check_run(epath.Path(tmp_path), stored, 4)
 
 
+def test_a_run_whose_mixture_changes_is_refused(tmp_path):
+    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
+    keys = dict(data=dict(valid="toy:valid", train="a=toy:train:50; b=toy:train:60"))
+    same = small_config(**keys, mixtures=dict(shares="a=3,b=1"))
+    check_run(epath.Path(tmp_path), same, 4)
+    with pytest.raises(UserError, match="shares that change, config.mixtures.shares = 'a=3,b=1; 20: b=1'"):
+        check_run(epath.Path(tmp_path), same.with_values({"mixtures.shares": "a=3,b=1; 20: b=1"}), 4)
+
+
+@pytest.mark.parametrize(
+    "schedule", [dict(schedule="cosine"), dict(schedule="linear"), dict(schedule="wsd", cooldown_steps=20)]
+)
+def test_a_branch_of_any_schedule_has_a_constant_rate(schedule):
+    decay = {"optimizers.decay_steps": 200, "optimizers.min_lr": 1e-5} | {
+        f"optimizer{'s' if key == 'cooldown_steps' else ''}.{key}": value for key, value in schedule.items()
+    }
+    stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000)).with_values(decay)
+    (branch,) = plan(stored, 100, [ONE], 16_000, 1, {}, "cache")
+    rate = learning_rate_schedule(stored)(100)
+    assert learning_rate_schedule(branch.config)(branch.start) == learning_rate_schedule(branch.config)(500)
+    assert learning_rate_schedule(branch.config)(500) == pytest.approx(rate)
+
+
+def test_moving_averages_of_branches_go_back_as_many_tokens():
+    stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000), optimizer=dict(ema_decay=0.99))
+    half, four = plan(stored, 100, [HALF, FOUR], 16_000, 1, {}, "cache")
+    decays = half.config.optimizer.ema_decay**32, four.config.optimizer.ema_decay**4
+    assert decays == pytest.approx([0.99**16] * 2)
+
+
+def test_folder_of_other_branches_is_refused(tmp_path):
+    output, run = epath.Path(tmp_path / "branches"), epath.Path(tmp_path / "run")
+    claim(output, run, 900, 2000)
+    claim(output, run, 900, 2000)
+    for step, tokens, other in ((600, 2000, run), (900, 1000, run), (900, 2000, epath.Path(tmp_path / "another"))):
+        with pytest.raises(UserError, match="holds branches of .*run after update 900, 2000 tokens each; these are"):
+            claim(output, other, step, tokens)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes").write_text("")
+    with pytest.raises(UserError, match="mine is not empty, and has no branches.txt: give a new folder"):
+        claim(epath.Path(tmp_path / "mine"), run, 900, 2000)
+
+
 def losses(workdir) -> dict[int, float]:
     lines = map(json.loads, (workdir / "metrics.jsonl").read_text().splitlines())
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
@@ -77,3 +122,19 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
     assert "critical batch size: at least 512 tokens" in capsys.readouterr().out
     with pytest.raises(UserError, match="has no checkpoint of update 7; it has 4, 8, 12"):
         branch_command.run([flags[0], flags[1], "--step=7", "--tokens=1024"])
+    assert not (workdir / "data").exists(), "the corpus was prepared again"
+
+
+@pytest.mark.slow
+def test_a_branch_that_diverges_is_a_row_of_the_table(tmp_path, cache, capsys, monkeypatch):
+    monkeypatch.setenv(ALONE, "")
+    workdir, output = tmp_path / "run", tmp_path / "branches"
+    run = tiny_run(workdir, steps=4, mesh=dict(cpu_devices=1, data=-1), data=dict(cache=str(cache), test=""))
+    api.train(run, workdir)
+    flags = [f"--workdir={workdir}", f"--output={output}", "--step=4", "--tokens=1024", "--factors=1,2"]
+    flags += ["--noise-batches=0", "--config.optimizer.peak_lr=1e30"]
+    for _ in range(2):
+        assert branch_command.run(flags) == 0
+        out = capsys.readouterr().out
+        assert "critical batch size: unknown, as the smallest batch diverged" in out and "nan" in out
+    assert "was not finite" not in out, "trained again"

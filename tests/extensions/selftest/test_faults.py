@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.selftest import device, hook, programs, reference, run
+from t2t_flax.extensions.selftest import device, hook, probe, programs, reference, run
 from t2t_flax.extensions.selftest.run import Report, run_test
 from t2t_flax.models import dense
 from t2t_flax.models.attention import SegmentMask, mask_array
@@ -110,6 +110,29 @@ def test_clean_devices_pass(tmp_path, mesh, precision, right_programs):
     assert {c.stage for c in clean.compared} == {"layers", "loss", "gradients", "update"}
     assert not list(tmp_path.iterdir())
     clean.raise_if_faulty()
+
+
+def test_rows_as_long_as_there_are_heads_are_no_fault(tmp_path, monkeypatch):
+    """Weights of attention, [B, heads, L, L], are not outputs [B, L, ...]."""
+    monkeypatch.setattr(probe, "_TOKENS", 3 * 8 * 8)
+    clean = report(tmp_path, (8, 1, 1), model=dict(num_heads=8))
+    assert "outputs of 8 tokens a row" in clean.summary and not clean.faults, clean.summary
+
+
+def test_positions_that_a_table_does_not_have_are_no_fault(tmp_path):
+    clean = report(tmp_path, (2, 1, 1), model=dict(position="learned", max_positions=12), data=dict(max_length=12))
+    assert "outputs of 12 tokens a row" in clean.summary and not clean.faults, clean.summary
+
+
+@pytest.mark.parametrize("key", ["alignments.layer", "constraints.coverage_layer"])
+def test_a_layer_that_a_key_names_is_tested_too(key):
+    group, name = key.split(".")
+    config = small_config(model=dict(num_decoder_layers=4), **{group: {name: 4}})
+    if group == "constraints":
+        config = config.with_values({"constraints.coverage": 0.2})
+    assert probe.make_probe(config, devices_mesh(), (37, 37), SHAPE).config.model.num_decoder_layers == 4
+    plain = small_config(model=dict(num_decoder_layers=4))
+    assert probe.make_probe(plain, devices_mesh(), (37, 37), SHAPE).config.model.num_decoder_layers == 2
 
 
 QUERY = ("decoder_0", "self_attention", "query", "kernel")
