@@ -107,7 +107,7 @@ class Decode:
     precision: str = decode_key(
         "auto",
         "precision of matrix products where a trained run translates, scores or is evaluated; auto = train.precision, but "
-        "float32 in place of bfloat16 on a CPU, so that the output does not depend on the CPU",
+        "float32 in place of bfloat16 on GPUs before Ampere and on a CPU, so that the output does not depend on the CPU",
         choices=("auto", "float32", "tf32", "bfloat16"),
     )
     batch_size: int = key(

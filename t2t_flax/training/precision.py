@@ -13,8 +13,8 @@ MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
 def compute_dtype(precision: str) -> jnp.dtype:
-    """The type of the products: `auto` is bfloat16 on TPUs and on GPUs that multiply it, and float32 on others and on CPU, where
-    results then do not depend on the machine.
+    """The type of the products: `auto` is bfloat16 on TPUs and on GPUs with units for it, else float32: on CPUs results then
+    do not depend on the machine.
     """
     if precision == "auto":
         precision = "float32" if jax.default_backend() == "cpu" or _before_ampere(jax.devices()[0]) else "bfloat16"
@@ -27,13 +27,13 @@ def _before_ampere(device: jax.Device) -> bool:
 
 
 def decoding_precision(config: Config, platform: str = "") -> str:
-    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPU. `platform`:
-    "cpu", "gpu" or "tpu"; default JAX's own.
+    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPUs and on GPUs
+    without units for it. `platform`: "cpu", "gpu" or "tpu"; default: the devices of this process.
     """
     if config.decode.precision != "auto":
         return config.decode.precision
-    on_cpu = config.train.precision == "bfloat16" and (platform or jax.default_backend()) == "cpu"
-    return "float32" if on_cpu else config.train.precision
+    slow = platform == "cpu" if platform else compute_dtype("auto") == jnp.float32
+    return "float32" if slow and config.train.precision == "bfloat16" else config.train.precision
 
 
 def compiler_options(config: Config) -> dict[str, str | bool] | None:

@@ -85,37 +85,45 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
         rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
         return step.lower(setup.abstract, batch_struct(shape.array_shape, rows, setup.batches.more))
 
-    def check(shape: Shape, program: jax.stages.Compiled) -> None:
-        advice = f"Lower config.data.microbatch_tokens (now {shape.rows * shape.length} padded target tokens at once)."
-        check_fits_in_memory(f"the train step for {shape}", program, advice)
+    def describe(shape: Shape) -> tuple[str, str]:
+        tokens = f"{shape.rows * shape.length} padded target tokens at once"
+        return f"the train step for {shape}", f"Lower config.data.microbatch_tokens (now {tokens})."
 
-    return compile_programs(setup.batches.shapes, lower, compile_step, check, setup.mesh)
+    return compile_programs(setup.batches.shapes, lower, compile_step, describe, setup.mesh)
 
 
 _MOST_AT_ONCE = 8
-"""Programs that are compiled at once, as each takes memory of the host."""
+"""The most programs compiled at the same time; each needs memory of the host."""
 
 
 def compile_programs(
     shapes: Sequence[Shape],
     lower: Callable[[Shape], jax.stages.Lowered],
     compile: Callable[[jax.stages.Lowered], jax.stages.Compiled],
-    check: Callable[[Shape, jax.stages.Compiled], None],
+    describe: Callable[[Shape], tuple[str, str]],
     mesh: jax.sharding.Mesh,
+    *,
+    besides: Any = (),
 ) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """{(microbatches, rows, length): program} of each shape, the largest first. As many are compiled at once as there are
-    cores; for GPUs one after the other, because XLA chooses kernels by running them on the device.
+    """{(microbatches, rows, length): program} of each shape, the largest first, compiled on as many cores as there are, up to 8;
+    for GPUs one after the other, because XLA chooses kernels by running them on the device.
 
-    check: raises UserError for a program that cannot run, after which no further one is compiled.
+    describe: a program's name, and what to do where it does not fit in memory, see `check_fits_in_memory`. Raises UserError then,
+    and starts no further one.
     """
     at_once = 1 if mesh.devices.flat[0].platform == "gpu" else min(num_cores(), _MOST_AT_ONCE)
+    available = device_memory()  # on CPUs before compilers take some of it
+
+    def lower_and_compile(shape: Shape) -> jax.stages.Compiled:
+        with mesh_lib.use(mesh):  # JAX keeps it by thread, as it does what it lowers with
+            return compile(lower(shape))
+
     pool = concurrent.futures.ThreadPoolExecutor(at_once, "compile")
     try:
-        with mesh_lib.use(mesh):
-            largest_first = sorted(shapes, key=lambda shape: -shape.rows * shape.length)
-            compiled = {shape: pool.submit(compile, lower(shape)) for shape in largest_first}
+        largest_first = sorted(shapes, key=lambda shape: -shape.rows * shape.length)
+        compiled = {shape: pool.submit(lower_and_compile, shape) for shape in largest_first}
         for shape, program in compiled.items():
-            check(shape, program.result())
+            check_fits_in_memory(program.result(), available, *describe(shape), besides=besides)
         return {shape.array_shape: program.result() for shape, program in compiled.items()}
     finally:
         pool.shutdown(cancel_futures=True)
@@ -146,11 +154,13 @@ def resident_bytes(tree: Any) -> int:
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def check_fits_in_memory(name: str, compiled: jax.stages.Compiled, advice: str, *, besides: Any = ()) -> None:
+def check_fits_in_memory(
+    compiled: jax.stages.Compiled, available: int | None, name: str, advice: str, *, besides: Any = ()
+) -> None:
     """Raises UserError where a program, with the arrays `besides` that stay on the devices, needs more memory than is
-    available.
+    available, in bytes; None = unknown.
     """
-    needed, available = program_memory(compiled), device_memory()
+    needed = program_memory(compiled)
     total = needed["peak"] + resident_bytes(besides) if needed else 0
     if available and total > available:
         raise UserError(
@@ -176,7 +186,7 @@ def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | Non
         return None
     besides = run.abstract.opt_state, run.abstract.ema
     params = parameters_of(run.config).of_model(run.abstract.params)
-    programs: dict[Any, Any] = {}
+    programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     losses = {
         name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)
         for name, store in run.corpus.valid.items()
@@ -229,16 +239,18 @@ class ValidationLoss:
         self._parts = list(validation_batches(store, config.data, shards=shards, tokens=tokens))
         self._programs = {} if programs is None else programs
         rows = mesh_lib.named(mesh, mesh_lib.ROWS)
-        lower = lambda shape: step.lower(params, batch_struct((shape.rows, shape.length), rows))  # noqa: E731
 
-        def check(shape: Shape, program: jax.stages.Compiled) -> None:
+        def lower(shape: Shape) -> jax.stages.Lowered:
+            return step.lower(params, batch_struct((shape.rows, shape.length), rows))
+
+        def describe(shape: Shape) -> tuple[str, str]:
             advice = "Lower config.data.microbatch_tokens."
             if shape.rows == shards and shape.length > config.data.pack_length:
                 advice = f"{self._longest(shape.length)}: shorten that pair, or leave it out."
-            check_fits_in_memory(f"the loss of config.data.{split} for {shape}", program, advice, besides=besides)
+            return f"the loss of config.data.{split} for {shape}", advice
 
         new = [shape for shape, _ in self._parts if shape.array_shape not in self._programs]
-        self._programs.update(compile_programs(new, lower, by_row.compile, check, mesh))
+        self._programs.update(compile_programs(new, lower, by_row.compile, describe, mesh, besides=besides))
 
     def _longest(self, limit: int | None = None) -> str:
         """Describes the longest pair of the store, or the longest of at most `limit` tokens."""

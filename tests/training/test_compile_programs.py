@@ -38,8 +38,16 @@ def no_cache():
     compilation_cache.reset_cache()
 
 
-def nothing(shape, program):
-    pass
+@pytest.fixture(autouse=True)
+def needed(monkeypatch):
+    """Bytes of memory by program, where not 0."""
+    sizes = {}
+    monkeypatch.setattr(setup, "program_memory", lambda program: {"peak": sizes.get(program, 0)})
+    return sizes
+
+
+def describe(shape):
+    return f"the program of {shape}", "Lower it."
 
 
 def test_as_many_programs_are_compiled_at_once_as_there_are_cores(mesh, two_cores):
@@ -53,7 +61,7 @@ def test_as_many_programs_are_compiled_at_once_as_there_are_cores(mesh, two_core
         running.remove(lowered)
         return f"compiled {lowered}"
 
-    programs = setup.compile_programs(SHAPES, str, compile, nothing, mesh)
+    programs = setup.compile_programs(SHAPES, str, compile, describe, mesh)
     assert max(most) == 2
     assert programs == {shape.array_shape: f"compiled {shape}" for shape in SHAPES}
 
@@ -70,27 +78,29 @@ def test_programs_of_a_gpu_are_compiled_one_after_the_other(monkeypatch, two_cor
         threading.Event().wait(0.05)  # a second thread would find it running
         one.release()
 
-    setup.compile_programs(SHAPES, str, compile, nothing, gpu)
+    setup.compile_programs(SHAPES, str, compile, describe, gpu)
     assert alone == [True, True, True] and order == LARGEST_FIRST
 
 
-def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores):
+def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores, needed, monkeypatch):
     """The largest is compiled and checked first, while only the second one is being compiled."""
-    compiled, checked = [], threading.Event()
+    compiled, raised = [], threading.Event()
+    monkeypatch.setattr(setup, "device_memory", lambda: 2**30)
+    needed[LARGEST_FIRST[0]] = 3 * 2**30
 
     def compile(lowered):
         compiled.append(lowered)
         if lowered != LARGEST_FIRST[0]:
-            checked.wait(60)
+            raised.wait(60)
         return lowered
 
-    def check(shape, program):
-        assert program == str(shape) == LARGEST_FIRST[0]
-        threading.Timer(0.2, checked.set).start()  # as the pool is being closed
-        raise UserError(f"{shape} does not fit")
+    def describe_and_go_on(shape):
+        threading.Timer(0.2, raised.set).start()  # as the pool is being closed
+        return describe(shape)
 
-    with pytest.raises(UserError, match="1 x 16 rows of 8 does not fit"):
-        setup.compile_programs([*SHAPES, Shape(8, 1, 1)], str, compile, check, mesh)
+    error = "the program of 1 x 16 rows of 8 needs 3.00 GiB on each device, of which 1.00 GiB are available. Lower it."
+    with pytest.raises(UserError, match=error):
+        setup.compile_programs([*SHAPES, Shape(8, 1, 1)], str, compile, describe_and_go_on, mesh)
     assert set(compiled) <= set(LARGEST_FIRST), "what waited was not cancelled"
 
 
@@ -99,7 +109,7 @@ def test_an_error_of_the_compiler_is_raised(mesh, two_cores):
         raise RuntimeError(f"cannot compile {lowered}")
 
     with pytest.raises(RuntimeError, match="cannot compile 1 x 16 rows of 8"):
-        setup.compile_programs(SHAPES, str, compile, nothing, mesh)
+        setup.compile_programs(SHAPES, str, compile, describe, mesh)
 
 
 def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache, monkeypatch, no_cache):
@@ -110,6 +120,8 @@ def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache
     )
     del run.batches.shapes[3:]
     assert len(run.batches.shapes) == 3
+
+    monkeypatch.undo()
 
     def instructions(cores):
         monkeypatch.setattr(setup, "num_cores", lambda: cores)

@@ -31,7 +31,7 @@ def memory_estimates(monkeypatch, make) -> list[int]:
     """Memory estimates, in bytes, of the programs of `make()`, in order."""
     checks = []
 
-    def check(name, compiled, advice, *, besides=()):
+    def check(compiled, available, name, advice, *, besides=()):
         checks.append(setup.program_memory(compiled)["peak"] + setup.resident_bytes(besides))
 
     with monkeypatch.context() as patch:
@@ -40,17 +40,17 @@ def memory_estimates(monkeypatch, make) -> list[int]:
     return checks
 
 
-def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch):
+def test_too_long_validation_pair_is_reported_before_training(run, monkeypatch, tmp_path, cache):
     long, usual = memory_estimates(monkeypatch, lambda: validation_loss(run))
     assert usual < long, "other pairs keep shorter rows"
     monkeypatch.setattr(setup, "device_memory", lambda: long - 1)
     place = r"config\.data\.valid: .*valid\.en line 4, .*valid\.de line 4 has \d+ source and \d+ target tokens: shorten"
     with pytest.raises(UserError, match=r"the loss of config\.data\.valid for 1 x 1 rows of \d+ needs .*" + place):
         validation_loss(run)
-    available = iter([long, usual - 1])
-    monkeypatch.setattr(setup, "device_memory", lambda: next(available))
+    plain = start(tiny_run(tmp_path, eval=dict(every_steps=2)), tmp_path / "plain", cache)
+    monkeypatch.setattr(setup, "device_memory", lambda: 1)
     with pytest.raises(UserError, match=re.escape("Lower config.data.microbatch_tokens")):
-        validation_loss(run)
+        validation_loss(plain)
 
 
 def test_optimizer_state_counts_in_the_memory_check(run, monkeypatch):

@@ -21,7 +21,7 @@ from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.precision import casts_results, compiler_options
 from t2t_flax.training.row_sums import row_sums
-from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, check_fits_in_memory, compile_programs
+from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, compile_programs
 from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of, run_params
 from t2t_flax.training.train_step import train_step
 
@@ -55,16 +55,16 @@ class LayersHook(Hook):
             in_shardings=(run.shardings, rows),
             out_shardings=mesh_lib.named(run.mesh, mesh_lib.REPLICATED),
         )
-        compile_one = functools.partial(by_row.compile, options=compiler_options(run.config))
+        compile_program = functools.partial(by_row.compile, options=compiler_options(run.config))
 
         def lower(shape: Shape) -> jax.stages.Lowered:
             return program.lower(run.abstract, batch_struct(shape.array_shape, rows, run.batches.more))
 
-        def check(shape: Shape, compiled: jax.stages.Compiled) -> None:
+        def describe(shape: Shape) -> tuple[str, str]:
             what = f"measuring the layers for {shape} (config.inspection.layers_every)"
-            check_fits_in_memory(what, compiled, "Lower config.data.microbatch_tokens.")
+            return what, "Lower config.data.microbatch_tokens."
 
-        self._programs = compile_programs(run.batches.shapes, lower, compile_one, check, run.mesh)
+        self._programs = compile_programs(run.batches.shapes, lower, compile_program, describe, run.mesh)
 
     def before_update(self, step: int, state: TrainState, batch: DeviceBatch) -> None:
         if step % self._every == 0:

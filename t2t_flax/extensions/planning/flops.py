@@ -217,7 +217,7 @@ def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[
 
 
 def peaks_of(run: TrainingSetup) -> dict[str, float | None]:
-    """FLOP/s of all devices of a run: by data sheet, which gives those of bfloat16, else None; and measured."""
+    """FLOP/s of all devices of a run: measured, and by data sheet; None where it has none or products are not bfloat16."""
     count = run.mesh.size
     sheet = data_sheet_peak(jax.devices()[0]) if run.model.dtype == jnp.bfloat16 else None
     measured = measured_peak(run.model.dtype, precision=run.model.matmul_precision)

@@ -41,7 +41,6 @@ from t2t_flax.training.setup import (
     Prefetcher,
     TrainingSetup,
     batch_struct,
-    check_fits_in_memory,
     compile_programs,
     set_up_training,
 )
@@ -317,16 +316,16 @@ class VectorizedProgram:
             lambda x: jax.ShapeDtypeStruct((len(runs), *x.shape), x.dtype, sharding=self._trials), runs[0].abstract
         )
 
-        def check(shape: Shape, program: jax.stages.Compiled) -> None:
+        def describe(shape: Shape) -> tuple[str, str]:
             advice = "Train fewer runs together, or lower config.data.microbatch_tokens."
-            check_fits_in_memory(f"the train step of {len(runs)} runs for {shape}", program, advice)
+            return f"the train step of {len(runs)} runs for {shape}", advice
 
         def lower(shape: Shape) -> jax.stages.Lowered:
             struct = batch_struct(shape.array_shape, replicated, runs[0].batches.more)
             return step.lower(abstract, self._scalars, struct)
 
         compile_step = functools.partial(jax.stages.Lowered.compile, compiler_options=compiler_options(config))
-        self._programs = compile_programs(runs[0].batches.shapes, lower, compile_step, check, self.mesh)
+        self._programs = compile_programs(runs[0].batches.shapes, lower, compile_step, describe, self.mesh)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run. The state is donated."""
