@@ -155,19 +155,24 @@ def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int,
 def scheduled_and_metric(folder: epath.Path) -> dict[int, tuple[bool | None, float | None]]:
     """{step: (whether it was scheduled when it was written; the metric of the evaluation after it, higher is better, None =
     none)}; (None, None) where the metadata cannot be read. Its own config says what was scheduled, so that another
-    interval in a resumed run deletes none of the older checkpoints at once.
+    interval in a resumed run deletes none of the older checkpoints at once. Metrics of other data than the newest one's do not
+    count.
     """
     facts: dict[int, tuple[bool | None, float | None]] = {}
-    for step in finished_steps(folder):
+    metric_of: str | None = None
+    for step in reversed(finished_steps(folder)):
         try:
             meta = read_meta(folder / str(step))
             scheduled = not meta.get("params_only") and is_scheduled(
                 stored_config(meta), meta["updates_per_epoch"], meta["step"]
             )
-            facts[step] = scheduled, meta.get("metric")
+            metric, own = meta.get("metric"), meta.get("progress", {}).get("metric_of")
+            if metric is not None and metric_of is None:
+                metric_of = own
+            facts[step] = scheduled, metric if own == metric_of else None
         except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
             facts[step] = None, None
-    return facts
+    return dict(sorted(facts.items()))
 
 
 def finished_steps(folder: epath.PathLike) -> list[int]:

@@ -106,13 +106,15 @@ def seconds_since_start() -> float:
 
 
 @contextlib.contextmanager
-def measure(bucket: str, *seconds: dict[str, float]) -> Iterator[None]:
-    """Adds the block's time to a bucket of `seconds`, see `TrainProgress`: in equal parts, where there are several."""
+def measure(bucket: str, *seconds: dict[str, float], devices: int = 1) -> Iterator[None]:
+    """Adds the time that the block takes so many devices to a bucket of `seconds`, see `TrainProgress`: in equal parts, where
+    there are several.
+    """
     start = time.perf_counter()
     try:
         yield
     finally:
-        own = (time.perf_counter() - start) / max(len(seconds), 1)
+        own = (time.perf_counter() - start) * devices / max(len(seconds), 1)
         for each in seconds:
             each[bucket] = each.get(bucket, 0.0) + own
 

@@ -32,13 +32,22 @@ def restore_or_init(
         state, meta = restored
         progress = TrainProgress(**meta["progress"])
         note = f"resuming {setup.workdir} after update {meta['step']}"
+        if progress.metric_of != setup.metric_of:
+            if progress.best_metric is not None:
+                note += (
+                    f"; config.eval.metric = {setup.config.eval.metric} is now of other validation data or translations"
+                )
+            progress.metric_of = setup.metric_of
+            progress.best_metric, progress.best_step, progress.evaluations_without_better = None, 0, 0
         if changed := changes_of_training(stored_config(meta), setup.config):
             progress.config_changes.append({"step": meta["step"], "changed": changed})
             note += ", with " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
         say(note)
         return state, progress
     start = lambda own: parameters_of(setup.config).start(setup, own, checkpoints.group, say)  # noqa: E731
-    return init_state(setup.config, setup.model, setup.tx, setup.mesh, start=start)[0], TrainProgress()
+    return init_state(setup.config, setup.model, setup.tx, setup.mesh, start=start)[0], TrainProgress(
+        metric_of=setup.metric_of
+    )
 
 
 def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
@@ -163,11 +172,12 @@ class Run:
         setup, progress, lead = self.setup, self.progress, self._supervisor.group.is_lead
         self._writer = None
         if lead:
-            begin(setup.workdir, setup.config)
             due = progress.evaluation_due
             self._writer = MetricsWriter(setup.workdir, resume_step=progress.step, evaluation_due=due)
         for hook in self.hooks:
-            hook.on_start(setup, progress)
+            hook.on_start(setup, progress)  # may refuse the run
+        if lead:
+            begin(setup.workdir, setup.config)
         for change in progress.config_changes:
             if change["step"] == progress.step:
                 self.write(progress.step, {"config_changed": change["changed"]})
@@ -202,7 +212,8 @@ class Run:
     def end_if_complete(self) -> None:
         """Ends a restored run that has nothing left to train."""
         step = self.progress.step
-        if step and not self.progress.evaluation_due and self.reason_to_end(step, ""):
+        evaluates = self.progress.evaluation_due and step <= self.setup.config.train.steps
+        if step and not evaluates and self.reason_to_end(step, ""):
             self.end(step, "")
 
     def update(self, step: int, batches: Prefetcher) -> None:

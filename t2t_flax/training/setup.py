@@ -6,6 +6,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import json
 import math
 import queue
 import threading
@@ -21,6 +23,8 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
+from t2t_flax.config.keys import SCORES, TRANSLATIONS
+from t2t_flax.config.schema import HIGHER_IS_BETTER, keys_that_change
 from t2t_flax.data.batching.batches import Batch, Batches, MoreArrays, Shape, validation_batches
 from t2t_flax.data.dataset import Corpus, split_source
 from t2t_flax.data.token_store import TokenStore
@@ -57,6 +61,16 @@ class TrainingSetup:
         """Of the tokenizer, the training data and what further arrays are read from, which a resumed run must find unchanged."""
         more = self.batches.more.digests if self.batches.more else {}
         return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest, **more}
+
+    @property
+    def metric_of(self) -> str:
+        """Digest of what eval.metric is computed from: the validation sets and, where it is one of translations, the keys that
+        change these. They may change when a run is resumed.
+        """
+        parts: dict[str, Any] = {name: store.digest for name, store in self.corpus.valid.items()}
+        if self.config.eval.metric not in HIGHER_IS_BETTER:
+            parts |= self.config.compared(["eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)])
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:

@@ -50,6 +50,8 @@ class TrainProgress:
     """
 
     step: int = 0
+    metric_of: str = ""
+    """`TrainingSetup.metric_of`, with which alone metrics can be compared."""
     best_metric: float | None = None
     best_step: int = 0
     evaluations_without_better: int = 0
@@ -71,7 +73,9 @@ class TrainProgress:
 
     def of_evaluation(self) -> dict[str, Any]:
         """What an evaluation changes."""
-        changed = ("best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds", "of_hooks")
+        changed = (
+            "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds", "of_hooks"
+        )  # fmt: skip
         return {name: getattr(self, name) for name in changed}
 
 

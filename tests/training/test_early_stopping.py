@@ -91,6 +91,45 @@ def test_metric_cannot_change_within_a_run(tmp_path, cache):
         start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4, metric="loss")), tmp_path, cache)
 
 
+@pytest.mark.parametrize("change", [dict(data=dict(valid="toy:valid:20")), dict(decode=dict(beam_size=3))])
+def test_metrics_of_other_data_or_translations_do_not_compete(tmp_path, cache, change):
+    """A run resumed with another validation set, or another search, is measured from there on."""
+    keys = dict(
+        eval=dict(decode_every_steps=2, metric="bleu", patience=2),
+        checkpoint=dict(every_steps=2, keep_last=1, keep_best=1),
+    )
+    scores = iter([9.0, 8.0, 3.0, 4.0, 2.0, 1.0])
+    score = lambda *_: {"valid_bleu": next(scores)}  # noqa: E731
+    loop.train(start(tiny_run(tmp_path, steps=4, **keys), tmp_path, cache), score=score)
+    checkpoints = lambda: Checkpoints(tmp_path / "checkpoints", keep_last=9)  # noqa: E731
+    assert checkpoints().steps() == [2, 4] and checkpoints().metrics() == {2: 9.0, 4: 8.0}
+    said = []
+    other = start(tiny_run(tmp_path, steps=40, **keys, **change), tmp_path, cache)
+    outcome = loop.train(other, score=score, say=said.append)
+    assert (outcome.reason, outcome.step) == ("patience", 12) and checkpoints().steps() == [8, 12]
+    assert checkpoints().metrics() == {8: 4.0, 12: 1.0}
+    assert any("config.eval.metric = bleu is now of other validation data or translations" in line for line in said)
+
+
+def test_the_same_metric_goes_on_with_a_search_that_it_does_not_depend_on(tmp_path, cache):
+    one, other = (start(tiny_run(tmp_path, decode=dict(beam_size=size)), tmp_path, cache) for size in (4, 3))
+    assert one.config.eval.metric == "nll" and one.metric_of == other.metric_of
+
+
+def test_a_run_that_has_passed_its_last_update_ends_though_an_evaluation_was_due(tmp_path, cache):
+    keys = dict(eval=dict(decode_every_steps=4, metric="bleu"))
+
+    def interrupted(params, after_batch, compiling):
+        signal.raise_signal(signal.SIGTERM)
+        while True:
+            after_batch()
+            time.sleep(0.01)
+
+    loop.train(start(tiny_run(tmp_path, steps=6, **keys), tmp_path, cache), score=interrupted)
+    outcome = loop.train(start(tiny_run(tmp_path, steps=3, **keys), tmp_path, cache), score=None)
+    assert (outcome.reason, outcome.step) == ("steps", 4)
+
+
 def test_non_finite_metric_is_never_the_best():
     progress = TrainProgress()
     for step, (value, metric) in enumerate([(float("nan"), None), (3.0, 3.0), (float("inf"), None), (4.0, 4.0)], 1):

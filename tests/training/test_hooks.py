@@ -8,7 +8,7 @@ import pytest
 from helpers.runs import start, tiny_run
 
 from t2t_flax import registry
-from t2t_flax.errors import NonFiniteUpdate
+from t2t_flax.errors import NonFiniteUpdate, UserError
 from t2t_flax.training import hooks, loop, run
 from t2t_flax.training.progress import read_metrics
 
@@ -67,6 +67,19 @@ def test_moments_of_a_run(tmp_path, cache, recorder):
     lines = read_metrics(tmp_path)
     assert [line.get("counted", 0) / line["step"] > 1 for line in lines] == [True, True, False]
     assert lines[0]["loss"] > 0 and lines[2]["evaluated"]
+
+
+def test_a_hook_that_refuses_a_run_leaves_it_as_it_was(tmp_path, cache, recorder, monkeypatch):
+    def refuse(run, progress):
+        raise UserError("it does not fit")
+
+    loop.train(start(tiny_run(tmp_path, steps=4), tmp_path, cache), score=None)
+    (tmp_path / "complete.json").write_text("{}")
+    before = (tmp_path / "config.json").read_text()
+    monkeypatch.setattr(recorder, "on_start", refuse)
+    with pytest.raises(UserError, match="it does not fit"):
+        loop.train(start(tiny_run(tmp_path, steps=8), tmp_path, cache), score=None)
+    assert (tmp_path / "complete.json").exists() and (tmp_path / "config.json").read_text() == before
 
 
 def test_diverged_run_ends_without_scores(tmp_path, cache, recorder):

@@ -160,7 +160,8 @@ class Folder:
         claim = self.claim(name) if self.state(name) == FAILED else None
         if claim:
             if all_failures or self.status(name).exit_code == USER_ERROR:
-                self.update_status(name, outcome="", reason="", cause="", exit_code=0, failures=0, unresolved=0)
+                again = dict(failures=0, unresolved=0, failed_in_stack=False)
+                self.update_status(name, outcome="", reason="", cause="", exit_code=0, **again)
             claim.release()
 
     def can_stack(self, first: str, second: str) -> bool:

@@ -5,6 +5,7 @@ starts it:
 """
 
 import contextlib
+import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -80,6 +81,8 @@ def _train(runs: list[tuple[Config, epath.Path]], supervisor: RunSupervisor) -> 
             continue
         jobs.check_available(config, supervisor.group)
         config = jobs.with_precision(config, workdir, supervisor.group)
+        if setups and (conflict := vectorization_conflict(setups[0].config, config)):
+            raise UserError(f"{setups[0].workdir} and {workdir} cannot be trained together: {conflict}")
         with supervisor.exit_on_signal("preparing the data"):
             task = task_of(config)
             check_config(workdir, config)
@@ -224,7 +227,7 @@ class StackedRuns:
         running = self._to_evaluate = self.running
         with split_time("data", running):
             batch = batches.next()
-        with split_time("step", running), jax.transfer_guard("disallow"):
+        with self._device_time("step", running), jax.transfer_guard("disallow"):
             self._state, values = self._program(self._state, batch.arrays)
         self.read_metrics()
         self._unread = step, batch, values
@@ -235,10 +238,17 @@ class StackedRuns:
         if not self._unread:
             return
         (step, batch, metrics), self._unread = self._unread, None
-        with split_time("step", self.running):
+        with self._device_time("step", self.running):
             values = jax.device_get(metrics)
         for i, run in enumerate(self.runs):
+            running = run.running
             run.log_update(step, batch, {name: float(value[i]) for name, value in values.items()})
+            if running and run.failure:  # the others may train for hours
+                mark(run.setup.workdir, run.failure)
+
+    def _device_time(self, bucket: str, runs: Sequence[Run]) -> contextlib.AbstractContextManager[None]:
+        """`split_time` of all devices; simulated ones share the cores and count as one. A run by itself has one device."""
+        return split_time(bucket, runs, 1 if jax.default_backend() == "cpu" else self.mesh.size)
 
     def expect_evaluation(self, due: DueAfterUpdate) -> None:
         self._to_evaluate = [run for run in self._to_evaluate if run.running]
@@ -274,6 +284,8 @@ class StackedRuns:
                 self._report_if_finished(run)
 
     def _report_if_finished(self, run: RunInStack) -> None:
+        """The final evaluation, and the training of the others, need the memory of its copy of the state."""
+        run.ended = run.ended and dataclasses.replace(run.ended, state=None)
         if run.ended and run.ended.finished:
             self._on_finish(run.setup, run.ended)
 
@@ -283,9 +295,9 @@ class StackedRuns:
         del self._state
 
 
-def split_time(bucket: str, runs: Sequence[Run]) -> contextlib.AbstractContextManager[None]:
-    """Adds the block's time to a bucket of all `runs` for which the work is done, in equal parts."""
-    return measure(bucket, *(run.progress.seconds for run in runs))
+def split_time(bucket: str, runs: Sequence[Run], devices: int = 1) -> contextlib.AbstractContextManager[None]:
+    """Adds the time that the block takes so many devices to a bucket of all `runs` for which the work is done, in equal parts."""
+    return measure(bucket, *(run.progress.seconds for run in runs), devices=devices)
 
 
 class VectorizedProgram:

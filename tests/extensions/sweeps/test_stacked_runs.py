@@ -2,6 +2,7 @@
 
 import dataclasses
 import time
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax
@@ -10,10 +11,13 @@ import pytest
 from etils import epath
 from helpers.runs import tiny_run
 
+from t2t_flax import config as config_lib
+from t2t_flax import jobs
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.errors import NonFiniteUpdate, UserError
+from t2t_flax.extensions.sweeps import stacked_runs
 from t2t_flax.extensions.sweeps.stacked_runs import (
     VectorizedProgram,
     split_time,
@@ -25,11 +29,12 @@ from t2t_flax.filesystem import list_numbers
 from t2t_flax.registry import HOOKS
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
+from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import set_up_training, validation_loss
 from t2t_flax.training.train_state import TrainProgress, init_state
-from t2t_flax.training.workdir import adopt_config
+from t2t_flax.training.workdir import MARKER, adopt_config
 
 VARIANTS = [
     dict(model=dict(dropout=0.0), loss=dict(label_smoothing=0.0)),
@@ -100,8 +105,10 @@ def test_stacked_runs_equal_separate_runs(tmp_path, cache, devices, count, monke
     assert ["after update 3" in text for text in messages if "resuming" in text] == [True] * count
     assert_same_training(together, separate)
     assert all(list(evaluations(run)) == [3, 6] for run in together)
-    for outcome, other in zip(outcomes, expected, strict=True):
-        for x, y in zip(jax.tree.leaves(outcome.state.ema), jax.tree.leaves(other.state.ema), strict=True):
+    assert [outcome.state for outcome in outcomes] == [None] * count, "a copy of the state of each run is kept"
+    for run, other in zip(together, expected, strict=True):
+        ((state, _),) = [Checkpoints(run.workdir / "checkpoints").restore_latest(run.abstract, run.config)]
+        for x, y in zip(jax.tree.leaves(state.ema), jax.tree.leaves(other.state.ema), strict=True):
             np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=2e-5)
     assert len({tuple(losses(run)) for run in together}) == count
 
@@ -127,6 +134,7 @@ def test_divergence_and_patience_end_one_run_alone(tmp_path, cache):
     runs = runs_of(tmp_path, cache, "runs", variants, steps=8, **groups)
     fine, diverged, stopped = train_runs(runs)
     assert isinstance(diverged, NonFiniteUpdate) and "loss nan" in str(diverged)
+    assert [(run.workdir / MARKER).exists() for run in runs] == [False, True, False], "known while the others train"
     assert list_numbers(runs[1].workdir / "checkpoints") == []
     assert (fine.reason, fine.step, len(losses(runs[0]))) == ("steps", 8, 8)
     assert stopped.reason in ("patience", "steps")
@@ -217,6 +225,22 @@ def test_only_scalars_may_differ(tmp_path, cache):
         assert not can_be_vectorized(base, tiny_run(tmp_path, **keys))
 
 
+def test_runs_that_began_in_other_precisions_are_refused(tmp_path, cache, monkeypatch):
+    """train.precision = auto is what it was on the device of the first start."""
+    first, second = (tmp_path / name for name in ("first", "second"))
+    keys = dict(data=dict(cache=str(cache), test=""))
+    files = []
+    for workdir in (first, second):
+        files.append(str(tmp_path / f"{workdir.name}.json"))
+        Path(files[-1]).write_text(config_lib.to_json(tiny_run(workdir, **keys)))
+    begun_in = {first: "float32", second: "bfloat16"}
+    stored = lambda config, workdir, group: config.with_values({"train.precision": begun_in[Path(workdir)]})  # noqa: E731
+    monkeypatch.setattr(jobs, "with_precision", stored)
+    flags = [f"--config={path}" for path in files] + [f"--workdir={path}" for path in (first, second)]
+    with pytest.raises(UserError, match=r"first and .*second cannot be trained together: .*train\.precision"):
+        stacked_runs.run(flags)
+
+
 def test_a_hook_that_reads_the_state_of_a_run_is_refused(tmp_path, cache, monkeypatch):
     class Reader(Hook):
         def before_update(self, step, state, batch):
@@ -226,6 +250,13 @@ def test_a_hook_that_reads_the_state_of_a_run_is_refused(tmp_path, cache, monkey
     monkeypatch.setitem(HOOKS, __name__, ("group.key",))
     with pytest.raises(UserError, match="runs that set config.group.key train one at a time"):
         train_runs(runs_of(tmp_path, cache, "runs", VARIANTS[:2]))
+
+
+def test_time_of_several_devices_counts_for_each():
+    runs = [SimpleNamespace(progress=TrainProgress()) for _ in range(2)]
+    with split_time("step", runs, devices=4):
+        time.sleep(0.02)
+    assert [0.04 <= run.progress.seconds["step"] < 1.0 for run in runs] == [True, True]
 
 
 def test_time_of_shared_work_is_split_evenly():

@@ -65,6 +65,15 @@ def test_retry_reopens_user_errors_or_all_failures(fake_sweep):
         assert sweep.states() == ["complete", "failed"] and [sweep.starts(n) for n in sweep.names] == starts
 
 
+def test_a_trial_that_is_retried_may_train_with_others_again(fake_sweep):
+    sweep = fake_sweep({"wrong": "mistake"})
+    sweep.work(retries=0)
+    (name,) = sweep.names
+    sweep.folder.update_status(name, failed_in_stack=True)
+    sweep.folder.retry(name, all_failures=False)
+    assert not sweep.folder.status(name).failed_in_stack
+
+
 def test_diverged_trial_fails_without_retry(fake_sweep):
     sweep = fake_sweep({"wild": "diverge", "good": "ok"})
     sweep.work(retries=5)
