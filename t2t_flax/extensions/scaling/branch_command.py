@@ -63,12 +63,13 @@ def run(argv: list[str]) -> int:
         if not folder.exists():
             lib.fork(workdir, args.step, branch, folder)
         elif (folder / MARKER).exists():
+            print(f"{folder} has diverged before: delete it to train it again.", flush=True)
             continue
         try:
             if not api.train(branch.config, folder).finished:
                 return STOPPED
         except NonFiniteUpdate as error:
-            print(f"{folder}: update {error.step} was not finite: {error} Its loss counts as infinite.", flush=True)
+            print(f"{folder} has diverged, its loss is NaN: {error}", flush=True)
     losses = {factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor] for factor in factors}
     if partly := args.noise_batches and any(PARAMETERS.of(stored)):
         print("The gradient noise scale is left out: it is that of all parameters, and this run trains some of them.")

@@ -133,8 +133,7 @@ def test_a_branch_that_diverges_is_a_row_of_the_table(tmp_path, cache, capsys, m
     api.train(run, workdir)
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=4", "--tokens=1024", "--factors=1,2"]
     flags += ["--noise-batches=0", "--config.optimizer.peak_lr=1e30"]
-    for _ in range(2):
+    for said in ("has diverged, its loss is NaN: update", "has diverged before: delete it"):
         assert branch_command.run(flags) == 0
         out = capsys.readouterr().out
-        assert "critical batch size: unknown, as the smallest batch diverged" in out and "nan" in out
-    assert "was not finite" not in out, "trained again"
+        assert "critical batch size: unknown, as the smallest batch diverged" in out and said in out
