@@ -111,7 +111,8 @@ def evaluate(
         jobs.check_scores(config, sets, group)
         with supervisor.exit_on_signal("evaluating"):
             loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
-            records = jobs.evaluate(dataclasses.replace(loaded, workdir=folder), sets, supervisor).records
+            loaded = dataclasses.replace(loaded, workdir=folder, elsewhere=bool(output))
+            records = jobs.evaluate(loaded, sets, supervisor).records
             group.barrier("evaluated")
         return records
 

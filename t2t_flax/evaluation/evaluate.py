@@ -36,6 +36,7 @@ from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
+from t2t_flax.training.checkpoint_files import checksums
 from t2t_flax.training.setup import TrainingSetup, ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
@@ -178,19 +179,22 @@ def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions
 
 def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str]:
     """The name of the record of a loaded run on a test set whose content has this digest, and the evaluation's identity: a
-    digest of the test set, the checkpoints and the settings that affect scores.
+    digest of the test set, the checkpoints and the settings that affect scores; of the parameters too in a folder for records
+    of several runs.
 
     `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
     run's own config. For others, or if the record of another evaluation already has the name, the identity's first digits are
     appended.
     """
     steps, best = loaded.steps, loaded.checkpoint.metric is not None
+    parameters = checksums(loaded.params, once=True) if loaded.elsewhere else {}
 
     def identity(config: Config) -> str:
         settings = config.compared(keys_that_change(TRANSLATIONS, SCORES))
         changed = {name: value for name, value in settings.items() if value != fields()[name].default}
         parts = {"split": split, "data": digest, "steps": steps, "best": best, "settings": changed}
         parts |= {"models": loaded.models} if loaded.models else {}
+        parts |= {"parameters": parameters} if parameters else {}
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def spec(config: Config) -> str | None:

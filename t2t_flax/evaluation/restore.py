@@ -54,10 +54,12 @@ class StoredRun:
 class TrainedModel(StoredRun):
     """A run with the parameters of a checkpoint, or the mean of several. models: where several decode together
     (`registry.MODELS`), each as records name it; `model` and `params` are then those of all, the rest is the first one's.
+    elsewhere: whether `workdir` is not the run's own, but gets records of several runs.
     """
 
     checkpoint: RestoredParams
     models: tuple[dict[str, Any], ...] = ()
+    elsewhere: bool = False
 
     @property
     def params(self) -> Any:
@@ -238,6 +240,11 @@ def load(
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """
     run = open_run(workdir, overrides, group, local=local)
+    if best and (stored := run.stored.eval.metric) != run.config.eval.metric:
+        raise UserError(
+            f"--best is by config.eval.metric = {stored}, which the run had in training: leave out "
+            f"--config.eval.metric={run.config.eval.metric}."
+        )
     choice = CheckpointChoice(step, average, best, at_most)
     loaded = TrainedModel(**vars(run), checkpoint=mean(run.restore(choice, group)))
     for module in MODELS.of(run.config):

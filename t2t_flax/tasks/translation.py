@@ -72,7 +72,7 @@ def recipe(name: str, config: Config) -> Recipe:
     rules = f"sacremoses {moses} with the rules of language {language}"
     if name in ("sacrebleu", "chrf", "chrf++", "ter"):
         text = f"both sides detokenized and unescaped by {rules}." if pretokenized else "the text as it is."
-        prepare = _detokenizer(language) if pretokenized else list
+        prepare = detokenizer(language) if pretokenized else list
         if name == "sacrebleu":
             tokenizer = tokenizer_of(config.eval.sacrebleu_tokenizer, language)
             method = f"sacreBLEU {ours}, tokenizer {tokenizer}, on {text}"
@@ -195,7 +195,7 @@ def _tokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
     return lambda lines: [moses.tokenize(line, return_str=True) for line in lines]
 
 
-def _detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
+def detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
     from sacremoses import MosesDetokenizer
 
     moses = MosesDetokenizer(language)

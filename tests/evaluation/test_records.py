@@ -1,9 +1,12 @@
 """Names of records: different evaluations never overwrite each other, repeated ones reuse their record."""
 
+import dataclasses
 import json
 import shutil
 
+import jax
 import pytest
+from etils import epath
 from helpers.records import without_search
 from helpers.runs import start, tiny_run
 
@@ -107,6 +110,20 @@ def test_a_name_that_another_evaluation_uses_is_not_reused(copy):
     path.write_text("{")  # not a record
     (copy / "eval" / f"{name}.json").unlink()
     assert evaluated(copy) == "test-4"
+
+
+def test_records_of_several_runs_in_one_folder(copy, tmp_path):
+    """Of the same config and update: they differ in the parameters alone."""
+    first = dataclasses.replace(load(copy, overrides=HERE), workdir=epath.Path(tmp_path / "records"), elsewhere=True)
+    second = first.with_params(jax.tree.map(lambda x: 1.5 * x, first.params))
+    paths = [path_of(run, evaluate(run, "test")[0]) for run in (first, second, first)]
+    assert paths[0] == paths[2] != paths[1] and len(names(tmp_path / "records")) == 2
+    assert paths[0].name == "test-4.json", "the first has the plain name"
+
+
+def test_best_of_another_metric_than_the_runs_is_refused(copy):
+    with pytest.raises(UserError, match="--best is by config.eval.metric = nll, which the run had .*leave out .*=bleu"):
+        load(copy, best=True, overrides=HERE | {"eval.metric": "bleu", "eval.decode_every_steps": "2"})
 
 
 def test_evaluation_when_the_runs_own_text_is_missing(copy, text, tmp_path):

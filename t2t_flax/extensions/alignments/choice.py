@@ -92,12 +92,15 @@ def _choose(run: TrainedModel) -> Head:
             f"config.alignments.layer = 0, and the run has no config.data.valid to choose a head by. {advice}"
         )
     try:
+        of_set = run.for_set(name)
         source = task_of(run.config).of_set(name).open_source(spec, key=name)
-        pairs = [Pair(*pair) for pair in itertools.islice(source.pairs(), VALIDATION_PAIRS)]
+        language = of_set.config.data.target_language
+        first = itertools.islice(source.pairs(), VALIDATION_PAIRS)
+        pairs = [Pair(of_set.in_language(line, language), target, line) for line, target in first]
     except (UserError, OSError) as error:
         raise UserError(
             f"config.alignments.layer = 0, and config.data.valid cannot be read: {error} {advice}"
         ) from None
-    head = next(head for head, *_ in ranked(run.for_set(name), pairs) if head.layer)
+    head = next(head for head, *_ in ranked(of_set, pairs) if head.layer)
     print(f"words are aligned by {head} (best on {spec}); fix it with {head.flags}", file=sys.stderr, flush=True)
     return head

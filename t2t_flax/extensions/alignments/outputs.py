@@ -12,6 +12,7 @@ from t2t_flax.extensions.alignments.attention import Pair, require_translation, 
 from t2t_flax.extensions.alignments.choice import head_of
 from t2t_flax.extensions.alignments.links import hard_links, links_from, pharaoh, soft
 from t2t_flax.extensions.alignments.markup import Event, Fragment, aligned, carried_over, missing, parse, restored
+from t2t_flax.registry import GROUPS
 
 
 class AlignmentForm:
@@ -86,6 +87,11 @@ class WithTags(Change):
         require_translation(model)
         super().__init__(model, form)
         self._html = form == "html"
+        if self._html and "constraints" in GROUPS and (lines := model.config.value("constraints.lines")):
+            raise UserError(
+                f"--tags=html cannot be combined with config.constraints.lines = {lines}: what stands beside the text would be "
+                "read as markup. Leave out one of them; constraints.glossary works with tags."
+            )
 
     def source(self, line: str) -> str:
         """The line without its markup."""

@@ -111,7 +111,7 @@ def read_phrases(path: str) -> tuple[str, ...]:
 
 def _lines(path: str, key: str) -> Iterator[tuple[int, str]]:
     try:
-        text = epath.Path(path).read_text()
+        text = epath.Path(path).read_text().removeprefix("\ufeff")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"config.constraints.{key} = {path!r} cannot be read as UTF-8 text: {error}.") from None
     yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.config.schema import fields
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, safetensors_file
@@ -18,6 +19,8 @@ from t2t_flax.extensions.interop.safetensors_file import check_representable
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.filesystem import atomic_directory, refuse_existing
+from t2t_flax.registry import MODELS, STEPS
+from t2t_flax.training.train_state import parameters_of
 
 FORMATS = {
     "ctranslate2": ctranslate2_export.QUANTIZATIONS,
@@ -83,7 +86,8 @@ def export(
         elif kind == "huggingface":
             marian_export.write_marian(path, config, params, tokenizers, dtype=dtype)
         else:
-            write_model(path, config, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest)
+            merged = parameters_of(config).merged_config(config)
+            write_model(path, merged, params, dtype=dtype, steps=tuple(steps), tokenizer=tokenizers.digest)
         if kind != "huggingface":
             tokenizers.save(path / "tokenizer")
         if kind == "ctranslate2" and isinstance(tokenizers.source, MarianTokenizer):
@@ -103,10 +107,25 @@ def export(
 
 
 _NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
-    "ctranslate2": ctranslate2_export.not_carried,
-    "huggingface": marian_export.not_carried,
+    "ctranslate2": lambda config: ctranslate2_export.not_carried(config) + _own_rules(config),
+    "huggingface": lambda config: marian_export.not_carried(config) + _own_rules(config),
     "safetensors": lambda config: [],
 }
+
+
+def _own_rules(config: Config) -> list[str]:
+    """What only t2t_flax does with source lines and in its search, each as one sentence."""
+    notes, names = [], [name for keys in (*STEPS.values(), *MODELS.values()) for name in keys]
+    if config.decode.strategy not in ("beam", "greedy", "sample"):
+        notes.append(
+            f"decode.strategy = {config.decode.strategy}: there is plain beam search, greedy search or sampling."
+        )
+    notes += [
+        f"{name} = {value}: a rule of t2t_flax alone."
+        for name in [*names, "documents.context"]
+        if name in fields() and (value := config.value(name)) != fields()[name].default
+    ]
+    return notes
 
 
 def _directions(

@@ -90,7 +90,8 @@ def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
     for path in sorted((workdir / "eval").glob("*.json")):
         try:
             record = parse_json(path.read_bytes())
-            if record["checkpoint"]["averaged"] == list(steps):
+            checkpoint = record["checkpoint"]
+            if checkpoint["averaged"] == list(steps) and not checkpoint.get("models"):  # of several models together
                 scores |= dict.fromkeys(scores_of_record(record))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning("%s is no evaluation record, so the README does not list it: %s", path, first_line(error))

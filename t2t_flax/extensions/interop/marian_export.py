@@ -46,6 +46,11 @@ def check_exportable(config: Config) -> None:
     """Raises UserError, naming the key, for a model that Marian's architecture cannot express."""
     advice = "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
     require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
+    if not config.data.source_eos:
+        raise UserError(
+            f"config.data.source_eos = false cannot be exported to Hugging Face's Marian, whose tokenizer ends sources with EOS. "
+            f"{advice}"
+        )
 
 
 def marian_token(language: str) -> str:

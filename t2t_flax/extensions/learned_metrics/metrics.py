@@ -13,25 +13,30 @@ from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.learned_metrics.process import score_sentences
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics
+from t2t_flax.tasks.translation import detokenizer
 
 _SCALE = {"comet": 100.0, "kiwi": 100.0, "metricx": 1.0}
 _READS_REFERENCES = {"comet": True, "kiwi": False, "metricx": True}
 
 
 def _statistics(name: str, predictions: Predictions, config: Config) -> SentenceStatistics:
-    group = config.group("learned_metrics")
-    references = predictions.references if _READS_REFERENCES[name] else [None]
+    group, data = config.group("learned_metrics"), config.data
+    # They were trained on plain text.
+    plain = [detokenizer(x) if data.pretokenized else list for x in (data.source_language, data.target_language)]
+    sources, hypotheses = plain[0](predictions.sources), plain[1](predictions.hypotheses)
+    references = [plain[1](lines) for lines in predictions.references] if _READS_REFERENCES[name] else [None]
     samples = [
         {"src": source, "mt": hypothesis} | ({} if lines is None else {"ref": lines[i]})
         for lines in references
-        for i, (source, hypothesis) in enumerate(zip(predictions.sources, predictions.hypotheses, strict=True))
+        for i, (source, hypothesis) in enumerate(zip(sources, hypotheses, strict=True))
     ]
     different = list(dict.fromkeys(tuple(sample.items()) for sample in samples))
     answer = score_sentences(name, list(map(dict, different)), group)
     scores = dict(zip(different, answer.pop("scores"), strict=True))
     of_reference = np.array([scores[tuple(sample.items())] for sample in samples]).reshape(len(references), -1)
     sentences = [round(float(x), 4) for x in _SCALE[name] * of_reference.mean(0)]
-    return of_entry(answer | {"sentences": sentences})
+    text = {"text": "detokenized and unescaped by sacremoses"} if data.pretokenized else {}
+    return of_entry(answer | text | {"sentences": sentences})
 
 
 def of_entry(entry: dict[str, Any]) -> SentenceStatistics:

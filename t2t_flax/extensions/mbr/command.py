@@ -245,7 +245,10 @@ def _samples(
         name: value for name, value in settings.items() if name.startswith("decode.") or value != fields()[name].default
     }
     origin = {"workdir": str(args.workdir), "steps": list(loaded.steps), "input": args.input, "decode": decode, **flags}
-    return loaded.config, groups(), origin | ({"models": list(loaded.models)} if loaded.models else {})
+    config = loaded.config
+    if language := flags.get("--target-language"):
+        config = config.with_values({"data.target_language": language})
+    return config, groups(), origin | ({"models": list(loaded.models)} if loaded.models else {})
 
 
 def _digest(origin: dict[str, Any]) -> dict[str, Any]:

@@ -86,7 +86,9 @@ def run(argv: list[str]) -> int:
     features = np.array([columns[name] for name in wanted]).T
     weights, text = np.array(list(wanted.values())), ""
     if args.reference:
-        weights, text = _tuned(references, overrides, list(wanted), features, starts, candidates)
+        language = arguments.given_flags(args).get("--target-language")
+        of_data = {"data.target_language": language} if language else {}
+        weights, text = _tuned(references, of_data | overrides, list(wanted), features, starts, candidates)
     chosen = choose(features, starts, weights)
     with open_output(args.output) as write:
         write("".join(candidates[i].text + "\n" for i in chosen))

@@ -50,6 +50,12 @@ def test_a_line_of_another_form_is_named(line):
         read_line(line, "json", "line 7")
 
 
+def test_a_byte_order_mark_is_no_part_of_a_term(tmp_path):
+    path = tmp_path / "terms.tsv"
+    path.write_text("\ufeffdog\tHund\n")
+    assert read_glossary(str(path)).find("a dog") == [("Hund",)]
+
+
 def test_terms_are_found_as_whole_words_in_any_case_longest_first(tmp_path):
     path = tmp_path / "terms.tsv"
     path.write_text("dog\tHund\tHündin\n\nhot dog\tHotdog\nC++\tC++\n犬\tHund\n")

@@ -131,10 +131,16 @@ def test_model_card_has_scores_and_licence(workdir, tmp_path):
     (workdir / "eval").mkdir(exist_ok=True)
     for name, steps in (("test-2", [2]), ("test-2-best", [2]), ("test-1", [1]), ("test-2-mean2", [2, 1])):
         (workdir / "eval" / f"{name}.json").write_text(json.dumps(record | {"checkpoint": {"averaged": steps}}))
+    together = record | {
+        "checkpoint": {"averaged": [2], "models": ["a", "b"]},
+        "scores": {"sacrebleu": {"score": 30.0}},
+    }
+    (workdir / "eval" / "test-2-of-two.json").write_text(json.dumps(together))
     folder = export(workdir, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
     card = hf.ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "de"]
     assert card.data.pipeline_tag == "translation"
+    assert "30.00" not in card.content, "the score of two models together"
     assert "/home/" not in card.content and "## Data\n\nTrained on toy:train:300 (en-de)" in card.text
     assert "| test.en,test.de (test, 200 sentences) | chrF | 55.50 |" in card.text
     signature = r"`nrefs:1\|case:mixed\|version:2.5.1`"

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import types
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from t2t_flax.config import Config, Decode, Model
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, marian_import
+from t2t_flax.extensions.interop import export as export_lib
 from t2t_flax.extensions.interop.export import export
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.safetensors_file import check_representable, flatten, read_tensors
@@ -144,3 +146,38 @@ def test_weights_too_large_for_float16_are_refused(workdir, tmp_path):
     for dtype in ("float32", "bfloat16", "int8_bfloat16", "int8"):
         check_representable(large, dtype)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("kind", ["ctranslate2", "huggingface"])
+def test_rules_of_this_search_alone_are_said(kind):
+    plain = Config(decode=Decode(**POWER), model=Model(norm_eps=1e-5))
+    assert export_lib._NOT_CARRIED[kind](plain) == []
+    keys = {"decode.strategy": "diverse_beam", "constraints.no_repeat_ngram": 3, "constraints.coverage": 0.2}
+    notes = export_lib._NOT_CARRIED[kind](plain.with_values(keys | {"documents.context": 2}))
+    said = [note.split(" = ")[0] for note in notes]
+    assert {"constraints.no_repeat_ngram", "constraints.coverage", "documents.context"} <= set(said)
+    assert any(note.startswith("decode.strategy = diverse_beam: there is plain beam search") for note in notes)
+    assert export_lib._NOT_CARRIED["safetensors"](plain.with_values(keys)) == []
+
+
+def test_sources_without_eos_are_refused():
+    config = Config(model=Model(norm_eps=1e-5)).with_values({"data.source_eos": False})
+    with pytest.raises(UserError, match="config.data.source_eos = false cannot be exported to Hugging Face's Marian"):
+        marian_export.check_exportable(config)
+
+
+def test_an_exported_model_has_no_adapters(tmp_path, monkeypatch):
+    """They are merged into its parameters."""
+    written = []
+    monkeypatch.setattr(export_lib, "write_model", lambda path, config, *_, **__: written.append(config))
+    monkeypatch.setattr(export_lib, "_safetensors", lambda *_: "")
+    monkeypatch.setattr(export_lib, "sections", lambda *_: [])
+    monkeypatch.setattr(export_lib, "front_matter", lambda *_: "")
+    monkeypatch.setattr(export_lib, "model_directions", lambda *_: ([], []))
+    monkeypatch.setattr(export_lib, "codes_of", lambda *_: ("en", "de"))
+    tokenizers = types.SimpleNamespace(
+        digest="", save=lambda path: None, source=types.SimpleNamespace(target_languages=[])
+    )
+    config = Config().with_values({"finetuning.lora_rank": 8})
+    export(tmp_path / "out", "safetensors", config, {}, tokenizers, steps=[1])
+    assert [c.value("finetuning.lora_rank") for c in written] == [0]

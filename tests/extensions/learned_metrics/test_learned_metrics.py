@@ -19,7 +19,7 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
-from t2t_flax.extensions.learned_metrics import LearnedMetrics
+from t2t_flax.extensions.learned_metrics import LearnedMetrics, metrics
 from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
 from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment, score_sentences
 from t2t_flax.extensions.sweeps.compare import compare
@@ -87,6 +87,22 @@ def test_scores_and_their_mean_and_what_a_record_says_of_them(environments):
     assert entry["licence"] == "not stated"
     again = of_entry(json.loads(json.dumps(entry)))
     assert again.corpus_score == statistics.corpus_score and again.entry() == entry
+
+
+def test_tokenized_text_is_scored_as_plain_text(environments, monkeypatch):
+    """Moses tokens with escapes, as in data.pretokenized, are no text that the metrics were trained on."""
+    asked = []
+
+    def score(name, samples, group):
+        asked.extend(samples)
+        return {"scores": [0.5] * len(samples), "model": "m"}
+
+    monkeypatch.setattr(metrics, "score_sentences", score)
+    predictions = Predictions(["es ist &apos; spät &apos; ."], [["es ist spät ."]], ["it &apos;s late ."])
+    config = config_with(environments).with_values({"data.pretokenized": True})
+    entry = COMET.statistics(predictions, config).entry()
+    assert asked == [{"src": "it's late.", "mt": "es ist 'spät'.", "ref": "es ist spät."}]
+    assert entry["text"] == "detokenized and unescaped by sacremoses"
 
 
 def test_of_several_references_the_mean_counts(environments):

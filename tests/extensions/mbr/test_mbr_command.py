@@ -95,15 +95,18 @@ def test_lines_are_those_that_translate_reads_and_metrics_get_the_sentences(monk
     for name in ("documents", "languages"):
         pytest.importorskip(f"t2t_flax.extensions.{name}")
     run = capitals_run.use(monkeypatch, tmp_path)
-    run.tokenizers.source, scored = SimpleNamespace(split=lambda line: ([], line.removeprefix("[de]"))), []
-    monkeypatch.setattr("t2t_flax.extensions.mbr.command._scores", lambda *args: (scored.extend(args[3]), ({}, ""))[1])
+    run.tokenizers.source, scored = SimpleNamespace(split=lambda line: ([], line.removeprefix("[cs]"))), []
+    monkeypatch.setattr(
+        "t2t_flax.extensions.mbr.command._scores",
+        lambda *args: (scored.extend([args[0].data.target_language, *args[3]]), ({}, ""))[1],
+    )
     (tmp_path / "in").write_text("a\nb\n\nc\n")
-    flags = "--target-language=de", "--input=in", "--output=out", "--num-candidates=2", "--utility=bleu"
+    flags = "--target-language=cs", "--input=in", "--output=out", "--num-candidates=2", "--utility=bleu"
     mbr = capitals_run.command("mbr", monkeypatch, capsys)
     mbr(*flags, "--config.documents.context=1", "--score-against=in")
-    assert run.windows == [(0, ["[de]a", "[de]a<sep> b", "[de]", "[de]c"])]
-    assert scored == ["a", "b", "", "c"]
-    assert json.loads((tmp_path / "out.json").read_text())["candidates"]["--target-language"] == "de"
+    assert run.windows == [(0, ["[cs]a", "[cs]a<sep> b", "[cs]", "[cs]c"])]
+    assert scored == ["cs", "a", "b", "", "c"], "metrics are those of the target language"
+    assert json.loads((tmp_path / "out.json").read_text())["candidates"]["--target-language"] == "cs"
 
 
 def test_wrong_files_and_flags_are_named(write, tmp_path, capsys):

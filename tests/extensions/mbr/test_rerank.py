@@ -137,6 +137,11 @@ def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_
     ]
     assert main(["rerank", *words, f"--source={write('source', ['x'])}", "--workdir=w", "--weights=w=1"]) == 0
     assert seen == ["[de]x", "[de]x"] and (tmp_path / "out").read_text() == "b\n"
+    given = []
+    tuned = lambda _, overrides, *rest: (given.append(overrides), (np.ones(2), ""))[1]  # noqa: E731
+    monkeypatch.setattr("t2t_flax.extensions.mbr.rerank_command._tuned", tuned)
+    more = [f"--source={write('source', ['x'])}", "--workdir=w", f"--reference={write('one', ['b'])}"]
+    assert main(["rerank", *words, *more]) == 0 and given == [{"data.target_language": "de"}]
     scored = f"--scores={write('scores', ['1', '2'])}"
     assert "--target-language: for models that score" in error(capsys, *words, scored, "--weights=scores=1")
 
