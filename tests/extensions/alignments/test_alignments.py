@@ -1,9 +1,13 @@
 """Alignments by a trained model: against a direct computation, the corpus' gold alignments, and beside translations."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
+from helpers.runs import DIRECTIONS, start, tiny_run
 
 from t2t_flax.__main__ import main
+from t2t_flax.config import Config
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
@@ -11,7 +15,9 @@ from t2t_flax.extensions.alignments import attention
 from t2t_flax.extensions.alignments.attention import Head, Pair, weights_of_heads, word_weights
 from t2t_flax.extensions.alignments.choice import head_of, ranked
 from t2t_flax.extensions.alignments.links import hard_links, parse_gold, pharaoh
+from t2t_flax.extensions.alignments.outputs import WithTags
 from t2t_flax.extensions.shared.scoring import encode_pair, rows_of
+from t2t_flax.training import loop
 from tools.toy_corpus.alignments import gold
 
 RUN, ONE = "pretrained:toy", "--config.mesh.cpu_devices=1"
@@ -96,6 +102,24 @@ def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(ru
     assert chosen.flags in capsys.readouterr().err
     with pytest.raises(UserError, match="cannot be read.*align --choose"):
         head_of(load(RUN, overrides={"data.valid": "nowhere.en,nowhere.de", "decode.alpha": "0.5"}))
+
+
+@pytest.mark.slow
+def test_a_model_of_several_languages_chooses_a_head_too(tmp_path, cache, capsys):
+    """On validation pairs with the symbol of their language."""
+    pytest.importorskip("t2t_flax.extensions.languages")
+    valid = "en-de=toy:valid:6; de-en=toy:valid:6"
+    config = tiny_run(tmp_path, steps=1, data=DIRECTIONS | dict(valid=valid), languages=dict(directions="by_name"))
+    loop.train(start(config, tmp_path, cache), score=None)
+    run = load(tmp_path)
+    assert head_of(run).flags in capsys.readouterr().err
+
+
+def test_html_beside_constraints_in_the_line_is_refused():
+    pytest.importorskip("t2t_flax.extensions.constraints")
+    config = Config().with_values({"constraints.lines": "tabs"})
+    with pytest.raises(UserError, match="--tags=html cannot be combined with config.constraints.lines = tabs"):
+        WithTags(SimpleNamespace(config=config), "html")
 
 
 def test_a_layer_or_head_that_the_model_lacks_is_refused():
