@@ -61,6 +61,11 @@ class Alignments:
             raise UserError(
                 "config.alignments.guided trains the position that predicts: config.alignments.row = predicts."
             )
+        if self.guided and "rerank" in GROUPS and config.value("rerank.right_to_left"):
+            raise UserError(
+                "config.alignments.guided cannot be used with config.rerank.right_to_left: its links are of target words in "
+                "their order."
+            )
         if self.guided and draws_pairs(config):
             raise UserError(
                 "config.alignments.guided: training pairs are changed or segmented anew in each pass, which the alignments do "

@@ -99,6 +99,16 @@ class Documents:
                 f"{shown}: texts cannot be changed or segmented anew in each pass. Leave out the keys that do it, such as those "
                 "of the groups noise and subwords."
             )
+        filters = [
+            name
+            for name, item in fields().items()
+            if name.startswith("filters.") and config.value(name) != item.default
+        ]
+        if filters:
+            raise UserError(
+                f"{shown} cannot be used with config.{filters[0]} = {config.value(filters[0])}: filters would judge a sentence "
+                "together with those before it. Filter the text first."
+            )
         for name, why in _READ_OTHERWISE.items():
             if name in fields() and config.value(name):
                 raise UserError(f"{shown} cannot be used with config.{name} = {config.value(name)}: {why}.")

@@ -118,6 +118,10 @@ def parse_shares(config: Config) -> list[Phase]:
         if phases and first <= phases[-1].start:
             raise UserError(f"{shown}: update {first} must come after update {phases[-1].start}.")
         weights = {name: _weight(shown, value) for name, value in _entries(shown, entries, config).items()}
+        if not weights:
+            raise UserError(
+                f"{shown}: the shares from update {first} on name no source. Write NAME=1 for each that is read."
+            )
         phases.append(Phase(first, weights))
     return phases
 

@@ -165,11 +165,16 @@ def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[t
             f"config.data.train has {len(names)} sources, but the token store {store.folder} was written from {len(pairs)}: "
             "prepare it with this config."
         )
-    first = itertools.accumulate(pairs, initial=0)
-    sources = tuple(
-        SourceStream(PairStream(at, count, key_of(seed, 8, number)))
-        for number, (at, count) in enumerate(zip(first, pairs, strict=False))
-    )
+    if temperature == 1 and not any(phase.weights for phase in phases):
+        # The order of a run without phases, so that one of them may begin in a run that had none.
+        names, pairs = (" and ".join(names),), [store.num_pairs]
+        sources: tuple[SourceStream, ...] = (SourceStream(PairStream(0, store.num_pairs, seed)),)
+    else:
+        first = itertools.accumulate(pairs, initial=0)
+        sources = tuple(
+            SourceStream(PairStream(at, count, key_of(seed, 8, number)))
+            for number, (at, count) in enumerate(zip(first, pairs, strict=False))
+        )
     return [
         (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), store, _sized(data, tokens)))
         for start, weights, tokens in phases

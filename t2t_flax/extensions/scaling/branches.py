@@ -24,6 +24,7 @@ from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import MARKER
 
+_READ_TEST = ("filters.held_out", "documents.ids", "languages.directions")
 _FILE = "branches.txt"
 """In the folder of the branches: what they are."""
 
@@ -64,6 +65,8 @@ def plan(
         raise UserError(
             f"--tokens={tokens}: the largest batch has {int(batch * max(factors)):,} tokens: a branch needs two updates or more."
         )
+    # Keys that name the test sets, or take what is in them out of the training data, which must stay the same.
+    reads_test = any(stored.value(key) for key in _READ_TEST if key in fields())
     branches = []
     for factor in factors:
         start = max(1, round(step / factor))
@@ -73,7 +76,7 @@ def plan(
                 **_of_the_schedule(),
                 "data.batch_tokens": round(batch * factor),
                 "data.cache": cache,
-                "data.test": "",
+                "data.test": stored.data.test if reads_test else "",
                 "optimizer.schedule": "constant",
                 "optimizer.peak_lr": rate * math.sqrt(factor),
                 "optimizer.warmup_steps": 1,

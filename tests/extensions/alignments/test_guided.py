@@ -229,6 +229,13 @@ def test_a_run_is_not_resumed_with_other_alignments(files, cache):
         final_loss(config.with_values({"train.steps": 2}), files / "run", cache)
 
 
+def test_links_of_reversed_targets_are_refused():
+    pytest.importorskip("t2t_flax.extensions.mbr")
+    config = tiny_run("x", rerank=dict(right_to_left=True))
+    with pytest.raises(UserError, match="cannot be used with config.rerank.right_to_left"):
+        Alignments(guided="links", layer=1).check(config)
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_of_a_pair_that_occurs_twice_the_first_alignment_counts(tmp_path, cache, order):
     for side in ("en", "de"):

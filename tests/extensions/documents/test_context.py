@@ -266,6 +266,10 @@ def test_flags_on_outputs_are_refused(monkeypatch, tmp_path, capsys):
         ),
         ({"documents.context": 1, "decode.engine": "ctranslate2"}, "needs config.decode.engine = jax"),
         ({"documents.context": 1, "noise.typos": 0.1}, "changed or segmented anew in each pass"),
+        (
+            {"documents.context": 1, "filters.length_ratio": 3.0},
+            "config.filters.length_ratio = 3.0: filters would judge a sentence together with those before it",
+        ),
         ({"documents.context": 1, "constraints.lines": "json"}, "config.constraints.lines = json: lines hold more"),
         (
             {"documents.context": 1, "constraints.glossary": "terms"},

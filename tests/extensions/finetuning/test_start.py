@@ -9,10 +9,11 @@ from helpers.configs import devices_mesh, small_config
 from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
-from t2t_flax.data.tokenizers import TokenizerPair
+from t2t_flax.data.sources import open_source
+from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.finetuning import parse_init_checkpoint
+from t2t_flax.extensions.finetuning import parse_init_checkpoint, tokenizer_folder
 from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, tables_by_piece
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
@@ -60,6 +61,19 @@ def test_init_checkpoint_chooses_what_load_chooses(first, tuned, text, choice, r
     expected = load(first, overrides={"mesh.data": "-1"}, **choice).params
     jax.tree.map(np.testing.assert_array_equal, params, jax.device_get(expected))
     assert said == [f"parameters start from {first}, {reported}"]
+
+
+def test_another_tokenizer_than_that_of_the_first_run_is_refused(first, tmp_path):
+    own = small_config(finetuning=dict(init_from=str(first)))
+    same = own.with_values({"data.tokenizer_model": str(first / "tokenizer" / "tokenizer.model")})
+    assert tokenizer_folder(own) == tokenizer_folder(same) == first / "tokenizer"
+    source = open_source("toy:valid:80", source_language="en", target_language="de")
+    other = train_tokenizers(source, dataclasses.replace(own.data, vocab_size=400))
+    other.save(tmp_path)
+    config = own.with_values({"data.tokenizer_model": str(tmp_path / "tokenizer.model")})
+    with pytest.raises(UserError, match="is not the tokenizer of config.finetuning.init_from = .*by_piece"):
+        tokenizer_folder(config)
+    assert tokenizer_folder(config.with_values({"finetuning.init_vocabulary": "by_piece"})) is None
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(tuned):

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import Config, default_config, override, resolve
+from t2t_flax.data.batching import streams
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import check_sources, prepare_corpus
 from t2t_flax.data.hooks import control_symbols, training_stream
@@ -195,6 +196,25 @@ def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, 
     assert seen.min() >= 1 and np.ptp(seen) <= 2, "but for the pairs of the windows that are being shuffled"
 
 
+@pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
+def test_sizes_that_are_set_later_leave_the_order_of_the_pairs(store, monkeypatch, train):
+    """A run without mixtures.batch_tokens goes on with them where it stands in a pass of several windows."""
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 16)
+    if "=" not in train:
+        store.meta["pairs_of_sources"] = [120]
+    keys = dict(train=train, data=dict(batch_tokens=80))
+    plain, grown = batches_of(store, **keys), batches_of(store, **keys, batch_tokens="9: 320")
+    for k in range(9):
+        np.testing.assert_array_equal(grown.batch(k).pairs, plain.batch(k).pairs)
+    in_pass = [grown.batch(k).pairs for k in range(9)]
+    seen = np.bincount(np.concatenate(in_pass), minlength=120)
+    for k in range(9, 40):
+        np.add.at(seen, grown.batch(k).pairs, 1)
+        if seen.min():
+            break
+    assert seen.max() <= 2, "a pair comes a third time before another has come"
+
+
 def test_schedule_repeats_no_order(store):
     """A later phase with the shares of the first draws new orders."""
     batches = batches_of(store, shares="clean=1, bt=1; 6: clean=1, bt=1")
@@ -211,6 +231,8 @@ def test_schedule_repeats_no_order(store):
         (dict(shares="clean=1, clean=2"), "names clean twice"),
         (dict(shares="clean=1; bt=1"), "write shares from update 0, then those of later updates"),
         (dict(shares="5: clean=1"), "write shares from update 0"),
+        (dict(shares="clean=3, bt=1; 20:"), "the shares from update 20 on name no source"),
+        (dict(shares=","), "the shares from update 0 on name no source"),
         (dict(shares="clean=1; 5: bt=1; 5: clean=1"), "update 5 must come after update 5"),
         (dict(shares="clean=1", temperature=2.0), "config.mixtures.temperature = 2.0 would have no effect"),
         (dict(batch_tokens="5: many"), "'5: many' is not UPDATE: TOKENS"),

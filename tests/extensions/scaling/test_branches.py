@@ -71,6 +71,17 @@ def test_a_branch_of_any_schedule_has_a_constant_rate(schedule):
     assert learning_rate_schedule(branch.config)(500) == pytest.approx(rate)
 
 
+def test_test_sets_that_other_keys_read_stay():
+    data = dict(valid="toy:valid", test="toy:test", batch_tokens=1000)
+    for keys, test in (
+        ({}, ""),
+        (dict(filters=dict(held_out="pair")), "toy:test"),
+        (dict(documents=dict(ids="test=x")), "toy:test"),
+    ):
+        (branch,) = plan(small_config(data=data, **keys), 100, [ONE], 16_000, 1, {}, "cache")
+        assert branch.config.data.test == test
+
+
 def test_moving_averages_of_branches_go_back_as_many_tokens():
     stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000), optimizer=dict(ema_decay=0.99))
     half, four = plan(stored, 100, [HALF, FOUR], 16_000, 1, {}, "cache")
