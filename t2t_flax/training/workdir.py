@@ -203,6 +203,10 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     how = f"give --config.{key}=false" if key == reason else how
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     scores = f"; {summary}{paths}" if records else ""
+    if other := [key for key in ("data.test", "checkpoint.average_last") if config.value(key) != stored.value(key)]:
+        scores += (
+            f"\nIt is not evaluated again with config.{other[0]} = {config.value(other[0])}: use `evaluate` for that."
+        )
     return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how}."
 
 

@@ -39,6 +39,11 @@ def test_early_stopped_run_resumes_with_larger_patience(tmp_path, cache):
     marker = dict(step=4, reason="patience", records={}, summary="", seconds={})
     (tmp_path / "complete.json").write_text(json.dumps(marker))
     assert "raise --config.eval.patience (now 1; 0 = no limit)" in completed(epath.Path(tmp_path), config)
+    other = config.with_values({"data.test": "toy:test:3"})
+    assert "not evaluated again with config.data.test = toy:test:3: use `evaluate`" in completed(
+        epath.Path(tmp_path), other
+    )
+    assert "not evaluated" not in completed(epath.Path(tmp_path), config)
     for patience in (2, 0):
         assert (
             completed(
