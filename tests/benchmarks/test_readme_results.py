@@ -17,11 +17,9 @@ def test_multi30k_over_seeds():
         of_set = [seed["sets"][name]["scores"]["tokenized_bleu"] for seed in seeds.values()]
         assert len({score["signature"] for score in of_set}) == 1
         scores = [score["score"] for score in of_set]
-        line = f"{shown} " + ", ".join(f"**{score:.2f}**" for score in scores)
-        if len(scores) == 3:
-            mean, spread = statistics.mean(scores), statistics.stdev(scores)
-            line += f", mean {mean:.2f} ± {T * spread / math.sqrt(3):.2f}"
-        assert line in text
+        mean, spread = statistics.mean(scores), statistics.stdev(scores)
+        each = ", ".join(f"**{score:.2f}**" for score in scores)
+        assert len(scores) == 3 and f"{shown} {each}, mean {mean:.2f} ± {T * spread / math.sqrt(3):.2f}" in text
     assert "; ".join(f"{x['published']:.2f}" for x in seeds["3"]["sets"].values()) in text
     first = json.loads((results / "multi30k_wu2021.json").read_text())["scores"]["tokenized_bleu"]["score"]
     second = json.loads((results / "multi30k_seeds.json").read_text())["rows"][0]["bleu"][0]
