@@ -150,6 +150,8 @@ def test_weights_too_large_for_float16_are_refused(workdir, tmp_path):
 
 @pytest.mark.parametrize("kind", ["ctranslate2", "huggingface"])
 def test_rules_of_this_search_alone_are_said(kind):
+    pytest.importorskip("t2t_flax.extensions.constraints")
+    pytest.importorskip("t2t_flax.extensions.documents")
     plain = Config(decode=Decode(**POWER), model=Model(norm_eps=1e-5))
     assert export_lib._NOT_CARRIED[kind](plain) == []
     keys = {"decode.strategy": "diverse_beam", "constraints.no_repeat_ngram": 3, "constraints.coverage": 0.2}
@@ -168,6 +170,7 @@ def test_sources_without_eos_are_refused():
 
 def test_an_exported_model_has_no_adapters(tmp_path, monkeypatch):
     """They are merged into its parameters."""
+    pytest.importorskip("t2t_flax.extensions.finetuning")
     written = []
     monkeypatch.setattr(export_lib, "write_model", lambda path, config, *_, **__: written.append(config))
     monkeypatch.setattr(export_lib, "_safetensors", lambda *_: "")

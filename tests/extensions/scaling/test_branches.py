@@ -42,6 +42,7 @@ def test_a_branch_starts_after_an_update_even_of_a_large_batch():
 
 
 def test_a_run_whose_batches_grow_is_refused(tmp_path):
+    pytest.importorskip("t2t_flax.extensions.mixtures")
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     stored = small_config(data=dict(valid="toy:valid"), mixtures=dict(batch_tokens="9: 50000"))
     with pytest.raises(UserError, match="batches that grow, config.mixtures.batch_tokens = '9: 50000'"):
@@ -49,6 +50,7 @@ def test_a_run_whose_batches_grow_is_refused(tmp_path):
 
 
 def test_a_run_whose_mixture_changes_is_refused(tmp_path):
+    pytest.importorskip("t2t_flax.extensions.mixtures")
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     keys = dict(data=dict(valid="toy:valid", train="a=toy:train:50; b=toy:train:60"))
     same = small_config(**keys, mixtures=dict(shares="a=3,b=1"))
@@ -72,6 +74,8 @@ def test_a_branch_of_any_schedule_has_a_constant_rate(schedule):
 
 
 def test_test_sets_that_other_keys_read_stay():
+    pytest.importorskip("t2t_flax.extensions.corpora")
+    pytest.importorskip("t2t_flax.extensions.documents")
     data = dict(valid="toy:valid", test="toy:test", batch_tokens=1000)
     for keys, test in (
         ({}, ""),
