@@ -103,6 +103,7 @@ def test_the_command_and_the_readme_say_it(workdir, tmp_path, capsys):
 @pytest.mark.parametrize("keys", [GREEDY, POWER], ids=["greedy", "power"])
 def test_generate_without_options_decodes_as_the_run(workdir, tmp_path, keys):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
+    pytest.importorskip("torch", reason="PyTorch is not installed")
     run = load(workdir, overrides={f"decode.{key}": str(value) for key, value in keys.items()})
     export(tmp_path / "m", "huggingface", run.config, run.params, run.tokenizers, steps=[2])
     tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "m")
