@@ -124,18 +124,6 @@ def test_positions_that_a_table_does_not_have_are_no_fault(tmp_path):
     assert "outputs of 12 tokens a row" in clean.summary and not clean.faults, clean.summary
 
 
-@pytest.mark.parametrize("key", ["alignments.layer", "constraints.coverage_layer"])
-def test_a_layer_that_a_key_names_is_tested_too(key):
-    group, name = key.split(".")
-    pytest.importorskip(f"t2t_flax.extensions.{group}")
-    config = small_config(model=dict(num_decoder_layers=4), **{group: {name: 4}})
-    if group == "constraints":
-        config = config.with_values({"constraints.coverage": 0.2})
-    assert probe.make_probe(config, devices_mesh(), (37, 37), SHAPE).config.model.num_decoder_layers == 4
-    plain = small_config(model=dict(num_decoder_layers=4))
-    assert probe.make_probe(plain, devices_mesh(), (37, 37), SHAPE).config.model.num_decoder_layers == 2
-
-
 QUERY = ("decoder_0", "self_attention", "query", "kernel")
 
 

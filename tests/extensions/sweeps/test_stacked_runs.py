@@ -107,7 +107,7 @@ def test_stacked_runs_equal_separate_runs(tmp_path, cache, devices, count, monke
     assert all(list(evaluations(run)) == [3, 6] for run in together)
     assert [outcome.state for outcome in outcomes] == [None] * count, "a copy of the state of each run is kept"
     for run, other in zip(together, expected, strict=True):
-        ((state, _),) = [Checkpoints(run.workdir / "checkpoints").restore_latest(run.abstract, run.config)]
+        state, _ = Checkpoints(run.workdir / "checkpoints").restore_latest(run.abstract, run.config)
         for x, y in zip(jax.tree.leaves(state.ema), jax.tree.leaves(other.state.ema), strict=True):
             np.testing.assert_allclose(np.asarray(x), np.asarray(y), atol=2e-5)
     assert len({tuple(losses(run)) for run in together}) == count
