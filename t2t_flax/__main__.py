@@ -6,7 +6,7 @@ import importlib
 import sys
 
 from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
-from t2t_flax.registry import COMMANDS, absent_extension, load_extensions
+from t2t_flax.registry import COMMANDS, load_extensions
 from t2t_flax.version import __version__
 
 # Errors of the path itself, such as a folder where a file is expected: no restart will help.
@@ -27,8 +27,7 @@ def main(argv: list[str] | None = None) -> int:
             print(usage())
             return OK if argv else USER_ERROR
         if argv[0] not in COMMANDS:
-            absent = absent_extension("commands", argv[0])
-            print(f"t2t_flax: unknown command {argv[0]!r}.{absent}\n\n{usage()}", file=sys.stderr)
+            print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
             return USER_ERROR
         # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
         gc.set_threshold(max(100_000, gc.get_threshold()[0]))

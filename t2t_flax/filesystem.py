@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, TypeVar
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.registry import OBJECT_STORAGE, absent_extension
+from t2t_flax.registry import OBJECT_STORAGE
 
 _TRANSIENT_NUMBERS = (
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
@@ -36,7 +36,7 @@ def object_storage(path: epath.PathLike) -> Any:
     """The module for `path`, which is in an object store; see `registry.OBJECT_STORAGE`. Raises UserError without one."""
     for module in OBJECT_STORAGE.load_all():
         return module
-    raise UserError(f"{path} is in an object store.{absent_extension('paths', 'scheme://')}")
+    raise UserError(f"{path} is in an object store, which no extension opens.")
 
 
 def by_storage(function: _Function) -> _Function:

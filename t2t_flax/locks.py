@@ -24,7 +24,7 @@ from etils import epath
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import by_storage, read_if_exists, remove_folder
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import LOCKS, absent_extension
+from t2t_flax.registry import LOCKS
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
@@ -176,8 +176,9 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     except OSError as error:
         if error.errno not in NO_LOCKS:
             raise
-        remedy = absent_extension("paths", "scheme://") or " Use another file system."
-        raise UserError(f"{folder} is on a file system without locks ({error.strerror}).{remedy}") from None
+        raise UserError(
+            f"{folder} is on a file system without locks ({error.strerror}). Use another file system."
+        ) from None
     raise in_use(folder, holder)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.registry import MODEL_FORMS, ModelForm, absent_extension, load_extensions
+from t2t_flax.registry import MODEL_FORMS, ModelForm, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.config import Config
@@ -61,10 +61,6 @@ def check_writable(workdir: epath.PathLike, remedy: str) -> None:
 
 
 def _form_of_name(workdir: epath.PathLike) -> ModelForm | None:
-    """Raises UserError for a name of an extension that this installation does not have."""
     load_extensions()
     name = os.fspath(workdir)
-    form = next((form for form in MODEL_FORMS.values() if name.startswith(form.prefix)), None)
-    if form is None and (absent := absent_extension("workdirs", name)):
-        raise UserError(f"there is no {name}.{absent}")
-    return form
+    return next((form for form in MODEL_FORMS.values() if name.startswith(form.prefix)), None)

@@ -4,7 +4,6 @@ Rows name modules, which are imported when they are used, so that a run imports 
 """
 
 import dataclasses
-import fnmatch
 import importlib
 from collections.abc import Iterator
 from typing import Any, TypeVar
@@ -267,14 +266,3 @@ GROUPS: Table[type] = Table()
 def load_extensions() -> None:
     """Imports the extensions, each of which registers what it adds."""
     importlib.import_module("t2t_flax.extensions")
-
-
-def absent_extension(kind: str, name: str) -> str:
-    """A sentence that names the extension which adds `name`, if this checkout lacks it; else "". kind: as in `KNOWN`."""
-    load_extensions()
-    from t2t_flax.extensions import EXTENSIONS, KNOWN
-
-    for extension, names in KNOWN.items():
-        if extension not in EXTENSIONS and any(fnmatch.fnmatch(name, row) for row in names.get(kind, ())):
-            return f" It belongs to the extension {extension}, which this installation does not have."
-    return ""

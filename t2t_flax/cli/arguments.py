@@ -18,7 +18,6 @@ from t2t_flax.registry import (
     LINES,
     MODEL_FORMS,
     PROGRAMS,
-    absent_extension,
     load_extensions,
 )
 
@@ -29,8 +28,7 @@ OVERRIDE_HELP = (
 
 class _Parser(argparse.ArgumentParser):
     def error(self, message: str):
-        absent = "".join(absent_extension("flags", word.partition("=")[0]) for word in message.split())
-        raise UserError(f"{message}{absent}\n{self.format_usage().strip()}")
+        raise UserError(f"{message}\n{self.format_usage().strip()}")
 
 
 def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
@@ -70,7 +68,7 @@ class _StoreSeveral(argparse.Action):
         elif FURTHER_WORKDIRS:
             namespace.further_workdirs = [*getattr(namespace, "further_workdirs", []), values]
         else:
-            parser.error(f"--workdir is given twice.{absent_extension('repeated flags', '--workdir')}")
+            parser.error("--workdir is given twice.")
 
 
 def parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:

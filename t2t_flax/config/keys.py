@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from t2t_flax.errors import UserError
-from t2t_flax.registry import absent_extension
 
 _LARGEST = {int: 2**31 - 1, float: 1e30}
 """Largest int32 and float32 values: the bounds of a key that has none of its own."""
@@ -98,7 +97,7 @@ def check_value(name: str, item: dataclasses.Field, value: Any) -> Any:
     else:
         ok = type(value) in types
     if not ok or (meta["choices"] and value not in meta["choices"]):
-        raise UserError(f"{shown}: expected {type_name(item)} ({meta['doc']}).{absent_extension(name, str(value))}")
+        raise UserError(f"{shown}: expected {type_name(item)} ({meta['doc']}).")
     if isinstance(value, str):
         _check_text(shown, value)
         return value
@@ -139,6 +138,6 @@ def show(value: Any, *, quote: bool = True) -> str:
     return text if len(text) <= 200 else f"{text[:150]} ... ({len(text):,} characters)"
 
 
-def hint(kind: str, name: str, near: Sequence[str]) -> str:
-    """What to say of an unknown name: the extension that it belongs to, see `registry.absent_extension`, or the nearest known."""
-    return absent_extension(kind, name) or (f" Did you mean {near[0]!r}?" if near else "")
+def hint(near: Sequence[str]) -> str:
+    """Suggest the nearest known name, if there is one."""
+    return f" Did you mean {near[0]!r}?" if near else ""

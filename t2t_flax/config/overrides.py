@@ -52,7 +52,7 @@ def _groups_of(config: Any) -> dict[str, Any]:
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(values)}.")
     for group, items in values.items():
         if group not in groups():
-            hint = keys.hint("groups", str(group), difflib.get_close_matches(str(group), groups(), n=1))
+            hint = keys.hint(difflib.get_close_matches(str(group), groups(), n=1))
             raise UserError(f"config has no group {keys.show(group)}.{hint} Groups: {', '.join(groups())}.")
         if not isinstance(items, dict):
             raise UserError(f"config.{group} is a group of keys, not a value: got {keys.show(items)}.")
@@ -138,7 +138,7 @@ def _known(name: str) -> str:
     near = (
         near or [key for key in fields() if key.endswith(f".{item}")] or difflib.get_close_matches(shown, fields(), n=1)
     )
-    hint = keys.hint("groups", group, near)
+    hint = keys.hint(near)
     raise UserError(f"unknown config key {shown!r}.{hint} `python -m t2t_flax explain --keys` lists all keys.")
 
 

@@ -10,7 +10,6 @@ import difflib
 import functools
 import importlib.util
 import operator
-import re
 import traceback
 from pathlib import Path
 from typing import Any
@@ -21,7 +20,7 @@ from t2t_flax.config.keys import hint
 from t2t_flax.config.overrides import check_evaluation, default_config, from_json, override, resolve, to_config_dict
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
-from t2t_flax.registry import PRESET_MODULES, absent_extension, load_extensions
+from t2t_flax.registry import PRESET_MODULES, load_extensions
 
 Keys = dict[str, Any]
 
@@ -107,7 +106,7 @@ def preset(name: str) -> ml_collections.ConfigDict:
     for key, value in find(name).keys.items():
         group, item = key.split(".")
         if group not in config:
-            raise UserError(f"preset {name} sets config.{key}, which is unknown.{absent_extension('groups', group)}")
+            raise UserError(f"preset {name} sets config.{key}, which is unknown.")
         config[group][item] = value
     return config
 
@@ -126,7 +125,7 @@ def find(name: str) -> Preset:
     known = presets()
     if name not in known:
         near = difflib.get_close_matches(name, known, n=1, cutoff=0.3)
-        raise UserError(f"there is no preset {name!r}.{hint('presets', name, near)} Presets: {', '.join(known)}.")
+        raise UserError(f"there is no preset {name!r}.{hint(near)} Presets: {', '.join(known)}.")
     return known[name]
 
 
@@ -183,5 +182,4 @@ def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     except (Exception, SystemExit) as error:  # any error in the user's file
         lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == spec.origin]
         location = f"{file} line {lines[-1]}" if lines else f"{function}()"
-        absent = "".join(absent_extension("groups", word) for word in re.findall(r"\w+", str(error)))
-        raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}{absent}") from error
+        raise UserError(f"{flag}={path}: {location}: {type(error).__name__}: {error}") from error

@@ -18,7 +18,7 @@ from t2t_flax.data.sources import Source
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, absent_extension, load_extensions
+from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, load_extensions
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
 # Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
@@ -245,9 +245,8 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
     except UserError:
         raise
     except Exception as error:  # any error that the library raises for another or a damaged file
-        absent = absent_extension("tokenizer files", str(kind))
         raise UserError(
-            f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote ({error}).{absent}"
+            f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote ({error})."
         ) from error
 
 

@@ -20,10 +20,10 @@ from t2t_flax.decoding.translator import Decoder, Translation, check_decoder, in
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import check_workdir, list_names
+from t2t_flax.filesystem import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import ANALYSES, DECODERS, FLAGS, LINES, MODELS, absent_extension
+from t2t_flax.registry import ANALYSES, DECODERS, FLAGS, LINES, MODELS
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -143,7 +143,7 @@ class TrainedModel(StoredRun):
         target that is invalid for the task, and as `in_language`.
         """
         if "score" not in ANALYSES:
-            raise UserError(f"pairs cannot be scored.{absent_extension('commands', 'score')}")
+            raise UserError("pairs cannot be scored: no extension does it.")
         return ANALYSES.load("score")(self, pairs, where)
 
     def for_set(self, name: str) -> "TrainedModel":
@@ -182,9 +182,7 @@ def read_config(workdir: str | epath.Path) -> Config:
     folder = run_folder(workdir)
     stored = workdir_lib.read_model_config(folder)
     if stored is None:
-        absent = next(filter(None, (absent_extension("workdirs", name) for name in list_names(folder))), "")
-        hint = absent or " Give the --workdir of a `train` command."
-        raise UserError(f"{workdir} holds no run: it has no config.json.{hint}")
+        raise UserError(f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command.")
     return stored
 
 

@@ -16,7 +16,7 @@ from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.registry import METRICS, TASKS, absent_extension, load_extensions
+from t2t_flax.registry import METRICS, TASKS, load_extensions
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -198,9 +198,7 @@ def task_of(config: Config) -> Task:
     load_extensions()
     name = config.data.task
     if name not in TASKS:
-        raise UserError(
-            f"config.data.task = {name!r} is none of {', '.join(TASKS)}.{absent_extension('data.task', name)}"
-        )
+        raise UserError(f"config.data.task = {name!r} is none of {', '.join(TASKS)}.")
     return TASKS.load(name)(config)
 
 

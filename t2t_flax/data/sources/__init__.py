@@ -18,7 +18,7 @@ from etils import epath
 from t2t_flax.data.file_hashes import known_lines
 from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
-from t2t_flax.registry import SOURCES, absent_extension, load_extensions
+from t2t_flax.registry import SOURCES, load_extensions
 
 _FILE = re.compile(r"(?:\w+://)?[^:]*")
 _BLOCK = 4096
@@ -222,9 +222,7 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     module = _module_of(spec)
     if module is None:
         forms = ", ".join(form.shown for form in SOURCES.values())
-        suffix = _uncompressed(file_part(spec)).rpartition(".")[2]
-        absent = absent_extension("sources", _prefix(spec)) or absent_extension("sources", suffix)
-        raise UserError(f"{label} has no known form.{absent} Known forms: {forms}")
+        raise UserError(f"{label} has no known form. Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
 

@@ -7,7 +7,6 @@ from etils import epath
 
 from t2t_flax.data.sources import Context
 from t2t_flax.errors import UserError
-from t2t_flax.registry import absent_extension
 
 
 def existing_file(name: str, context: Context) -> epath.Path:
@@ -15,8 +14,6 @@ def existing_file(name: str, context: Context) -> epath.Path:
     path = path_of(name, context)
     if not path.exists():
         hint = relative_to(name, context)
-        if glob.has_magic(name):
-            hint += "." + absent_extension("patterns", name)
         for path_with_name in glob.glob(f"*={glob.escape(name.partition('/')[0])}", root_dir=context.root or "."):
             hint += f". What stands before = is the name of a source: write ./{path_with_name} for a path"
         raise UserError(f"{context.label}: there is no file {path}{hint}")

@@ -17,7 +17,7 @@ from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.mbr.candidates import read_candidates
 from t2t_flax.extensions.mbr.decision import METHODS, decide
 from t2t_flax.extensions.mbr.utilities import UTILITIES, Bleu, Chrf, OfExtension, Question, Utility
-from t2t_flax.registry import LINES, METRICS, absent_extension, load_extensions
+from t2t_flax.registry import LINES, METRICS, load_extensions
 
 if TYPE_CHECKING:
     from t2t_flax.tasks import Metric
@@ -160,7 +160,7 @@ def _reads_input(args: argparse.Namespace) -> bool:
 def _utility_name(text: str) -> str:
     load_extensions()
     if text not in (names := [*UTILITIES, *METRICS]):
-        raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}.{absent_extension('metrics', text)}")
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(names)}.")
     return text
 
 
