@@ -22,7 +22,7 @@ def boundaries(sentences: list[str]) -> set[int]:
 
 def agreement(groups: list[list[str]], language: str) -> dict[str, float]:
     """Of the places between the sentences of paragraphs: how many are found, and how many of those found are right."""
-    from t2t_flax.extensions.documents.sentences import split
+    from t2t_flax.extensions.paragraphs.sentences import split
 
     right = found = there = 0
     for group in groups:
@@ -43,7 +43,7 @@ def scores(
 
     from t2t_flax.cli.arguments import prepare_to_load
     from t2t_flax.evaluation.restore import load
-    from t2t_flax.extensions.documents.model import SentenceModel
+    from t2t_flax.extensions.paragraphs.model import SentenceModel
 
     prepare_to_load(workdir, overrides)
     model = load(workdir, overrides=overrides).for_decoding()

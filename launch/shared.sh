@@ -20,7 +20,7 @@ sweep [[:space:]]sweep[[:space:]]
 serve [[:space:]]serve[[:space:]]
 langid filters.language
 mbr [[:space:]]mbr[[:space:]]
-documents split-sentences
+paragraphs split-sentences
 mtdata mtdata:
 hf (hub:|push)
 ctranslate2 ctranslate2

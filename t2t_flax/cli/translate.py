@@ -90,20 +90,7 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
     check_read_once(args.input, args.prefix)
     prefixes = iterate_lines(args.prefix) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
-    return paired(source_lines(args, overrides, prefixes=bool(args.prefix)), prefixes, names)
-
-
-def source_lines(args: argparse.Namespace, overrides: dict[str, str], *, prefixes: bool = False) -> Iterator[str]:
-    """The lines of --input as the hooks of the run make them. prefixes: raises UserError if there can be none."""
-    from t2t_flax.data.hooks import data_hooks
-    from t2t_flax.evaluation.restore import stored_config
-
-    lines = iterate_lines(args.input)
-    for hook in data_hooks(stored_config(args.workdir, overrides)):
-        if prefixes:
-            hook.check_prefixes()
-        lines = hook.lines(lines)
-    return lines
+    return paired(iterate_lines(args.input), prefixes, names)
 
 
 def translating(
@@ -142,7 +129,6 @@ def translating(
         out, notes = [], []
         for line, translation, answers in zip(window, translations, texts, strict=True):
             out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
-            notes += [Note(event, line.number) for event in translation.notes]
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
             notes += [Note(_NONE, line.number)] if translation.is_none else []
             notes += [Note(_ENDED, line.number)] if translation.hit_cap else []

@@ -13,7 +13,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.file_hashes import INDEX, hash_files
-from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, separators, training_stream
+from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import JoinedSource, Source
@@ -256,8 +256,7 @@ def training_policies(config: Config) -> Policies:
     """How pairs of data.train are handled; those of other splits are kept as they are."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
-    shorten = next(filter(None, (hook.shorten() for hook in data_hooks(config))), None)
-    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, draws_pairs(config), shorten)
+    return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, draws_pairs(config))
 
 
 def _split_store(
@@ -347,7 +346,7 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, repor
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
     settings |= {"filters": [one.as_stored() for one in filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
-    settings |= {"control_symbols": symbols, "tags": tags_of(source), "separators": separators(task.config)}
+    settings |= {"control_symbols": symbols, "tags": tags_of(source)}
     cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         with exclusive_writer(cached, "prepare"):

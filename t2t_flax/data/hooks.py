@@ -1,7 +1,7 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.config import Config
@@ -20,10 +20,6 @@ if TYPE_CHECKING:
     from t2t_flax.data.dataset import Corpus
 
 
-Translate = Callable[[Sequence[str], Sequence[str] | None], list[Any]]
-"""(source lines, forced beginnings or None) -> the `decoding.translator.Translation` of each."""
-
-
 class DataHook:
     """What an extension changes in the data of a run; every method may be left out. Called in the order of registration."""
 
@@ -37,12 +33,6 @@ class DataHook:
 
     def symbols(self) -> Sequence[str]:
         """Control symbols of a source tokenizer that the run trains."""
-        return ()
-
-    def separators(self) -> Sequence[str]:
-        """Symbols between the sentences of a text, which stands for the last of them. Tokenizers that the run trains have them as
-        pieces.
-        """
         return ()
 
     def tokenizer_text(self, text: TokenizerText) -> TokenizerText:
@@ -62,24 +52,6 @@ class DataHook:
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
         return ()
-
-    def shorten(self) -> Callable[[TokenizerPair, list[list[int]], int], bool] | None:
-        """What shortens training pairs before those that are too long are dropped: a picklable function (tokenizers, ids of both
-        sides without EOS, most tokens of a side) -> whether the ids, which it changes, are fewer now. The fingerprints of the
-        sources that `transform` makes tell apart what it does, as a store has no other trace of it.
-        """
-        return None
-
-    def lines(self, lines: Iterator[str]) -> Iterator[str]:
-        """The lines of a text that is translated as source lines, each as soon as it has come."""
-        return lines
-
-    def check_prefixes(self) -> None:
-        """Raises UserError if the beginnings of translations cannot be forced."""
-
-    def translate(self, translate: Translate, tokenizers: TokenizerPair, limit: int) -> Translate:
-        """What translates source lines in place of `translate`. limit: most tokens of a source, without EOS."""
-        return translate
 
     def more_arrays(self, corpus: "Corpus") -> MoreArrays | None:
         """Further arrays of the training batches."""
@@ -121,11 +93,6 @@ def config_of_set(config: Config, name: str) -> Config:
 def control_symbols(config: Config) -> list[str]:
     """Those of a source tokenizer that is trained for this config."""
     return sorted({symbol for hook in data_hooks(config) for symbol in hook.symbols()})
-
-
-def separators(config: Config) -> list[str]:
-    """Those between the sentences of a text; see `DataHook.separators`."""
-    return [symbol for hook in data_hooks(config) for symbol in hook.separators()]
 
 
 def draws_pairs(config: Config) -> bool:

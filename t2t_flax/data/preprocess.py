@@ -34,7 +34,7 @@ INLINE_PAIRS = 60_000
 CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
-COUNTS = ("pairs_read", "dropped", "truncated", "shortened", "empty", "too_long")
+COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
 """Beside those of sources and filters, by their reason. A pair that is dropped counts under the first reason that applies, empty
 and too_long among them, so that the counts of all reasons add up to `dropped`."""
 
@@ -88,7 +88,7 @@ class Policies:
     max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
     max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
     source_eos: whether source sentences end with EOS. filters: drop further pairs. keep_texts: whether the store has the texts
-    of its pairs, too. shorten: see `hooks.DataHook.shorten`.
+    of its pairs, too.
     """
 
     max_length: int
@@ -97,11 +97,10 @@ class Policies:
     source_eos: bool = True
     filters: tuple[PairFilter, ...] = ()
     keep_texts: bool = False
-    shorten: Callable[[TokenizerPair, list[list[int]], int], bool] | None = None
 
     def as_stored(self) -> dict[str, Any]:
         """The policies as JSON values, of which the digest of a store is computed."""
-        stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts", "shorten")}
+        stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts")}
         stored |= {"keep_texts": True} if self.keep_texts else {}
         for pair_filter in self.filters:
             stored |= pair_filter.as_stored()
@@ -142,14 +141,11 @@ class Encoder:
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
             for pair in pairs
         ]
-        shorten, most = policies.shorten, policies.max_length - 1
-        shortened = [i for i, ids in enumerate(encoded) if ids and shorten and shorten(self.tokenizers, ids, most)]
         reasons, long = self._reasons(pairs, encoded)
         chunk.dropped = [(i, reason) for i, reason in enumerate(reasons) if reason]
         chunk.counts["dropped"] = len(chunk.dropped)
         chunk.counts.update(reason for _, reason in chunk.dropped)
         chunk.counts["truncated"] = sum(not reasons[i] for i in long) if policies.on_too_long == "truncate" else 0
-        chunk.counts["shortened"] = sum(not reasons[i] for i in shortened)
         kept: tuple[list, list] = [], []
         for ids in (ids for ids, reason in zip(encoded, reasons, strict=True) if not reason):
             for side, of_side, eos in zip(kept, ids, (policies.source_eos, True), strict=True):

@@ -139,7 +139,7 @@ class TokenStore:
 
     def _notes(self, counts: Mapping[str, Any]) -> str:
         reasons = {"empty": "empty", "too_long": "too long", **self.meta.get("reasons", {})}
-        notes = counted(counts, {"dropped": "dropped", **reasons, "truncated": "truncated", "shortened": "shortened"})
+        notes = counted(counts, {"dropped": "dropped", **reasons, "truncated": "truncated"})
         return f" (of {counts['pairs_read']:,}: {notes})" if notes else ""
 
     def source(self, i: int) -> np.ndarray:

@@ -53,12 +53,8 @@ class Tokenizer(abc.ABC):
         return {}
 
     @staticmethod
-    def train(
-        texts: Iterable[str], data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
-    ) -> "Tokenizer":
-        """A tokenizer for the texts, under the keys of `data`. separators: symbols between the sentences of a text, which are
-        whole pieces; the last sentence counts. Raises UserError if there is no text.
-        """
+    def train(texts: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "Tokenizer":
+        """A tokenizer for the texts, under the keys of `data`. Raises UserError if there is no text."""
         raise NotImplementedError
 
     @property
@@ -112,13 +108,6 @@ class Tokenizer(abc.ABC):
         return type(self), (self.data,)
 
 
-def last_sentence(text: str, separators: Sequence[str]) -> str:
-    """What follows the last separator of a text."""
-    for separator in separators:
-        text = text.rpartition(separator)[2].lstrip()
-    return text
-
-
 def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
     """(those of the control symbols with which a text begins, the rest of the text)."""
     found: list[str] = []
@@ -169,9 +158,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self._to_model[int(i)]
 
     @staticmethod
-    def train(
-        texts: Iterable[str], data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
-    ) -> "SentencePieceTokenizer":
+    def train(texts: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
         """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size, character_coverage,
         byte_fallback, normalization and split_digits. The same texts and keys give the same bytes; control symbols at the
         beginning of texts do not count.
@@ -181,7 +168,7 @@ class SentencePieceTokenizer(Tokenizer):
         """
         from sentencepiece import SentencePieceTrainer
 
-        sentences = (last_sentence(split_symbols(text, control_symbols)[1], separators) for text in texts)
+        sentences = (split_symbols(text, control_symbols)[1] for text in texts)
         sample = [sentence for sentence in sentences if sentence.strip()]
         if not sample:
             raise UserError("there is no text to train a tokenizer on: every sentence is empty, or dropped by filters")
@@ -204,7 +191,6 @@ class SentencePieceTokenizer(Tokenizer):
                 bos_id=-1,
                 num_threads=_NUM_THREADS,
                 max_sentence_length=_MAX_SENTENCE_BYTES,
-                user_defined_symbols=list(separators),
                 minloglevel=2,
                 **symbols,
             )
@@ -302,9 +288,7 @@ class TokenizerPair:
         return TokenizerPair(*map(load_tokenizer, sides))
 
 
-def train_tokenizers(
-    source: Source, data: Data, control_symbols: Sequence[str] = (), separators: Sequence[str] = ()
-) -> TokenizerPair:
+def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] = ()) -> TokenizerPair:
     """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
     of which that of the source has the control symbols. Raises UserError as `Tokenizer.train`.
     """
@@ -312,13 +296,13 @@ def train_tokenizers(
     sample = None if kind.READS_ALL else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))
     if joint:
         texts = itertools.chain.from_iterable(source.pairs() if sample is None else sample)
-        both = kind.train(texts, data, control_symbols, separators)
+        both = kind.train(texts, data, control_symbols)
         return TokenizerPair(both, both)
     sides = []
     for i, side in enumerate(("source", "target")):
         pairs = source.pairs() if sample is None else sample
         try:
-            sides.append(kind.train((pair[i] for pair in pairs), data, () if i else control_symbols, separators))
+            sides.append(kind.train((pair[i] for pair in pairs), data, () if i else control_symbols))
         except UserError as error:
             raise UserError(f"{side} side of {source.spec}: {error}") from None
     return TokenizerPair(*sides)

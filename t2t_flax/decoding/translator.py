@@ -15,7 +15,6 @@ import numpy as np
 
 from t2t_flax.config import Config, Decode
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.hooks import Translate, data_hooks
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import (
     PREFIX_LENGTHS,
@@ -26,7 +25,6 @@ from t2t_flax.decoding.batches import (
     plan_batches,
     read_lines,
     round_up,
-    source_limit,
 )
 from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import random_keys
@@ -62,13 +60,11 @@ class Hypothesis:
 class Translation:
     """The n-best list of a sentence, best first (samples: by sample index).
 
-    source_cut: whether the source was truncated to decode.max_source_length. notes: what else happened, as it follows the number
-    of lines in a report.
+    source_cut: whether the source was truncated to decode.max_source_length.
     """
 
     hypotheses: tuple[Hypothesis, ...]
     source_cut: bool = False
-    notes: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -102,7 +98,6 @@ class Translator:
         self._rows = mesh_lib.named(mesh, mesh_lib.ROWS)
         self._strategy: Search = SEARCHES.load(config.decode.strategy)(config, tokenizers)
         self._prepare = functools.partial(read_lines, config, tokenizers)
-        self._hooks = data_hooks(config)
         self._step = DecodeStep(model)
         for module in STEPS.of(config):
             self._step = module.step(self._step, config, tokenizers)
@@ -126,13 +121,6 @@ class Translator:
         counting empty lines. compiling() is entered for the first batch of each shape. Raises UserError if the numbers of
         prefixes and lines differ.
         """
-        translate: Translate = functools.partial(self._translate, params, first_line, progress, compiling)
-        for hook in self._hooks:
-            limit = source_limit(self._config, self._model.config) - self._source_eos
-            translate = hook.translate(translate, self._tokenizers, limit)
-        return translate(lines, prefixes)
-
-    def _translate(self, params, first_line, progress, compiling, lines, prefixes) -> list[Translation]:
         model, eos = self._model.config, self._source_eos
         lines, more = self._prepare(lines, first_line)
         encoded = encode_lines(self._tokenizers, model, self._config, lines, prefixes, source_eos=eos)

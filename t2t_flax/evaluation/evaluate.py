@@ -5,7 +5,6 @@ Records of different evaluations have different names, so none overwrites anothe
 evaluation writes to the same name.
 """
 
-import collections
 import contextlib
 import hashlib
 import importlib.metadata
@@ -26,8 +25,8 @@ from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.dataset import split_source, split_store
-from t2t_flax.data.hooks import data_hooks, separators
-from t2t_flax.data.tokenizers import TokenizerPair, last_sentence
+from t2t_flax.data.hooks import data_hooks
+from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
@@ -76,7 +75,7 @@ def evaluate(
     sources = [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
     nll = loss(loaded.params)["nll"]
-    predictions = task.predictions(_sentences(loaded.config, loaded.tokenizers, sources), outputs, targets)
+    predictions = task.predictions(_sentences(loaded.tokenizers, sources), outputs, targets)
     hypotheses, references = predictions.hypotheses, predictions.references
     samples = loaded.config.eval.bootstrap_samples
     scores = compute_scores(loaded.config, task.metrics, predictions, samples=samples, group=group)
@@ -107,7 +106,6 @@ def evaluate(
             ),
             "changed_targets": sum(map(loaded.tokenizers.target.changes, itertools.chain(*targets))),
         },
-        "notes": dict(collections.Counter(note for t in translations for note in t.notes)),
         "checkpoint": _checkpoint(loaded, why),
         "config_changes": list(loaded.checkpoint.config_changes),
         "hypotheses": files[0],
@@ -253,7 +251,6 @@ def summary(record: dict[str, Any], task: Task) -> str:
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
     lines += task.summary(scores)
     lines += [f"  {counts[name]} {text}" for name, text in _NOTED_COUNTS.items() if counts[name]]
-    lines += [f"  {count} sentences {note}" for note, count in record["notes"].items()]
     return "\n".join(lines)
 
 
@@ -273,10 +270,9 @@ def _one_or_all(values: list[str]) -> str | list[str]:
     return values[0] if len(values) == 1 else values
 
 
-def _sentences(config: Config, tokenizers: TokenizerPair, sources: Sequence[str]) -> list[str]:
-    """The sources without what is for the model and no text to be scored: control symbols at their beginning, context."""
-    between = separators(config)
-    return [last_sentence(tokenizers.source.split(line)[1], between) for line in sources]
+def _sentences(tokenizers: TokenizerPair, sources: Sequence[str]) -> list[str]:
+    """Return the sources without the control symbols at their beginning, which are not scored."""
+    return [tokenizers.source.split(line)[1] for line in sources]
 
 
 def _lines(texts: Sequence[str]) -> str:
@@ -299,7 +295,7 @@ def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
         translations = translator.translate(params, sources, progress=lambda *_: after_batch(), compiling=compiling)
-        sources = _sentences(config, run.corpus.tokenizers, sources)
+        sources = _sentences(run.corpus.tokenizers, sources)
         predictions = of_set.predictions(sources, [t.text for t in translations], targets)
         metrics = of_set.validation_metrics()
         # The model of a metric may take long, without a sign of progress.

@@ -24,7 +24,7 @@ EXTENSIONS = (
     "storage",
     "bulk_translation",
     "augmentation",
-    "documents",
+    "paragraphs",
     "mixtures",
     "languages",
     "averaging",

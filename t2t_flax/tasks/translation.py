@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import control_symbols, separators
+from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
@@ -213,7 +213,7 @@ class Translation(Task):
         return open_source(spec, root=data.root, key=key, **languages)
 
     def train_tokenizers(self, source):
-        return train_tokenizers(source, self.config.data, control_symbols(self.config), separators(self.config))
+        return train_tokenizers(source, self.config.data, control_symbols(self.config))
 
     def validate_config(self):
         super().validate_config()

@@ -158,8 +158,6 @@ ELSEWHERE = {
     "constraints.repetition_penalty",
     "extensions/constraints/test_diverse.py": "constraints.groups constraints.diversity",
     "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature mixtures.batch_tokens",
-    "extensions/documents/test_context.py": "documents.context documents.target_context documents.separator documents.ids "
-    "documents.input_ids",
     "extensions/languages/test_data.py": "languages.directions",
     "extensions/corpora/test_filters.py": "filters.duplicates",
     "extensions/corpora/test_scorer.py": "filters.scorer filters.score",

@@ -85,8 +85,8 @@ def changed_together(config, keys):
 NOAM = "optimizer.lr_scale"
 """The only key that needs the schedule noam."""
 
-OF_OTHERS = ("parsing.grammar", "documents.input_ids")
-"""Mutable keys that only a run of another task, or with windows of documents, may set."""
+OF_OTHERS = ("parsing.grammar",)
+"""Mutable keys that only a run of another task may set."""
 
 
 @pytest.mark.slow

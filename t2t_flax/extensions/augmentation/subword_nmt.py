@@ -39,7 +39,7 @@ class SubwordNmtTokenizer(ListTokenizer):
         return {"codes": read_codes(epath.Path(data.root or ".") / data.tokenizer_model)}
 
     @staticmethod
-    def train(texts, data, control_symbols=(), separators=()):
+    def train(texts, data, control_symbols=()):
         """The tokenizer for the texts, see `with_vocabulary`; it has no symbols."""
         return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], texts)
 

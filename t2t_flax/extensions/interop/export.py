@@ -122,7 +122,7 @@ def _own_rules(config: Config) -> list[str]:
         )
     notes += [
         f"{name} = {value}: a rule of t2t_flax alone."
-        for name in [*names, "documents.context"]
+        for name in names
         if name in fields() and (value := config.value(name)) != fields()[name].default
     ]
     return notes

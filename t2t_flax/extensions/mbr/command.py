@@ -211,21 +211,18 @@ def _samples(
     args: argparse.Namespace, overrides: dict[str, str], sources: list[str]
 ) -> tuple[Config, Iterator[list[str]], dict[str, Any]]:
     """(config of the run, candidates of each line, what the record says of them). sources: gets the lines as they are read,
-    without control symbols and context.
+    without control symbols.
     """
-    from t2t_flax.cli.translate import source_lines
     from t2t_flax.config.keys import TRANSLATIONS
     from t2t_flax.config.schema import fields, keys_that_change
-    from t2t_flax.data.hooks import separators
-    from t2t_flax.data.tokenizers import last_sentence
     from t2t_flax.tasks import task_of
 
     count = {"decode.n_best": str(args.num_candidates or overrides.get("decode.n_best", 64))}
     overrides, flags = SAMPLING | overrides | count, arguments.given_flags(args)
-    lines = source_lines(args, overrides)
+    lines = iterate_lines(args.input)
     change = arguments.Changes(arguments.load_run(args, overrides).for_decoding(), flags)
     loaded = change.model
-    task, between = task_of(loaded.config), separators(loaded.config)
+    task = task_of(loaded.config)
 
     def groups() -> Iterator[list[str]]:
         with open_output(args.write_candidates or os.devnull) as write:
@@ -235,7 +232,7 @@ def _samples(
                 done += len(window)
                 to_stderr(f"candidates of {done:,} lines")
                 for line, translation in zip(window, translations, strict=True):
-                    sources.append(last_sentence(loaded.tokenizers.source.split(line)[1], between))
+                    sources.append(loaded.tokenizers.source.split(line)[1])
                     texts = [task.postprocess(line, hypothesis.text) for hypothesis in translation.hypotheses]
                     write("".join(text + "\n" for text in texts))
                     yield texts

@@ -24,7 +24,7 @@ from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import MARKER
 
-_READ_TEST = ("filters.held_out", "documents.ids", "languages.directions")
+_READ_TEST = ("filters.held_out", "languages.directions")
 _FILE = "branches.txt"
 """In the folder of the branches: what they are."""
 

@@ -34,7 +34,7 @@ from t2t_flax.tasks import task_of
 
 log = logging.getLogger("t2t_flax")
 Hypotheses = list[dict[str, Any]]
-"""The n-best list of a line, best first: {"text", "score", "pieces"}, and in the first "notes", if there are any."""
+"""The n-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
 """Outputs per line with decode.strategy=sample, for which no beam limits their number."""
 MAX_ATTENTION_TOKENS = 128
@@ -347,8 +347,6 @@ class ServedModel:
                     if math.isfinite(h.score)  # a slot without a hypothesis has score -inf
                 ]
             )
-            if translation.notes:
-                results[-1][0]["notes"] = list(translation.notes)
         lines = sum(bool(item.text.strip()) for item in items)
         self._metrics.batch_lines.labels(self.name).observe(len(items))
         self._metrics.sentences.labels(self.name).inc(lines)

@@ -92,8 +92,7 @@ def test_other_references_decide(write, tmp_path):
 
 
 def test_lines_are_those_that_translate_reads_and_metrics_get_the_sentences(monkeypatch, tmp_path, capsys):
-    for name in ("documents", "languages"):
-        pytest.importorskip(f"t2t_flax.extensions.{name}")
+    pytest.importorskip("t2t_flax.extensions.languages")
     run = capitals_run.use(monkeypatch, tmp_path)
     run.tokenizers.source, scored = SimpleNamespace(split=lambda line: ([], line.removeprefix("[cs]"))), []
     monkeypatch.setattr(
@@ -103,8 +102,8 @@ def test_lines_are_those_that_translate_reads_and_metrics_get_the_sentences(monk
     (tmp_path / "in").write_text("a\nb\n\nc\n")
     flags = "--target-language=cs", "--input=in", "--output=out", "--num-candidates=2", "--utility=bleu"
     mbr = capitals_run.command("mbr", monkeypatch, capsys)
-    mbr(*flags, "--config.documents.context=1", "--score-against=in")
-    assert run.windows == [(0, ["[cs]a", "[cs]a<sep> b", "[cs]", "[cs]c"])]
+    mbr(*flags, "--score-against=in")
+    assert run.windows == [(0, ["[cs]a", "[cs]b", "[cs]", "[cs]c"])]
     assert scored == ["cs", "a", "b", "", "c"], "metrics are those of the target language"
     assert json.loads((tmp_path / "out.json").read_text())["candidates"]["--target-language"] == "cs"
 

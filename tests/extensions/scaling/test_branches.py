@@ -75,12 +75,10 @@ def test_a_branch_of_any_schedule_has_a_constant_rate(schedule):
 
 def test_test_sets_that_other_keys_read_stay():
     pytest.importorskip("t2t_flax.extensions.corpora")
-    pytest.importorskip("t2t_flax.extensions.documents")
     data = dict(valid="toy:valid", test="toy:test", batch_tokens=1000)
     for keys, test in (
         ({}, ""),
         (dict(filters=dict(held_out="pair")), "toy:test"),
-        (dict(documents=dict(ids="test=x")), "toy:test"),
     ):
         (branch,) = plan(small_config(data=data, **keys), 100, [ONE], 16_000, 1, {}, "cache")
         assert branch.config.data.test == test

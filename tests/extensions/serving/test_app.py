@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.programs import Programs
 from t2t_flax.registry import ANALYSES
 from t2t_flax.tasks import task_of
@@ -44,21 +43,6 @@ def with_n_best(run, n):
 def expected(run, line, *, n_best=1, prefix=""):
     (translation,) = with_n_best(run, n_best).translate([line], prefixes=[prefix] if prefix else None)
     return [(task_of(run.config).postprocess(line, h.text), h.score) for h in translation.hypotheses]
-
-
-class NotedModel(TrainedModel):
-    def translate(self, lines, **keys):
-        noted = {LINES[1]: ("guessed",)}
-        made = super().translate(lines, **keys)
-        return [dataclasses.replace(t, notes=noted.get(line, ())) for line, t in zip(lines, made, strict=True)]
-
-
-def test_what_is_noted_of_a_translation_is_in_its_first_hypothesis(run):
-    noted = NotedModel(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
-    with serving({"tiny": noted}) as server:
-        answer = server.post("/api/translate", {"text": LINES[:2], "n_best": 2}).json()
-    lines = [[hypothesis.get("notes") for hypothesis in one["hypotheses"]] for one in answer["translations"]]
-    assert lines == [[None, None], [["guessed"], None]]
 
 
 def texts(run, line, **keys):

@@ -204,9 +204,9 @@ def test_addresses_behind_a_trusted_proxy_are_clients_of_their_own(run):
 
 def test_paragraphs_are_translated_sentence_by_sentence(run):
     """With the place of a sentence that is too long, and a limit of sentences."""
-    pytest.importorskip("sentencex", reason="needs the extra documents")
+    pytest.importorskip("sentencex", reason="needs the extra paragraphs")
     if "sentences" not in ANALYSES:
-        pytest.skip("needs the extension documents")
+        pytest.skip("needs the extension paragraphs")
     seen, sentences_of = [], ANALYSES.load("sentences")
 
     class Seen(type(run)):

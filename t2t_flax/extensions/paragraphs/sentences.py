@@ -13,7 +13,7 @@ from t2t_flax.tasks.translation import language_of
 try:
     from sentencex import segment
 except ImportError:
-    raise UserError(f"splitting text into sentences needs sentencex: {install_hint('documents')}.") from None
+    raise UserError(f"splitting text into sentences needs sentencex: {install_hint('paragraphs')}.") from None
 
 _UNSPACED = ("zh", "ja")
 """Languages that put no space between sentences."""

@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import pytest
 from helpers import capitals_run
+from helpers.refusals import assert_names, refused
 
 from t2t_flax.config import Config
-from t2t_flax.errors import UserError
 
-pytest.importorskip("sentencex", reason="needs the extra documents")
-from t2t_flax.extensions.documents.model import SentenceModel  # noqa: E402
+pytest.importorskip("sentencex", reason="needs the extra paragraphs")
+from t2t_flax.extensions.paragraphs.model import SentenceModel  # noqa: E402
 
 PARAGRAPHS = ["  It is late.\tHe left. ", "", "One.", "A dog. Two dogs! Three?", " \t"]
 IN_CAPITALS = ["  IT IS LATE.\tHE LEFT. ", "", "ONE.", "A DOG. TWO DOGS! THREE?", " \t"]
@@ -42,17 +42,16 @@ def test_a_paragraph_is_the_translations_of_its_sentences():
 
 
 @pytest.mark.parametrize(
-    "name, value", [("constraints.lines", "json"), ("constraints.lines", "tabs"), ("documents.context", 2)]
+    "name, value",
+    [("constraints.lines", "json"), ("decode.strategy", "sample"), ("data.task", "parsing")],
 )
-def test_lines_that_hold_more_than_text_are_refused_by_the_key(name, value):
-    pytest.importorskip(f"t2t_flax.extensions.{name.partition('.')[0]}")
-    with pytest.raises(
-        UserError, match=f"--split-sentences takes lines of text alone, not what config.{name} = {value}"
-    ):
+def test_other_lines_samples_and_tasks_are_refused(name, value):
+    pytest.importorskip(f"t2t_flax.extensions.{'constraints' if name == 'constraints.lines' else 'parsing'}")
+    with refused("--split-sentences", name):
         SentenceModel(SimpleNamespace(config=Config().with_values({name: value})))
 
 
-def test_hypotheses_scores_cuts_notes_and_limits_are_those_of_the_sentences():
+def test_hypotheses_scores_cuts_and_limits_are_those_of_the_sentences():
     run = model(n_best=2)
     whole = run.translate
 
@@ -67,13 +66,13 @@ def test_hypotheses_scores_cuts_notes_and_limits_are_those_of_the_sentences():
             for i, each in enumerate(made)
         )
         return [
-            dataclasses.replace(made[0], hypotheses=first, source_cut=True, notes=("a", "b")),
-            dataclasses.replace(made[1], hypotheses=second, notes=("b", "c")),
+            dataclasses.replace(made[0], hypotheses=first, source_cut=True),
+            dataclasses.replace(made[1], hypotheses=second),
         ]
 
     run.translate = translate
     (made,) = run.in_sentences.translate(["One. Two."], progress=print)
-    assert made.source_cut and made.hit_cap and made.notes == ("a", "b", "c")
+    assert made.source_cut and made.hit_cap
     assert [(h.text, h.tokens, h.log_prob, h.score) for h in made.hypotheses] == [
         ("ONE. TWO.", (3, 7, 4, 7), -1.0, -1.5),
         ("ONE.1 TWO.1", (3, 8, 4, 8), -1.0, -1.5),
@@ -99,21 +98,12 @@ def test_progress_counts_lines():
     assert seen == [(len(PARAGRAPHS), len(PARAGRAPHS))]
 
 
-def test_samples_and_other_tasks_are_refused():
-    with pytest.raises(UserError, match="--split-sentences needs decode.strategy = beam or greedy"):
-        model(strategy="sample")
-    run = model()
-    run.config = run.config.with_values({"data.task": "parsing"})
-    with pytest.raises(UserError, match="--split-sentences is for data.task = translation, not parsing"):
-        SentenceModel(run)
-
-
 def test_a_server_refuses_what_the_other_commands_refuse(monkeypatch, tmp_path, capsys):
     pytest.importorskip("t2t_flax.extensions.serving")
     capitals_run.use(monkeypatch, tmp_path)
     serve = capitals_run.command("serve", monkeypatch, capsys)
-    error = serve("--split-sentences", "--config.documents.context=2", code=2).err
-    assert "--split-sentences takes lines of text alone, not what config.documents.context = 2 adds" in error
+    error = serve("--split-sentences", "--config.decode.strategy=sample", code=2).err
+    assert_names(error, "--split-sentences", "decode.strategy")
 
 
 @pytest.mark.smoke

@@ -10,14 +10,10 @@ from t2t_flax.config import Config
 from t2t_flax.config.schema import fields
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.documents.sentences import Sentences, sentences_of
+from t2t_flax.extensions.paragraphs.sentences import Sentences, sentences_of
 
-_MORE_THAN_TEXT = ("constraints.lines", "documents.context")
-"""Keys with which lines hold more than their text."""
-
-
-def _exists(name: str) -> bool:
-    return name in fields()
+_LINES = "constraints.lines"
+"""Key with which lines hold more than their text."""
 
 
 def check_splits(config: Config) -> None:
@@ -30,9 +26,9 @@ def check_splits(config: Config) -> None:
         raise UserError(
             "--split-sentences needs decode.strategy = beam or greedy: a sample depends on the number of its line."
         )
-    for name in filter(config.value, filter(_exists, _MORE_THAN_TEXT)):
+    if _LINES in fields() and config.value(_LINES):
         raise UserError(
-            f"--split-sentences takes lines of text alone, not what config.{name} = {config.value(name)} adds."
+            f"--split-sentences takes lines of text alone, not what config.{_LINES} = {config.value(_LINES)} adds."
         )
 
 
@@ -96,5 +92,4 @@ def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Transla
                 any(part.hit_cap for part in parts),
             )
         )
-    notes = dict.fromkeys(note for translation in translations for note in translation.notes)
-    return Translation(tuple(hypotheses), any(translation.source_cut for translation in translations), tuple(notes))
+    return Translation(tuple(hypotheses), any(translation.source_cut for translation in translations))

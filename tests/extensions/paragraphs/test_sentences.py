@@ -3,14 +3,14 @@
 import sys
 
 import pytest
+from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t_flax.errors import UserError
 from t2t_flax.registry import ANALYSES
 
-pytest.importorskip("sentencex", reason="needs the extra documents")
-from t2t_flax.extensions.documents.sentences import split  # noqa: E402
+pytest.importorskip("sentencex", reason="needs the extra paragraphs")
+from t2t_flax.extensions.paragraphs.sentences import split  # noqa: E402
 
 TEXTS = st.text(max_size=60).map(lambda text: text.replace("\n", "")) | st.text(
     alphabet="ab .!?\t\u00a0\u3000。\"'()1Dr\u2028é😀", max_size=60
@@ -61,6 +61,6 @@ def test_a_sentence_without_a_translation_leaves_no_gap_behind():
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    monkeypatch.delitem(sys.modules, "t2t_flax.extensions.documents.sentences")
-    with pytest.raises(UserError, match=r"needs sentencex: pip install -e '.\[documents\]'"):
+    monkeypatch.delitem(sys.modules, "t2t_flax.extensions.paragraphs.sentences")
+    with refused("sentencex", ".[paragraphs]"):
         ANALYSES.load("sentences")

@@ -1,0 +1,13 @@
+"""Paragraphs: `--split-sentences` translates each sentence of a line on its own."""
+
+from t2t_flax.registry import ANALYSES, FLAGS, OUTPUTS, Flag
+
+ANALYSES.add("sentences", "t2t_flax.extensions.paragraphs.sentences:sentences_of")
+FLAGS.add(
+    "--split-sentences",
+    Flag(
+        OUTPUTS,
+        "translate each sentence of a line on its own, and join them with what stood between them",
+        module="t2t_flax.extensions.paragraphs.model:SplitSentences",
+    ),
+)
