@@ -1,4 +1,4 @@
-"""Links and config keys in the documentation exist."""
+"""Links, commands and config keys in the documentation exist."""
 
 import re
 from pathlib import Path
@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from t2t_flax.config.schema import fields
+from t2t_flax.registry import COMMANDS, load_extensions
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(ROOT.glob("docs/*.md")) + [ROOT / "README.md", ROOT / "launch" / "README.md"]
@@ -39,10 +40,11 @@ def test_named_keys_exist(page):
             assert key in fields(), f"{page.name} names {key}"
 
 
-def test_fidelity_page_has_forty_rows_with_tests():
-    rows = re.findall(r"^\| (\d+) \|(.*)$", (ROOT / "docs" / "fidelity.md").read_text(), re.M)
-    assert [int(number) for number, _ in rows] == list(range(1, 41))
-    assert all("](../tests/" in row for _, row in rows)
+@pytest.mark.parametrize("page", PAGES, ids=lambda p: p.name)
+def test_named_commands_exist(page):
+    load_extensions()
+    for command in re.findall(r"python -m t2t_flax ([a-z_]+)", page.read_text()):
+        assert command in COMMANDS, f"{page.name} names {command}"
 
 
 def test_api_page_is_generated_from_the_docstrings():

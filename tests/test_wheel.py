@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import environment
-from test_image import values
 
 from t2t_flax.registry import COMMANDS, load_extensions
 from t2t_flax.version import __version__
@@ -46,12 +45,20 @@ for name in sys.argv[1:]:
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """(the wheel, the sdist that it was built from), of a copy of what the image's build sees."""
+    """The wheel and the sdist that it was built from, of a copy of the files that a build needs."""
     pytest.importorskip("build.env", reason="needs the package build")  # `build` could be a folder of this name
     if int(importlib.metadata.version("setuptools").partition(".")[0]) < 77:
         pytest.skip("needs setuptools>=77, as pyproject.toml says")
     source, output = tmp_path_factory.mktemp("source"), tmp_path_factory.mktemp("dist")
-    for name in {name for text in values("COPY") for name in text.split()[:-1]}:
+    for name in (
+        "pyproject.toml",
+        "requirements-run.txt",
+        "MANIFEST.in",
+        "README.md",
+        "LICENSE",
+        "t2t_flax",
+        "configs",
+    ):
         if (ROOT / name).is_dir():
             shutil.copytree(ROOT / name, source / name, ignore=shutil.ignore_patterns("__pycache__"))
         else:
