@@ -1,13 +1,12 @@
-"""Every config key has an effect: it has a test here, or is listed with the file that tests it."""
+"""Config keys have an effect: they change the train step, the prepared data or the batches."""
 
 import functools
-import re
-from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, small_config, write_store
+from helpers.refusals import refused
 
 from t2t_flax import process_setup as process
 from t2t_flax.config import Config, as_json
@@ -16,14 +15,11 @@ from t2t_flax.data import dataset as corpus_module
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.tasks import task_of
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import loss_sums, make_train_step
-
-TESTS = Path(__file__).parents[1]
 
 # Keys that change the program of the train step: (base, other value, further keys of the base).
 PROGRAM = {
@@ -117,68 +113,6 @@ PREPARED = {
     "filters.script": (0.0, 0.5, {}),
     "filters.numbers": (0.0, 1.0, {}),
     "filters.held_out": ("", "either", {"data.valid": "toy:valid:20"}),
-}
-
-# Keys covered by tests in other files.
-ELSEWHERE = {
-    "extensions/parsing/test_parsing.py": "data.task",
-    "extensions/kernels/test_fused_attention.py": "model.attention_kernel",
-    "distributed/test_mesh.py": "mesh.rules",
-    "distributed/test_zero.py": "mesh.fsdp_mode mesh.slices",
-    "multiprocess/test_faults.py": "distributed.initialization_timeout distributed.heartbeat_timeout resilience.hang_timeout",
-    "extensions/resilience/test_stragglers.py": "resilience.straggler_share",
-    "training/test_loop.py": "data.valid finetuning.init_from train.non_finite eval.every_steps checkpoint.every_steps checkpoint.keep_last log.every_steps",
-    "cli/test_commands.py": "data.test data.tokenizer_model train.steps checkpoint.average_last eval.bootstrap_samples",
-    "evaluation/test_restore.py": "data.corpus",
-    "tasks/test_translation_metrics.py": "data.pretokenized",
-    "data/test_batch_sampler.py": "seed.data",
-    "extensions/augmentation/test_bpe_dropout.py": "subwords.bpe_dropout",
-    "extensions/learned_metrics/test_learned_metrics.py": "learned_metrics.names learned_metrics.comet learned_metrics.kiwi "
-    "learned_metrics.metricx learned_metrics.metricx_tokenizer learned_metrics.precision learned_metrics.batch_size "
-    "learned_metrics.environments",
-    "extensions/alignments/test_alignments.py": "alignments.layer alignments.head alignments.row",
-    "extensions/alignments/test_guided.py": "alignments.guided alignments.weight",
-    "extensions/augmentation/test_noise.py": "noise.unpunctuated noise.typos noise.lower_case noise.title_case noise.upper_case noise.placeholders noise.emoji noise.copies",
-    "extensions/augmentation/test_unigram_sampling.py": "subwords.unigram_alpha",
-    "extensions/corpora/test_language_filter.py": "filters.language",
-    "extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
-    "extensions/algoperf/test_time_to_target.py": "algoperf.target algoperf.stop",
-    "extensions/algoperf/test_studies.py": "algoperf.test_target algoperf.max_seconds algoperf.study",
-    "extensions/ensembles/test_members.py": "ensembles.members ensembles.mean ensembles.weights",
-    "extensions/decoder_only/test_model.py": "model.architecture decoder_only.source_attention",
-    "extensions/speculative/test_commands.py": "speculative.draft speculative.tokens",
-    "extensions/reproducible/test_meshes.py": "reproducible.slices",
-    "extensions/mbr/test_rerank.py": "rerank.right_to_left",
-    "extensions/parsing/test_grammar.py": "parsing.grammar",
-    "extensions/parsing/test_numbered.py": "parsing.word_numbers",
-    "extensions/constraints/test_lines.py": "constraints.lines constraints.glossary constraints.counted_terms constraints.avoid",
-    "extensions/constraints/test_constrained.py": "constraints.ordered",
-    "extensions/constraints/test_coverage.py": "constraints.coverage constraints.coverage_layer",
-    "extensions/constraints/test_rule.py": "constraints.suppress constraints.no_repeat_ngram constraints.min_length "
-    "constraints.repetition_penalty",
-    "extensions/constraints/test_diverse.py": "constraints.groups constraints.diversity",
-    "extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.temperature mixtures.batch_tokens",
-    "extensions/languages/test_data.py": "languages.directions",
-    "extensions/corpora/test_filters.py": "filters.duplicates",
-    "extensions/corpora/test_scorer.py": "filters.scorer filters.score",
-    "extensions/layer_types/test_numpy_reference.py": "layer_types.rope_theta layer_types.window model.mixer model.norm_type model.feed_forward",
-    "extensions/layer_types/test_path_length.py": "layer_types.conv_kernel_size",
-    "conformance/test_small_training_statements.py": "model.embed_init model.kernel_init",
-    "training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",
-    "decoding/test_stop_rules.py": "decode.length_penalty decode.early_stopping",
-    "extensions/interop/test_engine.py": "decode.engine ctranslate2.quantization",
-    "training/test_changed_keys.py": "decode.precision",
-    "extensions/finetuning/test_start.py": "finetuning.init_checkpoint finetuning.init_vocabulary",
-    "training/test_early_stopping.py": "eval.decode_every_steps eval.metric eval.patience checkpoint.keep_best",
-    "decoding/test_translator.py": "decode.strategy decode.n_best decode.seed decode.max_length_offset decode.max_length_ratio decode.max_source_length decode.beam_size decode.alpha decode.temperature decode.top_k decode.top_p decode.epsilon decode.batch_size",
-    "evaluation/test_validation.py": "eval.decode_sentences",
-    "extensions/trackers/test_trackers.py": "trackers.names",
-    "extensions/trackers/test_clients.py": "trackers.group",
-    "extensions/inspection/test_inspection.py": "inspection.profile_steps",
-    "extensions/inspection/test_layers.py": "inspection.layers_every",
-    "extensions/planning/test_mfu.py": "planning.mfu",
-    "extensions/selftest/test_processes.py": "selftest.at_start",
-    "tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
 }
 
 
@@ -292,7 +226,7 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
     for name in ("a.en", "a.de"):
         (root / name).write_text("".join(f"line number {i}\n" for i in range(200)))
     data = dict(train="a.en,a.de", vocab_size=30, byte_fallback=False)
-    with pytest.raises(UserError, match="there is no file"):
+    with refused("config.data.train", "a.en"):
         prepare_corpus(task_of(small_config(data=data)), tmp_path / "w")
     num_workers = []
     real = corpus_module.prepare_split
@@ -308,12 +242,6 @@ def test_data_root_cache_and_num_workers(tmp_path, monkeypatch):
     )
 
 
-@pytest.mark.parametrize("axis", ["data", "fsdp", "tensor"])
-def test_mesh_sizes(axis):
-    sizes = dict(data=1, fsdp=1, tensor=1) | {axis: 8}
-    assert devices_mesh(**sizes).shape[axis] == 8
-
-
 def test_cpu_devices_and_the_cache_of_programs(monkeypatch):
     """Settings of the process, applied before JAX starts."""
     updates = {}
@@ -325,26 +253,6 @@ def test_cpu_devices_and_the_cache_of_programs(monkeypatch):
         monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", given)
         process.prepare_process(Config())
         assert ("jax_compilation_cache_dir" in updates) == expected and "jax_num_cpu_devices" not in updates
-
-
-HERE = {
-    "data.root": test_data_root_cache_and_num_workers,
-    "data.cache": test_data_root_cache_and_num_workers,
-    "data.num_workers": test_data_root_cache_and_num_workers,
-    "seed.init": test_seed_init_changes_the_parameters,
-    "mesh.data": test_mesh_sizes,
-    "mesh.fsdp": test_mesh_sizes,
-    "mesh.tensor": test_mesh_sizes,
-    "mesh.cpu_devices": test_cpu_devices_and_the_cache_of_programs,
-}
-
-
-def test_every_key_has_a_test():
-    elsewhere = {key: file for file, keys in ELSEWHERE.items() for key in keys.split()}
-    assert set(fields()) == set(PROGRAM) | set(PREPARED) | set(BATCHES) | set(HERE) | set(elsewhere)
-    for key, file in elsewhere.items():
-        name = rf"(?<![a-z]){key.split('.')[1]}(?![a-z])"
-        assert re.search(name, (TESTS / file).read_text()), f"{file} does not mention {key}"
 
 
 def test_stored_config_has_every_key():
