@@ -133,11 +133,9 @@ SEARCHES = Table({
     "greedy": "t2t_flax.decoding.sampling:greedy",
     "sample": "t2t_flax.decoding.sampling:sample",
 })  # fmt: skip
-"""Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`, of decode.beam_size hypotheses
-but for sample and `ONE_OUTPUT`.
+"""Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`. greedy has one hypothesis for each
+sentence, sample decode.n_best, others decode.beam_size.
 """
-ONE_OUTPUT = {"greedy"}
-"""Those that find one output of each sentence."""
 STEPS = Features()
 """Modules with `step(inner, config, tokenizers)`: the step of decoding in place of `inner`, both with the interface of
 `decoding.translator.DecodeStep`, and with `prepare(config, tokenizers, lines, first_line)`: source lines as the model reads

@@ -11,7 +11,7 @@ from t2t_flax.config.keys import MODEL, TRAINING
 from t2t_flax.config.schema import CORE_GROUPS, HIGHER_IS_BETTER, Config, Mesh, Model, fields, groups, keys_that_change
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import GROUPS, ONE_OUTPUT
+from t2t_flax.registry import GROUPS
 
 NOT_A_CONFIG = (
     "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
@@ -231,9 +231,9 @@ def _check_data(c: Config) -> None:
 
 def _check_decode(c: Config) -> None:
     d = c.decode
-    if d.strategy in ONE_OUTPUT and d.n_best > 1:
-        raise UserError(f"config.decode.n_best = {d.n_best}: {d.strategy} search has one output; use beam or sample.")
-    if d.strategy not in ("sample", *ONE_OUTPUT) and d.n_best > d.beam_size:
+    if d.strategy == "greedy" and d.n_best > 1:
+        raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")
+    if d.strategy not in ("sample", "greedy") and d.n_best > d.beam_size:
         raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
 
 

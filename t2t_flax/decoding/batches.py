@@ -11,7 +11,7 @@ from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ONE_OUTPUT, STEPS
+from t2t_flax.registry import STEPS
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Sources are padded to one of these lengths, beyond them to a multiple of 256."""
@@ -112,8 +112,7 @@ class Batch:
 
 def hypotheses_per_sentence(config: Decode) -> int:
     """K: the beams or samples that are decoded for each sentence."""
-    one = config.strategy in ONE_OUTPUT
-    return 1 if one else config.n_best if config.strategy == "sample" else config.beam_size
+    return {"greedy": 1, "sample": config.n_best}.get(config.strategy, config.beam_size)
 
 
 def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1) -> list[Batch]:

@@ -75,13 +75,9 @@ class Sampling:
             tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
         log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
         log_probs_BxK += jnp.where(tokens_BxK == PAD, -jnp.inf, 0.0)  # PAD is drawn where no token is possible
-        return self.append(sentences, position, state, tokens_BxK, log_probs_BxK), None
-
-    def append(self, sentences: Sentences, position, state: _State, tokens_BxK, log_probs_BxK) -> _State:
-        """The state after these tokens; PAD = none is possible."""
         ended_BxK = state.ended_BxK | (tokens_BxK == EOS) | (tokens_BxK == PAD)
         tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
-        return _State(
+        new = _State(
             done_B=jnp.all(ended_BxK, axis=1) | (position + 1 >= sentences.caps_B),
             last_BxK=tokens_BxK,
             tokens_BxKxT=state.tokens_BxKxT.at[:, :, position].set(tokens_BxK),
@@ -89,6 +85,7 @@ class Sampling:
             lengths_BxK=jnp.where(state.ended_BxK, state.lengths_BxK, position + 1),
             ended_BxK=ended_BxK,
         )
+        return new, None
 
     def draw(self, keys_BxK, position, logits_BxKxV) -> jax.Array:
         """One token per sample, int32 [B, K], from the softmax of logits / temperature over the allowed tokens."""

@@ -37,7 +37,6 @@ EXTENSIONS = (
     "mbr",
     "scaling",
     "selftest",
-    "speculative",
     "algoperf",
     "decoder_only",
     "reproducible",

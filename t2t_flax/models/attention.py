@@ -170,7 +170,7 @@ class SelfAttention(MultiHeadAttention):
         return self.attend(q, k, v, mask, bias=bias, noise=inputs.noise)
 
     def visible(self, position: jax.Array, keys_T: jax.Array) -> jax.Array:
-        """bool [..., T]: which positions `keys_T` the one that is decoded, int32 [..., 1], attends to."""
+        """bool [T]: which positions `keys_T` the one that is decoded attends to."""
         return keys_T <= position
 
     def empty_cache(self, batch: int, beams: int, length: int) -> DecodingCache:
@@ -178,13 +178,13 @@ class SelfAttention(MultiHeadAttention):
         return DecodingCache.empty(batch, beams, length, self.config.key_heads, self.config.head_widths, self.dtype)
 
     def step(self, x_BxKxD: jax.Array, cache: DecodingCache, position: jax.Array) -> tuple[jax.Array, DecodingCache]:
-        """Writes keys and values at `position`, int32 [] or [B, K], and attends up to it. Returns ([B, K, D], the new cache)."""
+        """Writes keys and values at `position`, int32 [], and attends up to it. Returns ([B, K, D], the new cache)."""
         x = cache.rows(x_BxKxD)
-        here = jnp.full(position.shape or cache.beams, position)
+        here = jnp.full(cache.beams, position)
         k, v = self.keys_values(x)
         q, k = (self.rotation(y, here) for y in (self.query(x), k))
         cache = cache.write(k, v, position)
-        mask = cache.mask(self.visible(position[..., None], jnp.arange(cache.length)))
+        mask = cache.mask(self.visible(position, jnp.arange(cache.length)))
         bias = self.position_bias(here, cache.positions)
         return cache.hypotheses(self.out(self.attend(q, *cache.keys_values(), mask, bias=bias))), cache
 

@@ -175,13 +175,10 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
-        """Logits [B, K, V rows] at `position`, int32 [] or [B, K], given the tokens of position - 1 (ignored at 0), and the new
-        cache.
-        """
-        embedding, vectors = self.target_embedding, self.target_positions(position.ravel())
-        start = (position == 0)[..., None]
-        x_BxKxD = jnp.where(start, self.decoder_start_token(embedding), embedding(tokens_BxK))
-        x_BxKxD += vectors.reshape(*position.shape, -1)
+        """Logits [B, K, V rows] at `position`, int32 [], given the tokens of position - 1 (ignored at 0), and the new cache."""
+        embedding = self.target_embedding
+        x_BxKxD = jnp.where(position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK))
+        x_BxKxD += self.target_positions(position)
         self_cache = []
         for layer, old, cross in zip(self.decoder, cache["self"], cache["cross"]["layers"], strict=True):
             x_BxKxD, new = layer.step(x_BxKxD, old, cross, cache["cross"]["mask"], position)

@@ -114,24 +114,6 @@ def test_cached_decoding_equals_a_forward_pass(model_and_params, beams):
                 np.testing.assert_allclose(step[i], np.stack([full[i, position]] * beams), atol=5e-5)
 
 
-def test_a_draft_reads_several_positions_at_once(model_and_params):
-    """With the slots of speculative decoding: tokens of a sentence as the rows of a step."""
-    own_positions = pytest.importorskip("t2t_flax.extensions.speculative.model").OwnPositions
-    model, params = model_and_params
-    pairs, variables = random_pairs(3, longest=9), {"params": params}
-    batch = rows_alone(pairs, 12)
-    full = logits_of(model, params, batch)
-    cache = model.apply(variables, batch["source"], 1, 12, method="start_cache")
-    cache["self"] = [own_positions.of(own, 0) for own in cache["self"]]
-    previous = np.pad(batch["target"], ((0, 0), (1, 0)))[:, :-1]
-    for first, last in ((0, 1), (1, 5)):
-        positions = np.broadcast_to(np.arange(first, last), (3, last - first))
-        step, cache = model.apply(variables, previous[:, first:last], positions, cache, method="decode_step")
-        for i, (_, target) in enumerate(pairs):
-            real = len(target[first:last])
-            np.testing.assert_allclose(step[i, :real], full[i, first : first + real], atol=5e-5)
-
-
 def test_dropout_of_source_and_target_differs():
     """They pass through the same modules at the same positions: of equal tokens, the masks of the embeddings are not equal."""
     model, _, state, _ = model_and_state(config_of("full", dropout=0.5, position="none"))
