@@ -196,8 +196,6 @@ LOSSES = Features()
 """Modules with `loss(config) -> training.losses.FurtherLoss`, a term of the training loss."""
 ARCHITECTURES = Table({"encoder_decoder": "t2t_flax.models.transformer:Transformer"})
 """Choices of model.architecture: subclasses of `Transformer`."""
-ROW_SUMS = Features()
-"""Modules with `row_sums(config, mesh) -> training.row_sums.RowSums`; the first one counts."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
 SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})

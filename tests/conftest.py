@@ -134,7 +134,6 @@ def pytest_collection_modifyitems(items) -> None:
         "tests/documentation/",
         "tests/multiprocess/",
         "tests/training/test_changed_keys.py",
-        "tests/extensions/reproducible/test_meshes.py",
         "tests/extensions/selftest/test_faults.py",
         "tests/extensions/serving/test_page.py",
         "tests/extensions/sweeps/test_pod_sweep.py",

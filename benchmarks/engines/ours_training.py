@@ -62,13 +62,11 @@ def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any],
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.precision import compiler_options
-    from t2t_flax.training.row_sums import row_sums
     from t2t_flax.training.train_state import init_state, make_model
     from t2t_flax.training.train_step import make_train_step
 
     mesh = mesh_lib.make_mesh(c.mesh, jax.devices()[:devices])
-    by_row = row_sums(c, mesh)
-    model, tx = make_model(c, size["vocab"], size["vocab"]), make_optimizer(c, by_row.norm)
+    model, tx = make_model(c, size["vocab"], size["vocab"]), make_optimizer(c)
     state, shardings = init_state(c, model, tx, mesh)
     train_step = make_train_step(c, model, tx, mesh, shardings)
     sharding = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
@@ -88,11 +86,11 @@ def make_steps(task: dict[str, Any]) -> tuple[Callable[[Any], float], list[Any],
         shape = batch["source"].shape, batch["target"].shape
         with mesh_lib.use(mesh):
             if shape not in programs:
-                programs[shape] = by_row.compile(train_step.lower(state, batch), compiler_options(c))
+                programs[shape] = train_step.lower(state, batch).compile(compiler_options(c))
             state, metrics = programs[shape](state, batch)
         return float(jax.block_until_ready((state, metrics))[1]["loss"])
 
-    batches = [put(row_arrays(*batch, by_row.shards)) for batch in load_batches(task["batches"])]
+    batches = [put(row_arrays(*batch, mesh_lib.batch_shards(mesh))) for batch in load_batches(task["batches"])]
     return step, batches, [precision, *notes, f"{devices} devices", "one pair a row"], programs
 
 

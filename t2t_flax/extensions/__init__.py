@@ -39,7 +39,6 @@ EXTENSIONS = (
     "selftest",
     "algoperf",
     "decoder_only",
-    "reproducible",
 )
 
 for _name in EXTENSIONS:

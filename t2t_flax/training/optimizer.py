@@ -17,15 +17,15 @@ Schedule = Callable[[jax.Array], jax.Array]
 """t -> learning rate, float32; t = update - 1 + schedule_first_step."""
 
 
-def make_optimizer(config: Config, norm: Callable[[Any], jax.Array] = optax.tree.norm) -> optax.GradientTransformation:
-    """Clipping by the global `norm`, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
+def make_optimizer(config: Config) -> optax.GradientTransformation:
+    """Clipping by the global norm, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
 
     The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises ValueError
     for an unknown optimizer or schedule.
     """
     o = config.optimizer
     rate = learning_rate_schedule(config)
-    clip = _clip(o.max_grad_norm, norm) if o.max_grad_norm else optax.identity()
+    clip = _clip(o.max_grad_norm) if o.max_grad_norm else optax.identity()
     parts = [clip, parameters_of(config).direction(OPTIMIZERS.load(o.name)(config))]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
@@ -68,9 +68,9 @@ def decayed(params: Any) -> Any:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def _clip(limit: float, norm: Callable[[Any], jax.Array]) -> optax.GradientTransformation:
+def _clip(limit: float) -> optax.GradientTransformation:
     def clipped(grads, params):
-        n = norm(grads)
+        n = optax.tree.norm(grads)
         return jax.tree.map(lambda g: jnp.where(n < limit, g, g / n * limit), grads)
 
     return optax.stateless(clipped)

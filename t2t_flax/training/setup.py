@@ -5,7 +5,6 @@ and the loss of validation and test sets.
 import concurrent.futures
 import contextlib
 import dataclasses
-import functools
 import hashlib
 import json
 import math
@@ -37,7 +36,6 @@ from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import means
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.precision import compiler_options
-from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
 from t2t_flax.training.train_step import make_eval_step, make_train_step
 
@@ -80,10 +78,9 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
-    by_row = row_sums(config, mesh)
-    tx = make_optimizer(config, by_row.norm)
+    tx = make_optimizer(config)
     abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
-    batches = corpus.batches(config, shards=by_row.shards)
+    batches = corpus.batches(config, shards=mesh_lib.batch_shards(mesh))
     return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
 
 
@@ -93,7 +90,7 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
     Raises UserError where a program does not fit in the device's memory.
     """
     step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
-    compile_step = functools.partial(row_sums(setup.config, setup.mesh).compile, options=compiler_options(setup.config))
+    options = compiler_options(setup.config)
 
     def lower(shape: Shape) -> jax.stages.Lowered:
         rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
@@ -103,7 +100,7 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
         tokens = f"{shape.rows * shape.length} padded target tokens at once"
         return f"the train step for {shape}", f"Lower config.data.microbatch_tokens (now {tokens})."
 
-    return compile_programs(setup.batches.shapes, lower, compile_step, describe, setup.mesh)
+    return compile_programs(setup.batches.shapes, lower, describe, setup.mesh, options=options)
 
 
 _MOST_AT_ONCE = 8
@@ -113,24 +110,24 @@ _MOST_AT_ONCE = 8
 def compile_programs(
     shapes: Sequence[Shape],
     lower: Callable[[Shape], jax.stages.Lowered],
-    compile: Callable[[jax.stages.Lowered], jax.stages.Compiled],
     describe: Callable[[Shape], tuple[str, str]],
     mesh: jax.sharding.Mesh,
     *,
+    options: dict[str, str | bool] | None = None,
     besides: Any = (),
 ) -> dict[tuple[int, ...], jax.stages.Compiled]:
     """{(microbatches, rows, length): program} of each shape, the largest first, compiled on as many cores as there are, up to 8;
     for GPUs one after the other, because XLA chooses kernels by running them on the device.
 
     describe: a program's name, and what to do where it does not fit in memory, see `check_fits_in_memory`. Raises UserError then,
-    and starts no further one.
+    and starts no further one. options: options of XLA.
     """
     at_once = 1 if mesh.devices.flat[0].platform == "gpu" else min(num_cores(), _MOST_AT_ONCE)
     available = device_memory()  # on CPUs before compilers take some of it
 
     def lower_and_compile(shape: Shape) -> jax.stages.Compiled:
         with mesh_lib.use(mesh):  # JAX keeps it by thread, as it does what it lowers with
-            return compile(lower(shape))
+            return lower(shape).compile(options)
 
     pool = concurrent.futures.ThreadPoolExecutor(at_once, "compile")
     try:
@@ -245,8 +242,7 @@ class ValidationLoss:
                 f"{self._longest()}; config.model.max_positions = {model.config.max_positions} learned positions end before "
                 "it. Shorten that pair."
             )
-        by_row = row_sums(config, mesh)
-        shards = by_row.shards
+        shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         shardings = jax.tree.map(lambda x: x.sharding, params)
         step = make_eval_step(config, model, mesh, shardings)
@@ -264,7 +260,7 @@ class ValidationLoss:
             return f"the loss of config.data.{split} for {shape}", advice
 
         new = [shape for shape, _ in self._parts if shape.array_shape not in self._programs]
-        self._programs.update(compile_programs(new, lower, by_row.compile, describe, mesh, besides=besides))
+        self._programs.update(compile_programs(new, lower, describe, mesh, besides=besides))
 
     def _longest(self, limit: int | None = None) -> str:
         """Describes the longest pair of the store, or the longest of at most `limit` tokens."""

@@ -18,7 +18,6 @@ from t2t_flax.training.hooks import Hook
 from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
 from t2t_flax.training.precision import casts_results
-from t2t_flax.training.row_sums import RowSums, row_sums
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
 
 _LARGEST_RATE = 1e32  # a million updates of a few times this are finite
@@ -52,16 +51,16 @@ def train_step(
     model: Transformer,
     tx: optax.GradientTransformation,
     *,
-    by_row: RowSums | None = None,
+    shards: int = 1,
     moments: Any = None,
     hooks: Sequence[Hook] = (),
     cast: bool = False,
 ) -> Callable[[TrainState, dict[str, jax.Array]], tuple[TrainState, dict[str, jax.Array]]]:
     """(state, batch) -> (state, metrics), a pure function.
 
-    batch: int32 [A, B, L] arrays. Gradients and sums are added up as `by_row` says (default: on one device), in the core over
-    the A microbatches on each device, in float32, then over the devices, once, and divided by the real target tokens of the
-    update. With bfloat16 products the gradients of matrices are rounded to bfloat16 for that, where there are several
+    batch: int32 [A, B, L] arrays; B is a multiple of `shards`, the devices that divide it. Gradients and sums are added up
+    over the A microbatches on each device, in float32, then over the devices, once, and divided by the real target tokens of
+    the update. With bfloat16 products the gradients of matrices are rounded to bfloat16 for that, where there are several
     devices. metrics: float32 scalars: loss, nll and token metrics per token, tokens, grad_norm, learning_rate, finite. Frozen
     parameters have no gradient, also not in grad_norm. moments: shardings of the optimizer's moments of the trained
     parameters; the gradients are divided like them. hooks: what they measure joins the metrics. cast: whether products
@@ -73,7 +72,7 @@ def train_step(
     parameters, for which XLA would compute every update twice.
     """
     parameters, rate, average = parameters_of(config), learning_rate_schedule(config), make_average(config)
-    by_row, bounded = by_row or RowSums(), has_bounded_updates(config.optimizer) and not average
+    bounded = has_bounded_updates(config.optimizer) and not average
 
     def step(state: TrainState, batch: dict[str, jax.Array]):
         key = noise_key(config.seed.dropout, state.step)
@@ -93,19 +92,19 @@ def train_step(
 
         parts = batch, jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
         more = [loss.name for loss in further_losses(config) if loss.array in batch]
-        grads, sums = by_row.of_update(micro, trained, parts, zero_sums(more), model.dtype, moments)
+        zeros = lambda: mesh_lib.zeros_of_shards((trained, zero_sums(more)), shards)  # noqa: E731
+        grads, sums = accumulate(mesh_lib.over_shards(micro, shards), trained, parts, zeros)
+        if shards > 1:
+            grads = exchange(grads, model.dtype, moments)
+            sums = jax.tree.map(lambda x: x.sum(0), sums)
         loss, tokens = sums["loss"], sums["tokens"]
         old_ema, frozen_ema = parameters.split(state.ema) if average else (None, {})
-
-        def apply(grads, tokens, opt_state, trained, old_ema):
-            grads = jax.tree.map(lambda g: g / tokens, grads)
-            grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
-            updates, opt_state = tx.update(grads, opt_state, trained)
-            params = optax.apply_updates(trained, updates)
-            return grads, opt_state, params, average(old_ema, params, opt_state) if average else None
-
-        grads, opt_state, params, ema = by_row.apply(apply, grads, tokens, state.opt_state, trained, old_ema)
-        norm = by_row.norm(grads)
+        grads = jax.tree.map(lambda g: g / tokens, grads)
+        grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
+        updates, opt_state = tx.update(grads, state.opt_state, trained)
+        params = optax.apply_updates(trained, updates)
+        ema = average(old_ema, params, opt_state) if average else None
+        norm = optax.tree.norm(grads)
         learning_rate = rate(state.step + 1)
         # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
         checked = (loss, norm) if bounded else (loss, norm, params)
@@ -128,6 +127,31 @@ def train_step(
     return step
 
 
+def accumulate(function: Callable[[Any, Any], Any], params: Any, parts: Any, zeros: Callable[[], Any]) -> Any:
+    """Sum `function(params, rows)` over the microbatches [A, B, ...] in `parts`, one after the other.
+
+    Args:
+        zeros: initial sums.
+    """
+    if len(jax.tree.leaves(parts)[0]) == 1:  # a loop over one microbatch costs a tenth of the step
+        return function(params, jax.tree.map(lambda x: x[0], parts))
+    add = lambda total, rows: (jax.tree.map(jnp.add, total, function(params, rows)), None)  # noqa: E731
+    return jax.lax.scan(add, zeros(), parts)[0]
+
+
+def exchange(grads: Any, dtype: jnp.dtype, shardings: Any = None) -> Any:
+    """Sum gradients [shards, ...] over the shards of a batch; matrices travel in `dtype`, vectors in float32.
+
+    Args:
+        shardings: shardings of the sums.
+    """
+
+    def total(g, sharding=None):
+        return mesh_lib.sum_over_shards(g, dtype if g.ndim > 2 else g.dtype, sharding)
+
+    return jax.tree.map(total, grads, *(() if shardings is None else (shardings,)))
+
+
 def _where_finite(finite: jax.Array, new: Any, old: Any) -> Any:
     """`new` if `finite`, else `old`; always the new counter of the schedule, which counts updates, applied or not."""
     is_counter = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
@@ -147,7 +171,8 @@ def make_train_step(
     shardings_of = jax.tree.map(lambda x: x.sharding, run_params(config, model, mesh, optimizer=True))
     moments, _ = parameters_of(config).split(shardings_of)
     cast = casts_results(config, mesh.devices.flat[0].platform)
-    step = train_step(config, model, tx, by_row=row_sums(config, mesh), moments=moments, hooks=hooks, cast=cast)
+    shards = mesh_lib.batch_shards(mesh)
+    step = train_step(config, model, tx, shards=shards, moments=moments, hooks=hooks, cast=cast)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.MICRO_ROWS)
     return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))
@@ -156,12 +181,9 @@ def make_train_step(
 def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
     """jitted (params, rows [B, L]) -> the sums, "loss" among them, without dropout."""
 
-    def sums(params, batch):
+    def step(params, batch):
         loss, others = loss_sums(config, model, params, batch, None)
         return {"loss": loss} | others
-
-    def step(params, batch):
-        return row_sums(config, mesh).of_batch(sums, params, batch, zero_sums())
 
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)

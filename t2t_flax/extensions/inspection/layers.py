@@ -1,6 +1,5 @@
 """What happens inside a run, layer by layer: a second program, beside the train step, measures every n-th update."""
 
-import functools
 import math
 import re
 from collections.abc import Mapping
@@ -20,7 +19,6 @@ from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.precision import casts_results, compiler_options
-from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, compile_programs
 from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of, run_params
 from t2t_flax.training.train_step import train_step
@@ -49,13 +47,12 @@ class LayersHook(Hook):
             self._names = list(found)
             return jnp.stack(list(found.values()))  # one array to fetch
 
-        by_row, rows = row_sums(run.config, run.mesh), mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS)
+        rows = mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS)
         program = jax.jit(
             packed,
             in_shardings=(run.shardings, rows),
             out_shardings=mesh_lib.named(run.mesh, mesh_lib.REPLICATED),
         )
-        compile_program = functools.partial(by_row.compile, options=compiler_options(run.config))
 
         def lower(shape: Shape) -> jax.stages.Lowered:
             return program.lower(run.abstract, batch_struct(shape.array_shape, rows, run.batches.more))
@@ -64,7 +61,8 @@ class LayersHook(Hook):
             what = f"measuring the layers for {shape} (config.inspection.layers_every)"
             return what, "Lower config.data.microbatch_tokens."
 
-        self._programs = compile_programs(run.batches.shapes, lower, compile_program, describe, run.mesh)
+        options = compiler_options(run.config)
+        self._programs = compile_programs(run.batches.shapes, lower, describe, run.mesh, options=options)
 
     def before_update(self, step: int, state: TrainState, batch: DeviceBatch) -> None:
         if step % self._every == 0:
@@ -95,8 +93,8 @@ def measure(run: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) 
     parameters = parameters_of(config)
     shardings = jax.tree.map(lambda x: x.sharding, run_params(config, run.model, run.mesh, optimizer=True))
     moments, _ = parameters.split(shardings)
-    by_row, cast = row_sums(config, run.mesh), casts_results(config, platform)
-    step = train_step(config, run.model, run.tx, by_row=by_row, moments=moments, hooks=[_Gradients()], cast=cast)
+    cast = casts_results(config, platform)
+    step = train_step(config, run.model, run.tx, shards=shards, moments=moments, hooks=[_Gradients()], cast=cast)
     new, metrics = step(state, batch)
     old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)

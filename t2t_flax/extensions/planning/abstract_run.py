@@ -21,7 +21,6 @@ from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.precision import compiler_options
-from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.setup import batch_struct, program_memory
 from t2t_flax.training.train_state import TrainState, init_state, make_model
 from t2t_flax.training.train_step import make_train_step
@@ -47,8 +46,8 @@ class AbstractRun:
 
     @property
     def shards(self) -> int:
-        """Equal parts of the rows of a batch: one for each device along it, unless an extension sums them in its own way."""
-        return row_sums(self.config, self.mesh).shards
+        """Equal parts of the rows of a batch: one for each device along it."""
+        return mesh_lib.batch_shards(self.mesh)
 
 
 def abstract_run(config: Config, topology: Topology) -> AbstractRun:
@@ -62,7 +61,7 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
         config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, slices=topology.slices))
     mesh = mesh_lib.make_mesh(config.mesh, devices_of(topology))
     mesh_lib.check_divisibility(config, mesh)
-    vocab, tx = config.data.vocab_size, make_optimizer(config, row_sums(config, mesh).norm)
+    vocab, tx = config.data.vocab_size, make_optimizer(config)
     model = make_model(config, vocab, vocab, platform=topology.platform)
     return AbstractRun(config, topology, mesh, model, tx, *init_state(config, model, tx, mesh, abstract=True))
 
@@ -108,7 +107,7 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
     traced, start = trace_train_step(run, shape), time.perf_counter()
     try:
         options = compiler_options(run.config) if run.topology.platform == "cpu" else None
-        compiled = row_sums(run.config, run.mesh).compile(traced.lower(), options)
+        compiled = traced.lower().compile(options)
     except jax.errors.JaxRuntimeError as error:
         if "RESOURCE_EXHAUSTED" not in str(error):
             raise

@@ -19,7 +19,6 @@ from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.precision import compiler_options
-from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.setup import batch_struct
 from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
 from t2t_flax.training.train_step import make_train_step
@@ -62,8 +61,7 @@ class DeviceRun:
     def __init__(self, probe: Probe):
         self.probe, self.config, self.mesh = probe, probe.config, probe.mesh
         self.model = make_model(self.config, *probe.vocab, platform=self.mesh.devices.flat[0].platform)
-        self._by_row = row_sums(self.config, self.mesh)
-        self._tx = recording(make_optimizer(self.config, self._by_row.norm))
+        self._tx = recording(make_optimizer(self.config))
         self.abstract, self.shardings = init_state(self.config, self.model, self._tx, self.mesh, abstract=True)
 
     def place(self, state: TrainState) -> TrainState:
@@ -86,7 +84,7 @@ class DeviceRun:
         options = compiler_options(self.config)
         with mesh_lib.use(self.mesh):
             lowered = step.lower(self.abstract, struct)
-            update = self._by_row.compile(lowered, options)
+            update = lowered.compile(options)
             by_layer = layers.lower(self.abstract.params, struct).compile(options)
         return Programs(by_layer, update, lowered.as_text(), update.as_text() or "")
 

@@ -19,7 +19,6 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.matrices import matrix_axes_of
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.row_sums import row_sums
 from t2t_flax.training.train_state import init_state, make_model, path_names
 
 _LAYERS = 2
@@ -55,7 +54,7 @@ class Probe:
 def make_probe(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], shape: Shape) -> Probe:
     """The probe of a run with this config, these sizes of vocabularies and batches of this shape."""
     config = _small(config, mesh, vocab)
-    shards = row_sums(config, mesh).shards
+    shards = mesh_lib.batch_shards(mesh)
     micro, rows = min(shape.micro, _MOST_MICRO), shards * (2 if shards <= 4 else 1)
     length, m = min(shape.length, _LONGEST), config.model
     longest = min(length, m.max_positions) if m.position == "learned" else length

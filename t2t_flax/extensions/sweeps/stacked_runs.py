@@ -6,7 +6,6 @@ starts it:
 
 import contextlib
 import dataclasses
-import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -336,8 +335,8 @@ class VectorizedProgram:
             struct = batch_struct(shape.array_shape, replicated, runs[0].batches.more)
             return step.lower(abstract, self._scalars, struct)
 
-        compile_step = functools.partial(jax.stages.Lowered.compile, compiler_options=compiler_options(config))
-        self._programs = compile_programs(runs[0].batches.shapes, lower, compile_step, describe, self.mesh)
+        options = compiler_options(config)
+        self._programs = compile_programs(runs[0].batches.shapes, lower, describe, self.mesh, options=options)
 
     def __call__(self, state: TrainState, arrays: dict[str, jax.Array]) -> tuple[TrainState, dict[str, jax.Array]]:
         """One update of every run. The state is donated."""

@@ -11,7 +11,6 @@ from t2t_flax.config import Config
 from t2t_flax.config.overrides import differences
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import NAME, Overrides, as_text
-from t2t_flax.registry import ROW_SUMS
 
 SEED_KEYS = ("seed.init", "seed.dropout", "seed.data")
 RATES = ("model.dropout", "model.dropout_attention", "model.dropout_ffn")
@@ -146,6 +145,4 @@ def vectorization_conflict(first: Config, second: Config) -> str:
         return "each must fit on one device: leave config.mesh at its defaults."
     if second.model.attention_kernel in ("auto", "cudnn"):
         return "cuDNN's attention cannot be vectorized: set model.attention_kernel to einsum, or to splash on TPU."
-    if any(ROW_SUMS.of(second)):
-        return "an extension sums their rows in an order of its own."
     return ""

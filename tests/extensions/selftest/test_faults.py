@@ -12,6 +12,7 @@ from helpers.configs import devices_mesh, small_config
 from jax.sharding import PartitionSpec
 
 from t2t_flax.data.batching.batches import Shape
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.selftest import device, hook, probe, programs, reference, run
@@ -19,7 +20,6 @@ from t2t_flax.extensions.selftest.run import Report, run_test
 from t2t_flax.models import dense
 from t2t_flax.models.attention import SegmentMask, mask_array
 from t2t_flax.registry import ATTENTION_KERNELS
-from t2t_flax.training import row_sums
 
 SHAPE = Shape(length=24, rows=16, micro=3)
 
@@ -185,7 +185,7 @@ def test_gradients_that_are_not_summed_over_the_devices(tmp_path, monkeypatch):
         )
         return alone(x_SxN)
 
-    monkeypatch.setattr(row_sums, "sum_over_shards", own)
+    monkeypatch.setattr(mesh_lib, "sum_over_shards", own)
     found = faults(tmp_path)
     assert "some gradients are not summed over the devices" in found["programs"][0]
     wrong, *why = found["gradients"]
