@@ -37,7 +37,6 @@ EXTENSIONS = (
     "mbr",
     "scaling",
     "selftest",
-    "algoperf",
     "decoder_only",
 )
 

@@ -25,9 +25,6 @@ class Hook:
     and must be the same in all processes.
     """
 
-    ended_by: str = ""
-    """A config key, by which the run has come to its end; to be set at the start or at an evaluation, in all processes alike."""
-
     def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
         """Traced into the train step: float32 scalars, which join the metrics of the update but replace none of them.
 
@@ -47,9 +44,6 @@ class Hook:
 
     def on_log(self, step: int, values: dict[str, Any]) -> None:
         """A line was written to metrics.jsonl, by process 0: of an update, an evaluation, a change."""
-
-    def on_evaluation(self, step: int, values: dict[str, float]) -> None:
-        """The validation set was evaluated. May add to `values`, which are logged."""
 
     def on_checkpoint(self, step: int) -> None:
         """Called before a checkpoint is written."""

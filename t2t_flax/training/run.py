@@ -89,9 +89,11 @@ def due_after(run: TrainingSetup, step: int) -> DueAfterUpdate:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingEnd:
-    """How the training of a run ended: `reason` is "steps", "patience", the key of a hook (`Hook.ended_by`) or the name of a
-    signal. `state`: None once it has been dropped to free its memory. `seconds`: by bucket, see `TrainProgress`. `hooks`: of the
-    run; those of a finished one await the scores of the final evaluation.
+    """How the training of a run ended.
+
+    `reason` is "steps", "patience" or the name of a signal. `state`: None once it has been dropped to free its memory.
+    `seconds`: by bucket, see `TrainProgress`. `hooks`: of the run; those of a finished one await the scores of the final
+    evaluation.
     """
 
     state: TrainState | None
@@ -318,8 +320,6 @@ class Run:
         self.progress.evaluation_due = False
         self.metric = note_metric(self.progress, values, step, config.eval.metric)
         shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items())
-        for hook in self.hooks:
-            hook.on_evaluation(step, values)
         self.write(step, values)
         self.bar.say(f"step {step}: {shown}")
 
@@ -355,8 +355,7 @@ class Run:
         patience = self.setup.config.eval.patience
         if patience and self.progress.evaluations_without_better >= patience:
             return "patience"
-        by_hook = next((hook.ended_by for hook in self.hooks if hook.ended_by), "")
-        return by_hook or signal or ("steps" if step >= self.setup.config.train.steps else "")
+        return signal or ("steps" if step >= self.setup.config.train.steps else "")
 
     def end(self, step: int, signal: str) -> None:
         """Ends the run, which has a reason to. The hooks of a finished one await its final evaluation."""

@@ -64,8 +64,6 @@ class TrainProgress:
     """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
     """`{"step", "changed"}` of each resume with other optimization keys (`changes_of_training`), oldest first."""
-    of_hooks: dict[str, Any] = dataclasses.field(default_factory=dict)
-    """What hooks keep of the run so far, by extension."""
 
     def rounded_seconds(self) -> dict[str, float]:
         """The seconds to milliseconds."""
@@ -74,7 +72,7 @@ class TrainProgress:
     def of_evaluation(self) -> dict[str, Any]:
         """What an evaluation changes."""
         changed = (
-            "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds", "of_hooks"
+            "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds"
         )  # fmt: skip
         return {name: getattr(self, name) for name in changed}
 

@@ -225,7 +225,8 @@ def test_parameters_outputs_of_table_3(row):
 
 @pytest.mark.parametrize(
     ("name", "vocab", "parameters"),
-    [("t2t_v3", 32_768, 60.88), ("fairseq_scaling_nmt", 32_768, 209.91), ("flax_wmt", 32_000, 209.06), ("wu2021_tiny", 9708, 2.57)],
+    [("t2t_v3", 32_768, 60.88), ("fairseq_scaling_nmt", 32_768, 209.91), ("flax_wmt", 32_000, 209.06), ("wu2021_tiny", 9708, 2.57),
+     ("algoperf_wmt", 32_000, 133.52), ("algoperf_wmt_schedule_free", 32_000, 133.52)],
 )  # fmt: skip
 def test_parameters_of_other_codebases_presets(name, vocab, parameters):
     """In millions."""

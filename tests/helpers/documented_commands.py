@@ -116,8 +116,8 @@ def shortened(command: str) -> str:
         if "mesh.fsdp" in command:
             run = run.replace(" --config.mesh.cpu_devices=1", "")  # it has its own
         return command.replace("alignments.layer=2", "alignments.layer=1") + run
-    if name in ("fit_scaling", "time_to_target"):
-        return ""  # tests/extensions/scaling fits laws, tests/extensions/algoperf reads trials
+    if name == "fit_scaling":
+        return ""  # tests/extensions/scaling fits laws
     if name == "check_sizes":
         return ""  # tests/extensions/mup runs it
     if name == "branch":

@@ -36,10 +36,6 @@ class Recorder(hooks.Hook):
     def on_log(self, step, values):
         self.calls.append(("log", step))
 
-    def on_evaluation(self, step, values):
-        values["evaluated"] = True
-        self.calls.append(("evaluation", step))
-
     def on_checkpoint(self, step):
         self.calls.append(("checkpoint", step))
 
@@ -59,14 +55,14 @@ def test_moments_of_a_run(tmp_path, cache, recorder):
     keys = dict(eval=dict(every_steps=4), log=dict(every_steps=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=5, **keys), tmp_path, cache), score=None)
     names = (
-        "start0 before1 update1 before2 update2 log2 before3 before4 update3 update4 log4 evaluation4 log4 checkpoint4 "
+        "start0 before1 update1 before2 update2 log2 before3 before4 update3 update4 log4 log4 checkpoint4 "
         "before5 update5 checkpoint5"
     )
     assert [f"{name}{step}" for name, step in recorder.calls] == names.split()
     assert outcome.hooks == [recorder]
     lines = read_metrics(tmp_path)
     assert [line.get("counted", 0) / line["step"] > 1 for line in lines] == [True, True, False]
-    assert lines[0]["loss"] > 0 and lines[2]["evaluated"]
+    assert lines[0]["loss"] > 0
 
 
 def test_a_hook_that_refuses_a_run_leaves_it_as_it_was(tmp_path, cache, recorder, monkeypatch):

@@ -34,5 +34,6 @@ class Recipes:
 
 
 PRESET_MODULES.append("t2t_flax.extensions.recipes.presets")
+PRESET_MODULES.append("t2t_flax.extensions.recipes.algoperf")
 GROUPS.add("recipes", Recipes)
 DATA_HOOKS.add("t2t_flax.extensions.recipes.padded_batches", "recipes.batch_groups")
