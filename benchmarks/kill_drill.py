@@ -71,7 +71,6 @@ CONFIGS = {
     "padded tokens": {"recipes.batch_groups": 4, "data.batch_tokens": 1024},
     "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "mixtures.shares": "many=1, few=1; 4: few=1"},
     "BPE dropout": {"subwords.bpe_dropout": 0.1},
-    "noise": {"noise.typos": 0.3, "noise.upper_case": 0.1, "subwords.bpe_dropout": 0.1},
     "LoRA": {"finetuning.lora_rank": 2},
     "EMA": {"optimizer.ema_decay": 0.9, "data.microbatch_tokens": 128},
     "epochs": {

@@ -23,7 +23,7 @@ EXTENSIONS = (
     "inspection",
     "storage",
     "bulk_translation",
-    "augmentation",
+    "subwords",
     "paragraphs",
     "mixtures",
     "languages",

@@ -1,67 +1,51 @@
-"""Training pairs of which the text, or its segmentation, is drawn anew in each pass through the corpus."""
+"""Training pairs whose segmentation is drawn anew in each pass through the corpus."""
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from random import Random
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.batching.streams import Visits
-from t2t_flax.data.hashing import key_of, keys_of, mix
+from t2t_flax.data.hashing import key_of, keys_of
 from t2t_flax.data.stored_ids import Sentences, positions
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, split_symbols
+from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
 
 
-class TextChange(Protocol):
-    """Changes the texts of some pairs. Pickled, for processes without JAX. probability: with which a pair is changed in a pass.
-    key: what the changes depend on, as JSON.
-    """
-
-    @property
-    def probability(self) -> float: ...
-
-    @property
-    def key(self) -> Any: ...
-
-    def __call__(self, source: str, target: str, random: Random) -> tuple[str, str]:
-        """The texts in place of these; the source is without tags and control symbols."""
-
-
-class Segmentation(Protocol):
-    """Draws the ids of texts, in place of those of the tokenizer. Pickled. key: what they depend on, as JSON."""
-
-    @property
-    def key(self) -> Any: ...
-
-    def encoder(self, tokenizer: Tokenizer) -> Callable[[str, Random], list[int]]:
-        """A function that draws the ids of a text without control symbols, without EOS. Raises UserError if it needs another
-        tokenizer.
-        """
+@functools.lru_cache(2)
+def sampler(kind: str, tokenizer: Tokenizer, strength: float) -> Sampler:
+    """Return the sampler of a key of config.subwords. Both sides of a joint vocabulary share one."""
+    return SAMPLERS[kind](tokenizer, strength)
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPairs:
-    """Draws pairs of a store that keeps its texts: `changes`, each in turn, then `segmentation`; a `layouts.Draw`. A pair that
-    gets too long keeps the ids of the store.
+    """Draw the ids of pairs of a store that keeps its texts; a `window_layouts.Draw`.
+
+    A pair that gets too long keeps the ids of the store.
+
+    Args:
+      kind: a key of config.subwords.
+      strength: its value.
     """
 
     store: TokenStore
     tokenizers: TokenizerPair
     config: Data
     seed: int
-    changes: tuple[TextChange, ...] = ()
-    segmentation: Segmentation | None = None
+    kind: str
+    strength: float
 
     @property
     def key(self) -> list[Any]:
         """What the ids depend on beside the store, as JSON."""
-        changes = [[one.probability, one.key] for one in self.changes]
-        return [self.seed, self.most, changes, self.segmentation and self.segmentation.key]
+        return [self.seed, self.most, self.kind, self.strength]
 
     @property
     def most(self) -> int:
@@ -76,19 +60,15 @@ class DrawnPairs:
 
     def __call__(self, visits: Visits) -> tuple[Sentences, Sentences]:
         """The source and the target sentences of visits, in their order: a function of each pair and its pass."""
-        keys = self.keys(visits)
-        chosen = self.chosen(keys)
+        keys = keys_of(key_of(self.seed, 9), visits.passes, visits.pairs)
         # Pairs that are as long as they may be were perhaps truncated, and drawing takes time with the square of a word.
         stored = self.store.sentences(visits.pairs)
-        fits = np.maximum(*(side.lengths for side in stored)) < self.most
-        drawn = np.flatnonzero(fits & (chosen.any(0) if self.segmentation is None else True))
+        drawn = np.flatnonzero(np.maximum(*(side.lengths for side in stored)) < self.most)
         kept: list[int] = []
         ids: tuple[list[int], list[int]] = [], []
         lengths: tuple[list[int], list[int]] = [], []
-        for i, pair, key, applies in zip(
-            drawn.tolist(), visits.pairs[drawn].tolist(), keys[drawn].tolist(), chosen.T[drawn], strict=True
-        ):
-            sentences = self.draw(pair, Random(key), [c for c, one in zip(self.changes, applies, strict=True) if one])
+        for i, pair, key in zip(drawn.tolist(), visits.pairs[drawn].tolist(), keys[drawn].tolist(), strict=True):
+            sentences = self._draw(pair, Random(key))
             if max(map(len, sentences)) < self.most and all(sentences):
                 kept.append(i)
                 for side, side_lengths, sentence, eos in zip(
@@ -105,26 +85,14 @@ class DrawnPairs:
         )
         return source, target
 
-    def keys(self, visits: Visits) -> np.ndarray:
-        """uint64 [P]: of the draws of each visit."""
-        return keys_of(key_of(self.seed, 9), visits.passes, visits.pairs)
-
-    def chosen(self, keys: np.ndarray) -> np.ndarray:
-        """bool [changes, P]: which of the changes apply to each pair, by its key."""
-        draws = [mix(keys ^ np.uint64(key_of(number))) for number in range(len(self.changes))]
-        rows = [draw < one.probability * 2.0**64 for one, draw in zip(self.changes, draws, strict=True)]
-        return np.array(rows, bool).reshape(len(self.changes), len(keys))
-
-    def draw(self, pair: int, random: Random, changes: Sequence[TextChange]) -> tuple[list[int], list[int]]:
-        """The ids of both sides of a pair, without EOS."""
-        head, source, target = self.texts(pair)
-        for change in changes:
-            source, target = change(source, target, random)
+    def _draw(self, pair: int, random: Random) -> tuple[list[int], list[int]]:
+        """Return the ids of both sides of a pair, without EOS."""
+        head, source, target = self._texts(pair)
         encode_source, encode_target = self._encoders
         symbols, plain = self.tokenizers.source.split(head) if head else ([], "")
         return [*symbols, *encode_source(plain + source, random)], encode_target(target, random)
 
-    def texts(self, pair: int) -> tuple[str, str, str]:
+    def _texts(self, pair: int) -> tuple[str, str, str]:
         """(tag and control symbols of the source, the rest of it, the target) of a pair."""
         source, target = self.store.texts(pair)
         tag = self._tags[int(np.searchsorted(self._ends, pair, side="right"))] if self._tags else ""
@@ -144,9 +112,7 @@ class DrawnPairs:
     @functools.cached_property
     def _encoders(self) -> list[Callable[[str, Random], list[int]]]:
         sides = self.tokenizers.source, self.tokenizers.target
-        if self.segmentation is not None:
-            return [self.segmentation.encoder(side) for side in sides]
-        return [lambda text, random, side=side: side.encode_text(text) for side in sides]  # type: ignore[misc]
+        return [sampler(self.kind, side, self.strength).encode for side in sides]
 
     def __getstate__(self):
         return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from helpers.refusals import refused
 from helpers.whole_pieces import with_whole_piece
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -16,9 +17,8 @@ from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
-from t2t_flax.errors import UserError
-from t2t_flax.extensions.augmentation.hook import DrawnSubwords
-from t2t_flax.extensions.augmentation.samplers import UnigramSampling
+from t2t_flax.extensions.subwords.drawn_pairs import sampler
+from t2t_flax.extensions.subwords.samplers import UnigramSampling
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -227,21 +227,24 @@ def test_each_pass_draws_other_segmentations(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "names"),
     [
-        ({"data.task": "parsing"}, "unigram_alpha = 0.2 needs data.tokenizer = unigram, not data.task = parsing"),
-        ({"data.tokenizer": "bpe"}, "needs data.tokenizer = unigram, not data.tokenizer = bpe"),
-        ({"subwords.bpe_dropout": "0.1"}, "bpe_dropout = 0.1 needs data.tokenizer = bpe, not data.tokenizer = unigram"),
+        ({"data.task": "parsing"}, ("subwords.unigram_alpha", "data.task")),
+        ({"data.tokenizer": "bpe"}, ("subwords.unigram_alpha", "data.tokenizer")),
+        ({"subwords.bpe_dropout": "0.1"}, ("subwords.bpe_dropout", "data.tokenizer")),
+        ({"data.tokenizer": "subword_nmt"}, ("data.tokenizer_model",)),
     ],
 )
-def test_contradictory_keys_are_refused(keys, message):
-    with pytest.raises(UserError, match=message):
+def test_contradictory_keys_are_refused(keys, names):
+    with refused(*names):
         resolve(override(default_config(), {**KEYS, **keys}))
 
 
 def test_other_models_are_refused(source):
-    bpe = train_tokenizers(source, Data(vocab_size=100, byte_fallback=False))
-    with pytest.raises(
-        UserError, match="unigram_alpha needs a SentencePiece model of type unigram: this one is of type bpe"
-    ):
-        DrawnSubwords("unigram_alpha", 0.1).encoder(bpe.source)
+    models = {
+        kind: train_tokenizers(source, Data(tokenizer=kind, vocab_size=100, byte_fallback=False)).source
+        for kind in ("bpe", "unigram")
+    }
+    for key, kind in (("unigram_alpha", "bpe"), ("bpe_dropout", "unigram")):
+        with refused(f"subwords.{key}", kind):
+            sampler(key, models[kind], 0.1)

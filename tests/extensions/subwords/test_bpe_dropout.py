@@ -16,10 +16,8 @@ from t2t_flax.config import Data
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
-from t2t_flax.errors import UserError
-from t2t_flax.extensions.augmentation import samplers
-from t2t_flax.extensions.augmentation.hook import DrawnSubwords
-from t2t_flax.extensions.augmentation.samplers import BpeDropout
+from t2t_flax.extensions.subwords import samplers
+from t2t_flax.extensions.subwords.samplers import BpeDropout
 from t2t_flax.tasks import task_of
 from t2t_flax.training.model_summary import describe
 
@@ -120,15 +118,6 @@ def test_more_dropout_makes_more_pieces(models):
     assert lengths == sorted(set(lengths))
 
 
-def test_other_models_are_refused():
-    source = open_source("toy:train:300", source_language="en", target_language="de")
-    unigram = train_tokenizers(source, Data(tokenizer="unigram", vocab_size=100, byte_fallback=False))
-    with pytest.raises(
-        UserError, match="config.subwords.bpe_dropout needs a SentencePiece model of type bpe: .* unigram"
-    ):
-        DrawnSubwords("bpe_dropout", 0.1).encoder(unigram.source)
-
-
 def corpus_of(folder, **groups):
     config = small_config(**{"data": DATA, "subwords": dict(bpe_dropout=0.3)} | groups)
     return config, prepare_corpus(task_of(config), folder)
@@ -197,16 +186,3 @@ def test_control_symbols_come_before_every_segmentation(tmp_path):
     for k in range(20):
         for ids in sentences(batches.batch(k), 0).values():
             assert ids[0] == symbol and ids.count(symbol) == 1
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (dict(task="parsing"), "needs data.tokenizer = bpe, not data.task = parsing"),
-        (dict(tokenizer="unigram"), "needs data.tokenizer = bpe, not data.tokenizer = unigram"),
-    ],
-)
-def test_contradictory_keys_are_refused(data, message):
-    config = small_config(data=data, subwords=dict(bpe_dropout=0.3))
-    with pytest.raises(UserError, match=message):
-        config.group("subwords").check(config)

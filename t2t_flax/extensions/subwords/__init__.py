@@ -1,0 +1,42 @@
+"""Subwords: segmentations drawn anew in each pass; BPE codes of subword-nmt as a tokenizer."""
+
+import dataclasses
+from dataclasses import dataclass
+
+from t2t_flax.config import Config
+from t2t_flax.config.keys import key
+from t2t_flax.errors import UserError
+from t2t_flax.registry import DATA_HOOKS, GROUPS, TOKENIZER_FILES, TOKENIZERS
+
+TOKENIZER_OF_KIND = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
+"""Kind of subword regularisation, a key -> the value of data.tokenizer that it needs."""
+
+
+@dataclass(frozen=True)
+class Subwords:
+    bpe_dropout: float = key(0.0, "probability with which a merge of BPE is skipped; 0 = none", low=0.0, high=0.999)
+    unigram_alpha: float = key(
+        0.0, "with data.tokenizer = unigram: a segmentation x has probability P(x)^alpha over the sum of all; 0 = none, only "
+        "the most probable one", low=0.0, high=100.0,
+    )  # fmt: skip
+
+    def check(self, config: Config) -> None:
+        """Raises UserError for another tokenizer or task, and for subword_nmt without codes."""
+        if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
+            raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
+        for name, tokenizer in TOKENIZER_OF_KIND.items():
+            if not (value := getattr(self, name)):
+                continue
+            d = config.data
+            if d.task != "translation" or d.tokenizer != tokenizer:
+                found = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"
+                raise UserError(
+                    f"config.subwords.{name} = {value} needs data.tokenizer = {tokenizer}, not data.{found}."
+                )
+
+
+_HERE = "t2t_flax.extensions.subwords"
+GROUPS.add("subwords", Subwords)
+DATA_HOOKS.add(f"{_HERE}.hook", *(f"subwords.{field.name}" for field in dataclasses.fields(Subwords)))
+TOKENIZERS.add("subword_nmt", f"{_HERE}.subword_nmt:SubwordNmtTokenizer")
+TOKENIZER_FILES.add("subword-nmt codes and vocabulary", f"{_HERE}.subword_nmt:SubwordNmtTokenizer")

@@ -1,0 +1,157 @@
+"""Pairs drawn anew in each pass: functions of (seed, pass, pair), in any process, and with what else changes a run."""
+
+import dataclasses
+import pickle
+
+import jax
+import numpy as np
+import pytest
+from helpers.configs import small_config
+from helpers.runs import copy_at, start, tiny_run
+from helpers.thread_groups import run_processes
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from t2t_flax.config import Data
+from t2t_flax.data.batching.streams import Visits
+from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.sources import JoinedSource, Source
+from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.extensions.shared.tagged_source import TaggedSource
+from t2t_flax.extensions.subwords.drawn_pairs import DrawnPairs
+from t2t_flax.tasks import task_of
+from t2t_flax.training import loop
+
+POLICIES = Policies(max_length=60, on_too_long="truncate", empty_lines="drop", keep_texts=True)
+CONFIG = small_config(data=dict(max_length=60, pack_length=60, batch_tokens=300)).data
+KINDS = {"bpe_dropout": ("bpe", 0.5), "unigram_alpha": ("unigram", 0.1)}
+
+
+class Houses(Source):
+    def read(self):
+        return ((f"the small house {i} stands there", f"das kleine Haus {i} steht dort") for i in range(self.count))
+
+    def fingerprint(self):
+        return f"houses {self.count}"
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def drawn(request, tmp_path_factory) -> DrawnPairs:
+    """40 plain pairs, then 20 with a tag."""
+    kind, strength = KINDS[request.param]
+    tokenizers = train_tokenizers(Houses("h", 60), Data(tokenizer=kind, vocab_size=41, byte_fallback=False), ["<t>"])
+    source = JoinedSource("both", [Houses("h", 40), TaggedSource(Houses("h", 20), "<t>")])
+    store = prepare_split(source, tokenizers, tmp_path_factory.mktemp("s") / "store", POLICIES, num_workers=1)
+    return DrawnPairs(store, tokenizers, CONFIG, 0, request.param, strength)
+
+
+def ids(sides) -> list[tuple[list[int], list[int]]]:
+    lists = ([side.ids[o : o + n].tolist() for o, n in zip(side.offsets, side.lengths, strict=True)] for side in sides)
+    return list(zip(*lists, strict=True))
+
+
+def visits(pairs, passes=0) -> Visits:
+    return Visits(np.array(pairs, np.int64), np.broadcast_to(np.array(passes, np.int64), (len(pairs),)))
+
+
+def stored(draw: DrawnPairs, pairs) -> list[tuple[list[int], list[int]]]:
+    return [(draw.store.source(i).tolist(), draw.store.target(i).tolist()) for i in pairs]
+
+
+@given(st.lists(st.tuples(st.integers(0, 59), st.integers(0, 5)), min_size=1, max_size=30))
+@settings(deadline=None, max_examples=60)
+def test_ids_are_a_function_of_the_pair_and_its_pass(drawn, rows):
+    """They depend on no pair beside it, no order and no process."""
+    together = ids(drawn(visits(*map(list, zip(*rows, strict=True)))))
+    copy = pickle.loads(pickle.dumps(drawn))
+    assert together == [ids(copy(visits([pair], number)))[0] for pair, number in rows]
+
+
+def test_passes_and_seeds_draw_other_ids_of_the_same_text(drawn):
+    source, target = drawn.tokenizers.source, drawn.tokenizers.target
+    symbol, found = source.control_symbols["<t>"], set()
+    for seed in (0, 1):
+        for number in (0, 1):
+            rows = ids(dataclasses.replace(drawn, seed=seed)(visits(range(60), number)))
+            found.add(str(rows))
+            for i, (row, own) in enumerate(zip(rows, stored(drawn, range(60)), strict=True)):
+                assert row[0].count(symbol) == (row[0][0] == symbol) == (i >= 40), "a symbol stays in front"
+                assert source.decode(row[0]) == source.decode(own[0])
+                assert target.decode(row[1]) == target.decode(own[1])
+    assert len(found) == 4
+
+
+@pytest.mark.parametrize(
+    ("keys", "most"), [({}, 60), ({"pack_length": 24}, 24), ({"batching": "buckets", "batch_tokens": 40}, 40)]
+)
+def test_a_pair_that_gets_too_long_keeps_its_ids(drawn, keys, most):
+    strength = {"bpe_dropout": 0.8, "unigram_alpha": 0.01}[drawn.kind]
+    draw = dataclasses.replace(drawn, config=dataclasses.replace(CONFIG, **keys), strength=strength)
+    rows = [ids(draw(visits(range(60), number))) for number in range(9)]
+    lengths = [max(map(len, pair)) for row in rows for pair in row]
+    assert draw.most == most and max(lengths) <= draw.longest == max(most, draw.store.longest)
+    kept = [pair == own for pair, own in zip(rows[0], stored(draw, range(60)), strict=True)]
+    assert any(kept) == (most == 24)
+
+
+def test_truncated_pairs_keep_their_ids(drawn, tmp_path):
+    policies = dataclasses.replace(POLICIES, max_length=4)
+    store = prepare_split(Houses("h", 9), drawn.tokenizers, tmp_path / "s", policies, num_workers=1)
+    assert store.meta["truncated"] == 9
+    draw = dataclasses.replace(drawn, store=store, config=dataclasses.replace(CONFIG, max_length=4))
+    assert ids(draw(visits(range(9)))) == stored(draw, range(9))
+
+
+def test_what_the_ids_depend_on_is_in_the_key(drawn):
+    shorter = dataclasses.replace(CONFIG, max_length=30)
+    others = [dict(seed=1), dict(kind="x"), dict(strength=0.7), dict(config=shorter)]
+    keys = [drawn.key, *(dataclasses.replace(drawn, **field).key for field in others)]
+    assert len(set(map(str, keys))) == 5
+
+
+def drawn_run(workdir):
+    """Mixed sources with a tag and drawn segmentations; shares change in the midst of a window."""
+    return tiny_run(
+        workdir,
+        data=dict(train="many=toy:train:300; few=toy:train:60", valid="toy:valid:30"),
+        mixtures=dict(shares="many=3, few=1; 5: few=1", tags="few=<t>"),
+        subwords=dict(bpe_dropout=0.2),
+        checkpoint=dict(every_steps=2),
+        train=dict(steps=7),
+    )
+
+
+@pytest.mark.slow
+def test_a_resumed_run_has_the_bits_of_one_that_was_not(tmp_path, cache):
+    """Before and after the shares change."""
+    pytest.importorskip("t2t_flax.extensions.mixtures")
+    whole = loop.train(start(drawn_run(tmp_path), tmp_path / "whole", cache), score=None)
+    for step in (4, 6):
+        copy_at(step, tmp_path / "whole", tmp_path / str(step))
+        resumed = loop.train(start(drawn_run(tmp_path), tmp_path / str(step), cache), score=None)
+        for actual, expected in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
+            np.testing.assert_array_equal(actual, expected)
+
+
+def test_hosts_build_the_rows_of_one(tmp_path):
+    """Each opens the store, draws the window and fills its own rows."""
+    pytest.importorskip("t2t_flax.extensions.mixtures")
+    config = drawn_run(tmp_path)
+
+    def rows(group):
+        corpus = prepare_corpus(task_of(config), tmp_path / "run", group=group)
+        batches = corpus.batches(config, shards=group.count)
+        found = []
+        for k in range(9):
+            batch = batches.batch(k)
+            share = batch.shape.rows // group.count
+            found.append(batch.rows(group.index * share, (group.index + 1) * share))
+        return found
+
+    (alone,), together = run_processes(1, rows), run_processes(2, rows)
+    for k in range(9):
+        for name in alone[k]:
+            rows_of_all = np.concatenate([host[k][name] for host in together], axis=1)
+            one = alone[k][name].reshape(-1, alone[k][name].shape[-1])
+            np.testing.assert_array_equal(rows_of_all.reshape(-1, one.shape[-1])[: len(one)], one)
