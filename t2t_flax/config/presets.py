@@ -16,7 +16,7 @@ from typing import Any
 
 import ml_collections
 
-from t2t_flax.config.keys import hint
+from t2t_flax.config.keys import hint, show
 from t2t_flax.config.overrides import check_evaluation, default_config, from_json, override, resolve, to_config_dict
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
@@ -146,7 +146,10 @@ def _read(path: str) -> ml_collections.ConfigDict:
         return _stored(path)
     if not Path(file).is_file() and "/" not in path and not file.endswith((".py", ".json")):
         return preset(path)
-    return from_python_file("--config", path, "get_config", "configs/toy.py")
+    config = from_python_file("--config", path, "get_config", "configs/toy.py")
+    if not isinstance(config, ml_collections.ConfigDict | dict):
+        raise UserError(f"--config={path}: get_config() returned {show(config)}. Return default_config(), edited.")
+    return config
 
 
 def _stored(path: str) -> ml_collections.ConfigDict:

@@ -1,6 +1,6 @@
-"""The command line: a small run from train to translate, and wrong input. Most commands run in this process."""
+"""The command line: a small run from train to translate, and wrong input."""
 
-import functools
+import contextlib
 import gzip
 import io
 import json
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 from helpers.processes import environment
+from helpers.refusals import assert_names, refused_command
 
 import t2t_flax
 from t2t_flax.__main__ import main
@@ -31,16 +32,6 @@ SMALL = [
 ]  # fmt: skip
 
 
-def run_process(*arguments, cwd):
-    """Runs a command in its own process, as a user does; returns its standard output."""
-    result = subprocess.run(
-        [sys.executable, "-m", "t2t_flax", *arguments], cwd=cwd, env=environment(), capture_output=True, text=True, timeout=500
-    )  # fmt: skip
-    assert result.returncode == 0, f"exit code {result.returncode}\n{result.stdout}\n{result.stderr}"
-    assert "Traceback" not in result.stderr, result.stderr
-    return result.stdout
-
-
 @pytest.fixture
 def t2t(tmp_path, monkeypatch, capsys):
     """Runs a command in this process; returns (standard output, standard error)."""
@@ -57,10 +48,11 @@ def t2t(tmp_path, monkeypatch, capsys):
 
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory):
-    """(workdir, output of `train`) of a run of 20 updates."""
-    folder = tmp_path_factory.mktemp("cli")
-    out = run_process("train", TOY, "--workdir=runs/toy", "--config.train.steps=20", *SMALL, cwd=folder)
-    return folder / "runs" / "toy", out
+    """The workdir and the output of `train` of a run of 20 updates."""
+    folder, out = tmp_path_factory.mktemp("cli"), io.StringIO()
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+        assert main(["train", TOY, "--workdir=runs/toy", "--config.train.steps=20", *SMALL]) == 0
+    return folder / "runs" / "toy", out.getvalue()
 
 
 @pytest.fixture
@@ -77,9 +69,7 @@ def copy(trained, tmp_path):
 
 def test_train_prints_progress_and_writes_a_record(trained):
     workdir, out = trained
-    for text in ("500 pairs", "parameters, vocabulary 400", "after the start of the process", "tok/s", "fill", "valid_nll", "decode 20/20 sentences",
-                 "BLEU", "nrefs:1|case:mixed|eff:no|tok:13a", "source  ", "reference  ", "output  ", "allocator:"):  # fmt: skip
-        assert text in out
+    assert_names(out, "500 pairs", "vocabulary 400", "tok/s", "valid_nll", "20/20 sentences", "BLEU")
     record = json.loads((workdir / "eval" / "test-20.json").read_text())
     hypotheses = (workdir / "eval" / "test-20.hyp.txt").read_text().split("\n")[:-1]
     assert len(hypotheses) == record["counts"]["sentences"] == 20
@@ -90,9 +80,10 @@ def test_train_prints_progress_and_writes_a_record(trained):
 def test_complete_run_is_reported_and_more_steps_resume_it(copy, t2t):
     command = ["train", TOY, f"--workdir={copy}", *SMALL]
     out, _ = t2t(*command, "--config.train.steps=20")
-    assert "is complete: 20 updates" in out and "BLEU" in out and "raise --config.train.steps" in out
+    assert_names(out, "20 updates", "BLEU", "--config.train.steps")
     out, _ = t2t(*command, "--config.train.steps=25")
-    assert f"resuming {copy} after update 20" in out and (copy / "eval" / "test-25.json").exists()
+    assert_names(out, f"{copy}", "update 20")
+    assert (copy / "eval" / "test-25.json").exists()
 
 
 def test_translate_needs_only_the_workdir(workdir, t2t, tmp_path):
@@ -110,8 +101,7 @@ def test_translate_needs_only_the_workdir(workdir, t2t, tmp_path):
     limits = ["max_source_length=3", "max_length_offset=1", "max_length_ratio=0"]
     flags = [f"--config.decode.{limit}" for limit in limits]
     _, err = t2t("translate", f"--workdir={workdir}", *flags, stdin=lines[1] + "\n")
-    assert "warning: 1 of 1 lines truncated to config.decode.max_source_length: line 1" in err
-    assert "warning: 1 of 1 lines ended by the length limit" in err
+    assert_names(err, "config.decode.max_source_length", "line 1", "length limit")
 
 
 @pytest.mark.slow
@@ -126,7 +116,7 @@ def test_translate_answers_lines_of_a_pipe_one_by_one(workdir):
             assert float(child.stdout.readline().split("\t")[1]) < 0
         child.send_signal(signal.SIGINT)
         out, err = child.communicate(timeout=300)
-    assert child.returncode == 130 and out == "" and "stopped by SIGINT" in err and "Traceback" not in err
+    assert child.returncode == 130 and out == "" and "SIGINT" in err and "Traceback" not in err
 
 
 @pytest.mark.slow
@@ -137,7 +127,8 @@ def test_evaluate_other_text_with_averaged_checkpoints(copy, t2t, tmp_path):
         (tmp_path / name).write_bytes(gzip.compress(data) if name.endswith("gz") else data)
     keys = ["--config.data.test=own.en,own.de.gz"]
     out, _ = t2t("evaluate", f"--workdir={copy}", "--average=2", *keys)
-    assert "12 sentences), mean of steps" in out and out.count("reference  ") == 5
+    assert_names(out, "12 sentences")
+    assert out.count("reference  ") == 5
     record = json.loads(max((copy / "eval").glob("test-*.json"), key=lambda p: p.stat().st_mtime).read_text())
     assert len(record["checkpoint"]["averaged"]) == 2 and record["data"]["spec"] == "own.en,own.de.gz"
 
@@ -152,7 +143,7 @@ def test_load_in_python(workdir):
 def test_prepare_is_idempotent(t2t, tmp_path):
     command = ["prepare", TOY, "--workdir=w", *SMALL]
     out, _ = t2t(*command)
-    assert "train: 500 pairs" in out and "valid: 20 pairs" in out
+    assert_names(out, "500 pairs", "20 pairs")
     files = {p: p.stat().st_mtime_ns for p in (tmp_path / "w" / "data").rglob("*") if p.is_file()}
     assert len(files) > 10
     t2t(*command)
@@ -172,68 +163,69 @@ def text_files(folder, source="a\nb\n", target="c\nd\n"):
     return f"--config.data.train={folder / 'x.en'},{folder / 'x.de'}"
 
 
-def train_fails(tmp_path, capsys, *arguments):
+LONG = "".join(f"sentence number {i} of many\n" for i in range(50))
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "names"),
+    [
+        (dict(target="c\nd\ne\n"), [], ["x.en", "2 lines", "x.de", "3"]),
+        (dict(source=b"good\nbad \xff byte\n"), [], ["x.en", "line 2", "0xff"]),
+        (dict(source="", target=""), [], ["x.en", "empty"]),
+        (dict(source=LONG, target=LONG), [], ["config.data.vocab_size", "4000"]),
+        (None, ["--config.data.train=nowhere.en,nowhere.de"], ["config.data.train", "nowhere.en"]),
+        (None, ["--config.data.train="], ["config.data.train"]),
+        (None, ["--config.model.droput=0.1"], ["'model.dropout'"]),
+        (None, ["--config.model.dropout"], ["--config.model.dropout"]),
+        (None, ["--wrkdir=x"], ["--wrkdir"]),
+    ],
+)
+def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, text, flags, names):
+    flags = flags if text is None else [text_files(tmp_path, **text)]
     config = f"--config={ROOT / 'configs' / 'text.py'}"
-    assert main(["train", config, f"--workdir={tmp_path / 'w'}", "--config.mesh.cpu_devices=8", *arguments]) == 2
-    message = capsys.readouterr().err
-    assert message.startswith("t2t_flax train: ") and "Traceback" not in message
+    command = ["train", config, f"--workdir={tmp_path / 'w'}", "--config.mesh.cpu_devices=8", *flags]
+    refused_command(command, *names)
     assert not list(tmp_path.rglob("*.partial*"))
-    return message
 
 
-def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, capsys):
-    long = "".join(f"sentence number {i} of many\n" for i in range(50))
-    fails = functools.partial(train_fails, tmp_path, capsys)
-    message = fails(text_files(tmp_path, target="c\nd\ne\n"))
-    assert "x.en has 2 lines" in message and "x.de has 3" in message
-    message = fails(text_files(tmp_path, source=b"good\nbad \xff byte\n"))
-    assert "x.en line 2" in message and "0xff" in message
-    assert "there is no file" in fails("--config.data.train=nowhere.en,nowhere.de")
-    assert "config.data.train" in fails("--config.data.train=nowhere.en,nowhere.de")
-    message = fails(text_files(tmp_path, "", ""))
-    assert "no pairs" in message or "empty" in message
-    assert "config.data.vocab_size = 4000 is too large" in fails(text_files(tmp_path, long, long))
-    assert "config.data.train is empty" in fails("--config.data.train=")
-    assert "Did you mean 'model.dropout'" in fails("--config.model.droput=0.1")
-    assert "--config.model.dropout has no value" in fails("--config.model.dropout")
-    assert "unrecognized arguments: --wrkdir" in fails("--wrkdir=x")
+def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path):
+    keys = {
+        "data.train": "toy:train:100",
+        "data.tokenizer_model": workdir / "tokenizer" / "tokenizer.model",
+        "data.vocab_size": 300,
+        "mesh.cpu_devices": 8,
+    }
+    command = ["train", f"--config={ROOT / 'configs' / 'text.py'}", f"--workdir={tmp_path / 'w'}"]
+    command += [f"--config.{key}={value}" for key, value in keys.items()]
+    refused_command(command, "config.data.vocab_size", "300", "400")
 
 
-def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path, capsys):
-    model = workdir / "tokenizer" / "tokenizer.model"
-    keys = [
-        "--config.data.train=toy:train:100",
-        f"--config.data.tokenizer_model={model}",
-        "--config.data.vocab_size=300",
-    ]
-    message = train_fails(tmp_path, capsys, *keys)
-    assert "config.data.vocab_size = 300 is smaller than the 400 pieces" in message
-
-
-def test_workdir_of_another_config_is_refused(workdir, t2t):
-    command = ["train", TOY, f"--workdir={workdir}", *SMALL, "--config.train.steps=20", "--config.model.d_ff=128"]
-    _, err = t2t(*command, code=2)
-    assert "model.d_ff: 64 in the workdir, 128 now" in err and "Use another --workdir" in err
-
-
-def test_other_commands_refuse_wrong_arguments(workdir, t2t, tmp_path):
-    assert "holds no run" in t2t("translate", f"--workdir={tmp_path}", code=2).err
-    assert "no checkpoint of step 7" in t2t("evaluate", f"--workdir={workdir}", "--step=7", code=2).err
+@pytest.mark.parametrize(
+    ("command", "names"),
+    [
+        (["train", TOY, *SMALL, "--config.train.steps=20", "--config.model.d_ff=128"], ["model.d_ff", "64", "128"]),
+        (["evaluate", "--step=7"], ["step 7"]),
+        (["translate", "--input=bad"], ["bad line", "line 2", "byte 1", "0xc3"]),
+        (["translate", "--config.model.d_model=64"], ["model.d_model", "32", "64"]),
+    ],
+)
+def test_wrong_arguments_for_a_run_are_refused(workdir, tmp_path, monkeypatch, command, names):
+    monkeypatch.chdir(tmp_path)
     (tmp_path / "bad").write_bytes(b"ok\n\xc3(\n")
-    err = t2t("translate", f"--workdir={workdir}", "--input=bad", code=2).err
-    assert "bad line 2, byte 1: 0xc3 is not UTF-8" in err
-    err = t2t("translate", f"--workdir={workdir}", "--config.model.d_model=64", code=2).err
-    assert "model.d_model: 32 there, 64 here" in err
-    assert "--workdir" in t2t("translate", code=2).err
-    t2t("explain", code=2)
+    refused_command([*command, f"--workdir={workdir}"], *names)
 
 
-def test_checkpoint_of_another_tokenizer_is_refused(copy, t2t):
+def test_a_folder_without_a_run_is_refused(tmp_path):
+    refused_command(["translate", f"--workdir={tmp_path}"], f"{tmp_path}")
+    refused_command(["translate"], "--workdir")
+
+
+def test_checkpoint_of_another_tokenizer_is_refused(copy):
     data = Data(tokenizer="bpe", vocab_size=400, byte_fallback=False)
     other = SentencePieceTokenizer.train([source for source, _ in toy.pairs("valid", 300)], data)
     shutil.rmtree(copy / "tokenizer")
     TokenizerPair(other, other).save(copy / "tokenizer")
-    assert "belongs to another tokenizer" in t2t("translate", f"--workdir={copy}", code=2).err
+    refused_command(["translate", f"--workdir={copy}"], f"{copy}", "tokenizer")
 
 
 @pytest.mark.slow

@@ -1,9 +1,8 @@
-"""Several test sets in data.test: their names in records, and specs that are a single source."""
+"""Several test sets in data.test, and specs that are a single source."""
 
 import pytest
 
-from t2t_flax.config import Data, resolve
-from t2t_flax.errors import UserError
+from t2t_flax.config import Data
 
 
 @pytest.mark.parametrize(
@@ -24,22 +23,3 @@ from t2t_flax.errors import UserError
 )
 def test_named_sets_keep_their_order(spec, expected):
     assert list(Data(test=spec).test_sets.items()) == list(expected.items())
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("a=x; b.en,b.de", "'b.en,b.de' has no name"),
-        ("a.en,a.de; b=b.en,b.de", "the first test set has no name"),
-        ("a=x; A=y", "two test sets are named 'A'"),
-        ("test=x", "'test' is the name of a split"),
-        ("Valid=x", "'Valid' is the name of a split"),
-        ("a=", "'a' names no source"),
-        ("..=x; b=y", r"'\.\.' cannot name a test set"),
-        ("a\0b=x", "control character|cannot name a test set"),
-        (f"{'n' * 65}=x", "cannot name a test set"),
-    ],
-)
-def test_wrong_test_sets_are_refused(spec, message):
-    with pytest.raises(UserError, match=message):
-        resolve({"data": {"test": spec}})

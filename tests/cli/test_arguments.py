@@ -1,0 +1,52 @@
+"""Command lines are parsed, or refused by a message that names the flag."""
+
+import pytest
+from helpers.refusals import refused
+from hypothesis import given
+from hypothesis import strategies as st
+
+from t2t_flax.cli import arguments
+from t2t_flax.errors import UserError
+
+LARGE = "9" * 30
+
+
+def parse_arguments(*argv: str):
+    parser = arguments.parser("x", "")
+    arguments.add_workdir(parser, "")
+    arguments.add_checkpoint(parser)
+    named = any(arg.startswith("--workdir") for arg in argv)
+    return arguments.parse(parser, [*([] if named else ["--workdir=w"]), *argv])
+
+
+@pytest.mark.parametrize(
+    ("argument", "names"),
+    [
+        ("--average=-3", ["--average", "-3", "0"]),
+        ("--step=-1", ["--step", "-1", "0"]),
+        ("--step=1e3", ["--step", "'1e3'"]),
+        (f"--step={LARGE}", ["--step", LARGE]),
+        ("--workdir=", ["--workdir="]),
+        ("--workdir=--", ["--workdir="]),
+        ("--workdir=\udcff", ["--workdir"]),
+        ("--config.model.d_model", ["--config.model.d_model"]),
+        ("--no-such-flag", ["--no-such-flag"]),
+    ],
+)
+def test_wrong_arguments(argument, names):
+    with refused(*names):
+        parse_arguments(argument)
+
+
+@given(
+    st.lists(
+        st.text(max_size=12) | st.sampled_from(["--average", "--step=1", "--config.", "--config.=", "--"]), max_size=4
+    )
+)
+def test_random_command_lines_are_parsed_or_refused(argv):
+    if any(arg in ("-h", "--help") for arg in argv):
+        return
+    try:
+        parse_arguments(*argv)
+    except UserError as error:
+        assert str(error).encode() and len(str(error)) < 5000
