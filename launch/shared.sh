@@ -21,7 +21,6 @@ serve [[:space:]]serve[[:space:]]
 langid filters.language
 mbr [[:space:]]mbr[[:space:]]
 paragraphs split-sentences
-mtdata mtdata:
 hf (hub:|push)
 ctranslate2 ctranslate2
 wandb wandb

@@ -95,8 +95,6 @@ def shortened(command: str) -> str:
     if re.match(r"python -m benchmarks\b", command):
         flags = " ".join(re.findall(r"--\w+", command))
         return f"{command.split(' --')[0]} --help > help.txt && for flag in {flags}; do grep -e $flag help.txt; done"
-    # tests/extensions/corpora/test_mtdata_corpus.py has its index and a cache
-    command = re.sub(r"mtdata:\S+", "train.de,train.en", command)
     command = re.sub(r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command)
     name = re.search(r"t2t_flax (\w+)", command)[1]
     if "--api-keys" in command:

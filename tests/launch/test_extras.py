@@ -68,7 +68,6 @@ COMMANDS = {
     "bucket": ([*TRAIN, "--workdir=gs://b/run"], {"gcsfs"}),
     "text on S3": ([*TRAIN, "--config.data.train=s3://b/train"], {"s3fs"}),
     "sweep": (["python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/x"], {"optuna"}),
-    "corpus": ([*TRAIN, "--config.data.train=mtdata:Statmt-newstest_deen-2020-deu-eng"], {"mtdata"}),
     "languages": ([*TRAIN, "--config.filters.language=0.95"], {"py3langid"}),
     "mbr": (["python", "-m", "t2t_flax", "mbr", "--workdir=gs://b/run"], {"gcsfs", "fastchrf"}),
     "paragraphs": (

@@ -1,6 +1,4 @@
-"""Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, TFDS, mtdata's
-index; filters of pairs.
-"""
+"""Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, TFDS; filters of pairs."""
 
 import re
 from dataclasses import dataclass, fields
@@ -133,9 +131,6 @@ SOURCES.add(
     ),
 )
 SOURCES.add("tfds", SourceForm("'tfds:NAME:SPLIT'", f"{_HERE}.tfds", prefix="tfds"))
-SOURCES.add(
-    "mtdata", SourceForm("'mtdata:IDENTIFIER' (a corpus of mtdata's index)", f"{_HERE}.mtdata_corpus", prefix="mtdata")
-)
 FILE_PATTERNS.add("corpora", "t2t_flax.extensions.shared.file_patterns")
 GROUPS.add("filters", Filters)
 COMMANDS.add("list_dropped", Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"))
