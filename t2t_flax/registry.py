@@ -158,10 +158,6 @@ SOURCES = Table(
 """Forms of data.train, data.valid and data.test."""
 FILE_PATTERNS: Table[str] = Table()
 """At most one row: a module with `open_files(spec, patterns, context, open_one)`, for text files that patterns name."""
-CHUNKS: Table[str] = Table()
-"""At most one row: what keeps tokenized chunks until their store is written, so that a killed preparation goes on; a module has
-`kept_chunks(encode, store, vocab_sizes, digest, check, alone=...)`, a context of the chunks, see `data.preprocess`.
-"""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
 """Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
 TOKENIZER_FILES: Table[str] = Table()
@@ -224,12 +220,6 @@ learning rate, which all share.
 AVERAGING: Table[str] = Table()
 """Optimizers that evaluate an average of their own, by optimizer.name; a module has `around(config, optimizer, rate)`, which
 returns the whole optimizer, and `average` as `training.optimizer.make_average` returns it.
-"""
-WATCHERS: Table[str] = Table()
-"""What watches over each process of a run; a module has `watcher`, see `distributed.supervisor.Watcher`."""
-REPAIRS: Table[str] = Table()
-"""At most one row: what to do where the newest checkpoint is damaged; a module has `restore(checkpoints, restore)`, which
-returns `restore(step)` of one of the steps.
 """
 EXPLAINED: Table[str] = Table()
 """Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""

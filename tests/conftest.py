@@ -156,7 +156,7 @@ def exits(monkeypatch):
     """
     from helpers.supervised_threads import Exit
 
-    from t2t_flax.distributed import supervisor
+    from t2t_flax.distributed import supervisor, watcher
 
     codes = []
 
@@ -165,6 +165,7 @@ def exits(monkeypatch):
         raise Exit
 
     monkeypatch.setattr(supervisor, "end", end)
-    monkeypatch.setattr(supervisor, "INTERVAL", 0.01)
+    monkeypatch.setattr(watcher, "end", end)
+    monkeypatch.setattr(watcher, "INTERVAL", 0.01)
     monkeypatch.setattr("threading.excepthook", lambda _: None)
     return codes

@@ -286,6 +286,13 @@ class Distributed:
         low=3,
         high=10**6,
     )
+    hang_timeout: int = mutable_key(
+        900,
+        "a run without progress (an update, a step of an evaluation) for this long writes the stacks of its threads and "
+        "exits; 0 = never",
+        unit="seconds",
+        low=0,
+    )
 
 
 @dataclass(frozen=True)

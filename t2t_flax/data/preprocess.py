@@ -8,7 +8,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -16,6 +16,7 @@ import numpy as np
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.progress import Report, silent
+from t2t_flax.data.shards import Chunk, kept_chunks
 from t2t_flax.data.sources import Source, counted
 from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -23,7 +24,6 @@ from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
 from t2t_flax.locks import exclusive_writer
-from t2t_flax.registry import CHUNKS
 
 RECIPE_VERSION = 2
 """Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
@@ -108,20 +108,6 @@ class Policies:
 
 
 @dataclass
-class Chunk:
-    """Encoded pairs. number: of the chunk in the whole source; part: number of the part of the source. sides: (ids [total],
-    lengths [pairs]) of source and target, int32, and of their texts if these are kept, uint8 and int32. dropped: (index,
-    reason).
-    """
-
-    number: int
-    part: int
-    counts: collections.Counter[str] = field(default_factory=collections.Counter)
-    sides: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
-    dropped: list[tuple[int, str]] = field(default_factory=list)
-
-
-@dataclass
 class Encoder:
     """Tokenizes chunks of pairs under the policies; pickled once for each worker process."""
 
@@ -132,11 +118,10 @@ class Encoder:
     tag: str = ""
     """Before the source sentences, its space included; filters do not see it."""
 
-    def __call__(self, pairs: list[Unread], number: int) -> Chunk:
-        """The chunk of these pairs; number: of the chunk in the whole source."""
+    def __call__(self, pairs: list[Unread]) -> Chunk:
         policies = self.policies
         encode = [self.tokenizers.source.encode, self.tokenizers.target.encode_text]
-        chunk = Chunk(number, self.part, collections.Counter(pairs_read=len(pairs)))
+        chunk = Chunk(self.part, collections.Counter(pairs_read=len(pairs)))
         encoded: list[list[list[int]]] = [
             [] if isinstance(pair, str) else [one(text) for one, text in zip(encode, pair, strict=True)]
             for pair in pairs
@@ -234,13 +219,16 @@ def _write(
     check = functools.partial(_check_unchanged, source, recipe["source_fingerprint"])
     # Of files in object stores that takes a request each: once, at the end, will do.
     often = (lambda: None) if any(map(is_remote, source.files)) else check
-    kept = (module.kept_chunks(encode, local, sizes, digest, often, alone=alone) for module in CHUNKS.load_all())
+    # Without a lock another process may write the same shards.
+    kept = (
+        kept_chunks(encode, local, sizes, f"{digest} {CHUNK_PAIRS}", often) if alone else contextlib.closing(encode())
+    )
 
     def say() -> None:
         done = sum(counts["pairs_read"] for counts in of_sources)
         report(f"tokenise {name}", done, source.expected_count(), "pairs")
 
-    with next(kept, None) or contextlib.closing(encode()) as chunks, StoreWriter(local, vocab_sizes=sizes) as writer:
+    with kept as chunks, StoreWriter(local, vocab_sizes=sizes) as writer:
         say()
         part = 0
         for chunk in chunks:
@@ -303,18 +291,26 @@ def encode_all(
     encoder: Encoder,
     source: Source,
     num_workers: int,
-    without: Callable[[int], bool] = lambda number: False,
+    skip: int = 0,
     report: Report = silent,
 ) -> Generator[Chunk, None, None]:
-    """The chunks of a source, in order; never more than a few in memory. Those whose numbers are to be left out are read, but
-    neither tokenized nor returned.
+    """Yield the chunks of a source, in order; never more than a few in memory.
+
+    Args:
+      skip: number of first chunks that are read, but neither tokenized nor yielded.
     """
-    numbers = itertools.count()
     for number, (part, pairs) in enumerate(
         zip(source.parts, rows_of(source.parts, encoder.policies.filters, report), strict=True)
     ):
         of_part = replace(encoder, part=number, tag=f"{part.tag} " if part.tag else "")
-        yield from _encode_part(of_part, pairs, num_workers or num_cores(), numbers, without)
+        chunks = _chunks_of(pairs)
+        while skip and next(chunks, None):
+            skip -= 1
+        yield from _encode_part(of_part, chunks, num_workers or num_cores())
+
+
+def _chunks_of(pairs: Iterator[Unread]) -> Iterator[list[Unread]]:
+    return iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), [])
 
 
 def rows_of(
@@ -327,18 +323,10 @@ def rows_of(
     return rows
 
 
-def _encode_part(
-    encoder: Encoder,
-    pairs: Iterator[Unread],
-    num_workers: int,
-    numbers: Iterator[int],
-    without: Callable[[int], bool],
-) -> Generator[Chunk, None, None]:
-    numbered = zip(iter(lambda: list(itertools.islice(pairs, CHUNK_PAIRS)), []), numbers, strict=False)
-    chunks = (chunk for chunk in numbered if not without(chunk[1]))
+def _encode_part(encoder: Encoder, chunks: Iterator[list[Unread]], num_workers: int) -> Generator[Chunk, None, None]:
     inline = None if num_workers == 1 else INLINE_PAIRS // CHUNK_PAIRS
-    yield from itertools.starmap(encoder, itertools.islice(chunks, inline))
+    yield from map(encoder, itertools.islice(chunks, inline))
     first = next(chunks, None)
     if first is not None:
         with Workers(encoder, num_workers, does="tokenizes") as workers:
-            yield from workers.map(itertools.chain([first], chunks), num_workers * CHUNKS_IN_FLIGHT)
+            yield from workers.map(zip(itertools.chain([first], chunks)), num_workers * CHUNKS_IN_FLIGHT)

@@ -8,12 +8,13 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NoReturn, Protocol, TypeVar
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.distributed import watcher as watching
 from t2t_flax.distributed.coordination import (
     ProcessGroup,
     ProcessGroupError,
@@ -23,33 +24,12 @@ from t2t_flax.distributed.coordination import (
 )
 from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
-from t2t_flax.registry import WATCHERS
 
 _Result = TypeVar("_Result")
-
-INTERVAL = 1.0
-"""Seconds between two messages to the other processes."""
 
 
 class StopRequested(Exception):
     """All processes have agreed to stop here."""
-
-
-class Watcher(Protocol):
-    """Watches over a process: a row of `registry.WATCHERS` is a module with `watcher(supervisor, config) -> Watcher`."""
-
-    def check(self) -> None:
-        """Called four times a second in a thread; must not block."""
-
-    def communicate(self, news: Mapping[str, str]) -> None:
-        """Called each second in another thread, where there are several processes. news: what they have published as `news/NAME`,
-        by name. May raise ProcessGroupError.
-        """
-
-    def failed(self, code: int, reason: str, *, disconnected: bool) -> list[str]:
-        """Of several processes this one is about to end with `code`: tells the others why. disconnected: it fails because another
-        process is gone. Returns the names of those that it knows to be gone.
-        """
 
 
 class RunSupervisor:
@@ -79,7 +59,7 @@ class RunSupervisor:
         self._interruptible = ""  # what is being done that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
         self._handlers: dict[int, Any] = {}
-        self.watchers: list[Watcher] = [module.watcher(self, config) for module in WATCHERS.load_all()]
+        self.watcher = watching.Watcher(self, config.distributed)
 
     def __enter__(self) -> "RunSupervisor":
         self._pipe = os.pipe()
@@ -187,7 +167,7 @@ class RunSupervisor:
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
-            ready, _, _ = select.select([self._pipe[0]], [], [], INTERVAL / 4)
+            ready, _, _ = select.select([self._pipe[0]], [], [], watching.INTERVAL / 4)
             for number in os.read(self._pipe[0], 64) if ready else b"":
                 if number == signal.SIGINT and self.signal:
                     self.say("interrupted twice, exiting at once")
@@ -195,12 +175,11 @@ class RunSupervisor:
                 if number in (signal.SIGTERM, signal.SIGINT):
                     self.request_stop(signal.Signals(number).name)
             self._exit_if_signalled()
-            for watcher in self.watchers:
-                watcher.check()
+            self.watcher.check()
 
     def _exit_if_signalled(self) -> None:
         what = self._interruptible
-        grace = 2.5 * INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
+        grace = 2.5 * watching.INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
         if self.signal and what and time.monotonic() - self._requested_at >= grace:
             self.say(f"{self.signal} while {what}")
             end(STOPPED)
@@ -208,7 +187,7 @@ class RunSupervisor:
     def _communicate(self) -> None:
         """Sends and reads messages."""
         while not self._closed.is_set():
-            self._wake.wait(INTERVAL)
+            self._wake.wait(watching.INTERVAL)
             self._wake.clear()
             try:
                 self.publish()
@@ -218,8 +197,7 @@ class RunSupervisor:
             if "stop" in news:
                 self.request_stop(news["stop"])
             with contextlib.suppress(ProcessGroupError):
-                for watcher in self.watchers:
-                    watcher.communicate(news)
+                self.watcher.communicate(news)
 
 
 def run_job(
@@ -268,7 +246,7 @@ def _fail(supervisor: RunSupervisor, error: BaseException) -> NoReturn:
         traceback.print_exception(error)
     if not disconnected:
         supervisor.say(text)
-    dead = [name for each in supervisor.watchers for name in each.failed(code, text, disconnected=disconnected)]
+    dead = supervisor.watcher.failed(code, text, disconnected=disconnected)
     if disconnected:
         supervisor.say(
             f"the connection to another process broke ({', '.join(dead) or 'which one is not known'}). The last checkpoint "

@@ -15,7 +15,6 @@ EXTENSIONS = (
     "parsing",
     "kernels",
     "recipes",
-    "resilience",
     "mup",  # before finetuning, whose parameters it refuses
     "finetuning",
     "layer_types",

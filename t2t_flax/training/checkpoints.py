@@ -6,12 +6,11 @@ parameters alone.
 """
 
 import contextlib
-import functools
 import json
 import logging
 import math
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -27,9 +26,9 @@ from t2t_flax.filesystem import (
     fsync_tree,
     is_write_refused,
     list_names,
+    move_folder,
     real_path,
 )
-from t2t_flax.registry import REPAIRS
 from t2t_flax.training import checkpoint_files as files
 from t2t_flax.training.checkpoint_files import (
     DamagedCheckpoint,
@@ -206,16 +205,52 @@ class Checkpoints:
     def restore_latest(
         self, abstract: TrainState, config: Config, digests: Mapping[str, str] | None = None
     ) -> tuple[TrainState, dict[str, Any]] | None:
-        """(state, meta) of the newest checkpoint; None where there is no checkpoint at all. digests: of this run's tokenizer and
-        data. Raises UserError where the checkpoint has another model, version or data, or is damaged; an extension may use an
-        older one in its place. Errors of a device, disk or network pass through.
+        """Restore the newest intact checkpoint, and then move newer damaged ones to `damaged/`.
+
+        Args:
+          digests: of this run's tokenizer and data.
+
+        Returns:
+          (state, meta), or None if there is no checkpoint.
+
+        Raises:
+          UserError: the checkpoint has another model, version or data, or all are damaged; nothing changes. Errors of a
+            device, disk or network pass through.
         """
-        if not self._steps:
-            return None
-        restore = functools.partial(self._restore, abstract, config, digests or {})
-        for module in REPAIRS.load_all():
-            return module.restore(self, restore)
-        return restore(self.steps()[-1])
+        damaged: dict[int, str] = {}
+        for step in reversed(self._steps):
+            try:
+                restored = self._restore(abstract, config, digests or {}, step)
+            except DamagedCheckpoint as damage:
+                damaged[step] = damage.reason
+                if self.group.is_lead:
+                    text = "checkpoint %d in %s is damaged (%s); using the previous one"
+                    log.warning(text, step, self.folder, damage.reason)
+                continue
+            if damaged:
+                self._set_aside(damaged)
+            return restored
+        if damaged:
+            reasons = "\n".join(f"  {self.folder / str(step)}: {why}" for step, why in damaged.items())
+            raise UserError(
+                f"all checkpoints in {self.folder} are damaged; they are left where they are:\n{reasons}\n"
+                "Restore one from a backup, or use another workdir."
+            )
+        return None
+
+    def _set_aside(self, steps: Iterable[int]) -> None:
+        """Move checkpoints to `damaged/STEP-N` beside the folder: on the same disk even if `folder` is a link."""
+        linked = self.folder.parent != self.workdir
+        target = self.folder.parent / (f"{self.folder.name}.damaged" if linked else "damaged")
+        for step in steps if self.group.is_lead else ():
+            existing = set(list_names(target))
+            number = next(n for n in range(len(existing) + 1) if f"{step}-{n}" not in existing)
+            move_folder(self.folder / str(step), target / f"{step}-{number}")
+        self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
+        if self.group.count > 1:  # Orbax looks for the folder on every host
+            for step in steps:
+                appears(self.folder / str(step), exists=False)
+        self.refresh()
 
     def _restore(
         self, abstract: TrainState, config: Config, digests: Mapping[str, str], step: int

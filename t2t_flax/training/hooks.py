@@ -1,6 +1,5 @@
 """What extensions do at moments of a run: `registry.HOOKS` names modules, whose `hook(config, workdir, group)` makes one."""
 
-from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import jax
@@ -18,11 +17,6 @@ if TYPE_CHECKING:
 class Hook:
     """What an extension does at moments of a run; every method may be left out. Called in every process, in the order of
     registration.
-    """
-
-    idle_every: int = 0
-    """Every `idle_every` updates `on_update` is called while the devices are idle, to measure them; 0 = never. It costs a pause,
-    and must be the same in all processes.
     """
 
     def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
@@ -61,8 +55,3 @@ def check_hooks(config: Config) -> None:
     """Raises UserError, before training, for what a hook lacks: its module may have `check_installed(config)`."""
     for module in HOOKS.of(config):
         getattr(module, "check_installed", lambda config: None)(config)
-
-
-def wants_idle(hooks: Sequence[Hook], step: int) -> bool:
-    """Whether a hook wants idle devices after update `step`, see `Hook.idle_every`."""
-    return any(hook.idle_every and step % hook.idle_every == 0 for hook in hooks)

@@ -16,7 +16,7 @@ from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_files import checksums, is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.hooks import Hook, make_hooks, wants_idle
+from t2t_flax.training.hooks import Hook, make_hooks
 from t2t_flax.training.progress import MetricsWriter, Progress, measure
 from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps, validation_loss
 from t2t_flax.training.train_state import TrainProgress, TrainState, init_state, parameters_of
@@ -228,8 +228,6 @@ class Run:
             self.state, values = self._programs[batch.arrays["target"].shape](self.state, batch.arrays)
         self.read_metrics()
         self._unread = step, batch, values
-        if wants_idle(self.hooks, step):
-            self.read_metrics()
 
     def read_metrics(self) -> None:
         """Waits for the last update and logs it."""

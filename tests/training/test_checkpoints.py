@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import json
-import os
 import shutil
 import threading
 import time
@@ -19,8 +18,7 @@ from helpers.full_disk import full_disk
 
 from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError
-from t2t_flax.registry import Table
-from t2t_flax.training.checkpoint_files import DamagedCheckpoint, checksums
+from t2t_flax.training.checkpoint_files import checksums
 from t2t_flax.training.checkpoints import Checkpoints, reporting_full_disk
 from t2t_flax.training.train_state import init_state
 
@@ -112,40 +110,6 @@ def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setu
             left = Checkpoints(folder)
             metas.append({step: left.meta(step) for step in left.steps()})
         assert metas[0] == metas[1] and list(metas[0]) == kept
-
-
-def damage_flip(folder):
-    for path in (folder / "params").rglob("d/*"):
-        data = bytearray(path.read_bytes())
-        data[len(data) // 2] ^= 1
-        path.write_bytes(data)
-
-
-def damage_truncate(folder):
-    path = largest_file(folder / "opt_state")
-    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-
-
-def damage_meta(folder):
-    largest_file(folder / "meta").write_bytes(b"{")
-
-
-def damage_item(folder):
-    os.rename(folder / "params", folder / "parama")
-
-
-@pytest.mark.parametrize("damage", [damage_flip, damage_truncate, damage_meta, damage_item])
-def test_damaged_newest_checkpoint_is_an_error_that_says_what_to_do(
-    tmp_path, three, training_setup, monkeypatch, damage
-):
-    monkeypatch.setattr("t2t_flax.training.checkpoints.REPAIRS", Table())  # those of extensions
-    folder = shutil.copytree(three, tmp_path / "checkpoints")
-    damage(folder / "3")
-    with pytest.raises(DamagedCheckpoint, match=f"checkpoint 3 in {folder} is damaged: .* move it to another folder"):
-        Checkpoints(folder, keep_last=3).restore_latest(abstract(training_setup), training_setup[0])
-    (folder / "3").rename(tmp_path / "away")
-    state, meta = Checkpoints(folder, keep_last=3).restore_latest(abstract(training_setup), training_setup[0])
-    assert meta["step"] == 2 and equal(state.params, state_at(training_setup, 2).params)
 
 
 def wrapped_error(error):

@@ -14,8 +14,6 @@ from t2t_flax.training.progress import read_metrics
 
 
 class Recorder(hooks.Hook):
-    idle_every = 2
-
     def __init__(self):
         self.calls = []
 
@@ -55,7 +53,7 @@ def test_moments_of_a_run(tmp_path, cache, recorder):
     keys = dict(eval=dict(every_steps=4), log=dict(every_steps=2))
     outcome = loop.train(start(tiny_run(tmp_path, steps=5, **keys), tmp_path, cache), score=None)
     names = (
-        "start0 before1 update1 before2 update2 log2 before3 before4 update3 update4 log4 log4 checkpoint4 "
+        "start0 before1 update1 before2 before3 update2 log2 before4 update3 update4 log4 log4 checkpoint4 "
         "before5 update5 checkpoint5"
     )
     assert [f"{name}{step}" for name, step in recorder.calls] == names.split()

@@ -1,0 +1,95 @@
+"""Let a killed preparation of data go on: tokenized chunks are kept in shards until their store is written."""
+
+import collections
+import contextlib
+import hashlib
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+
+from t2t_flax.data.token_store import StoreWriter, TokenStore
+from t2t_flax.filesystem import list_numbers, remove_folder
+
+SHARD_CHUNKS = 50
+"""Chunks of a shard, which a killed preparation does not tokenize again."""
+SUFFIX = ".shards-"
+
+
+@dataclass
+class Chunk:
+    """Tokenized pairs of one part of a source.
+
+    Attributes:
+      part: number of the part.
+      sides: (ids [total], lengths [pairs]) of source and target, int32, and of their texts if these are kept, uint8 and
+        int32.
+      dropped: (index, reason) of each dropped pair.
+    """
+
+    part: int
+    counts: collections.Counter[str] = field(default_factory=collections.Counter)
+    sides: list[tuple[np.ndarray, np.ndarray]] = field(default_factory=list)
+    dropped: list[tuple[int, str]] = field(default_factory=list)
+
+
+@contextlib.contextmanager
+def kept_chunks(
+    encode: Callable[[int], Generator[Chunk, None, None]],
+    store: Path,
+    vocab_sizes: Sequence[int],
+    digest: str,
+    check: Callable[[], None],
+) -> Iterator[Iterator[Chunk]]:
+    """Yield all chunks of a store; the caller is the only writer of the store.
+
+    Args:
+      encode: (n) -> the chunks of the source after the first n, in order.
+      store: folder of the future store; the shards are in `STORE.shards-KEY` until the block ends without an error.
+      digest: of the future store and its chunks. Shards with another digest are removed.
+      check: raises UserError if the source has changed; called before a shard is written.
+    """
+    key = hashlib.sha256(f"{digest} {SHARD_CHUNKS}".encode()).hexdigest()[:12]
+    folder = store.with_name(f"{store.name}{SUFFIX}{key}")
+    for other in (*store.parent.glob(f"{store.name}{SUFFIX}*"), *folder.glob("*.partial-*")):
+        if other != folder:
+            remove_folder(other)
+    done = len(list_numbers(folder))
+    with contextlib.closing(encode(done * SHARD_CHUNKS)) as new:
+        yield _chunks(folder, done, new, vocab_sizes, check)
+    remove_folder(folder)
+
+
+def _chunks(
+    folder: Path, done: int, new: Iterator[Chunk], vocab_sizes: Sequence[int], check: Callable[[], None]
+) -> Iterator[Chunk]:
+    for number in range(done):
+        yield from _read(folder / str(number))
+    last: list[Chunk] = []
+    for chunk in new:
+        if len(last) == SHARD_CHUNKS:
+            check()
+            _write(folder / str(done), last, vocab_sizes)
+            done, last = done + 1, []
+        last.append(chunk)
+        yield chunk
+
+
+def _write(folder: Path, chunks: Sequence[Chunk], vocab_sizes: Sequence[int]) -> None:
+    """Write a shard, whole or not at all."""
+    counts: dict[int, collections.Counter[str]] = collections.defaultdict(collections.Counter)
+    with StoreWriter(folder, vocab_sizes=vocab_sizes) as writer:
+        for chunk in chunks:
+            writer.write(*chunk.sides)
+            counts[chunk.part].update(chunk.counts)
+        writer.meta["counts"] = counts
+
+
+def _read(folder: Path) -> Iterator[Chunk]:
+    """Yield a chunk for each part of the source in a shard; the first one has the sentences of all."""
+    store = TokenStore.open(folder)
+    sides = [(ids, lengths) for ids, _, lengths in store.all_sides()]
+    for part, counts in store.meta["counts"].items():
+        yield Chunk(int(part), collections.Counter(counts), sides)
+        sides = [(ids[:0], lengths[:0]) for ids, lengths in sides]

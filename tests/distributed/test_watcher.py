@@ -1,0 +1,84 @@
+"""Heartbeats and hangs, with threads as the processes of a run."""
+
+from types import SimpleNamespace
+
+import pytest
+from helpers.refusals import assert_names
+from helpers.supervised_threads import supervisors
+from helpers.thread_groups import thread_groups, wait_until
+
+from t2t_flax.config import Config, Distributed
+from t2t_flax.distributed import watcher
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.distributed.watcher import Heartbeats
+
+SHORT = dict(hang_timeout=0, heartbeat_timeout=1)
+
+
+@pytest.mark.smoke
+def test_lead_reports_a_dead_process_and_exits(exits, capsys):
+    with supervisors(2, **SHORT) as (_, runs):
+        wait_until(lambda: 1 in runs[0].watcher.heartbeats._peers)
+        runs[1]._closed.set()  # it sends no more heartbeats
+        wait_until(lambda: 1 in exits)
+    assert_names(capsys.readouterr().err, "process 1", "heartbeat_timeout", "Thread 0x")
+
+
+def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
+    with supervisors(3) as (_, runs):
+        runs[1].watcher.failed(2, "no-such-file", disconnected=False)
+        wait_until(lambda: len(exits) == 2)
+    assert exits == [2, 2] and capsys.readouterr().err.count("no-such-file") == 2
+
+
+def test_process_that_dies_within_its_first_second_is_reported(exits, capsys, monkeypatch):
+    for name in ("_communicate", "_supervise"):
+        thread = getattr(RunSupervisor, name)
+        monkeypatch.setattr(RunSupervisor, name, lambda run, thread=thread: run.group.is_lead and thread(run))
+    with supervisors(2, **SHORT):
+        wait_until(lambda: 1 in exits)
+    assert_names(capsys.readouterr().err, "process 1", "heartbeat_timeout")
+
+
+def test_silent_coordinator_ends_the_other_processes(exits, capsys):
+    with supervisors(2, **SHORT) as (service, _):
+        service.available = False
+        wait_until(lambda: 1 in exits)
+    assert_names(capsys.readouterr().err, "process 0", "coordinator", "heartbeat_timeout")
+
+
+def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsys):
+    config = Config(distributed=Distributed(hang_timeout=1))
+    with RunSupervisor(ProcessGroup(), config, stacks=tmp_path) as run, run.expect_progress():
+        watching = run.watcher
+        with run.expect_progress(False):
+            watching._seen_at -= 100
+            assert watching.quiet_seconds() == 0
+            watching.check()  # time in which no progress was expected does not count
+        watching.check()
+        watching._seen_at -= 100
+        wait_until(lambda: exits)
+    assert_names(capsys.readouterr().err, "hang_timeout")
+    assert "test_watcher.py" in (tmp_path / "process-0.txt").read_text()
+
+
+def test_late_processes_are_named(monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    _, groups = thread_groups(3)
+    beats = [Heartbeats(group) for group in groups]
+
+    def exchange(*calls):
+        for beat, count in zip(beats, calls, strict=True):
+            if count is not None:
+                beat.send(count)
+        beats[0].receive()
+        late = beats[0].late_processes(calls[0])
+        return [i for i in range(3) if f"process {i} on" in late]
+
+    assert exchange(4, 4, 4) == []
+    assert exchange(6, 5, 6) == [1]
+    now[0] += 3 * watcher.INTERVAL
+    assert exchange(6, 6, None) == [2] and beats[0].silent_processes(watcher.INTERVAL) == [2]
+    assert not Heartbeats(ProcessGroup()).late_processes(1)
