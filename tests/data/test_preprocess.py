@@ -200,7 +200,7 @@ def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, mo
     monkeypatch.setattr(
         preprocess.Encoder,
         "__call__",
-        lambda self, pairs: in_process.append(pairs) or real(self, pairs, number),
+        lambda self, pairs: in_process.append(pairs) or real(self, pairs),
     )
     read, ahead = itertools.count(), []
     monkeypatch.setattr(source, "read", lambda lines=source.read: (pair for pair in lines() if next(read) >= 0))
