@@ -30,7 +30,7 @@ from t2t_flax.models.dropout import Rate
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.registry import HOOKS
 from t2t_flax.tasks import task_of
-from t2t_flax.training.hooks import Hook, wants_idle
+from t2t_flax.training.hooks import Hook
 from t2t_flax.training.loop import train_run
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.precision import compiler_options
@@ -230,8 +230,6 @@ class StackedRuns:
             self._state, values = self._program(self._state, batch.arrays)
         self.read_metrics()
         self._unread = step, batch, values
-        if wants_idle(self.runs[0].hooks, step):
-            self.read_metrics()
 
     def read_metrics(self) -> None:
         if not self._unread:
