@@ -7,7 +7,6 @@ from typing import Any
 from t2t_flax.config.keys import MODEL, TRAINING, key
 from t2t_flax.registry import (
     ACTIVATIONS,
-    ARCHITECTURES,
     ATTENTION_KERNELS,
     FEED_FORWARDS,
     GROUPS,
@@ -23,9 +22,6 @@ model_key = functools.partial(key, changes=MODEL)
 
 @dataclass(frozen=True)
 class Model:
-    architecture: str = model_key(
-        "encoder_decoder", "stacks of the model: an encoder and a decoder (3.1)", choices=ARCHITECTURES
-    )
     num_encoder_layers: int = model_key(6, "N, identical layers of the encoder (3.1)", low=0, high=1024)
     num_decoder_layers: int = model_key(6, "N, identical layers of the decoder (3.1)", low=1, high=1024)
     d_model: int = model_key(512, "width of every sub-layer and embedding (3.1)", low=2, high=2**16)

@@ -36,7 +36,6 @@ EXTENSIONS = (
     "mbr",
     "scaling",
     "selftest",
-    "decoder_only",
 )
 
 for _name in EXTENSIONS:

@@ -40,17 +40,6 @@ def _with_matmul_precision(method: Callable) -> Callable:
 REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
 
 
-def table_rows(config: Model, vocab: int) -> int:
-    """Rows of a table of embeddings, and of the logits."""
-    return -(-vocab // config.pad_vocab_to_multiple) * config.pad_vocab_to_multiple
-
-
-def make_output_bias(model: nn.Module, rows: int) -> Any:
-    """The parameter `output_bias` [rows] of a model with model.output_bias."""
-    init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
-    return model.param("output_bias", init, (rows,), jnp.float32)
-
-
 class Transformer(nn.Module):
     """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
 
@@ -67,7 +56,10 @@ class Transformer(nn.Module):
     def setup(self):
         c = self.config
         embedding = functools.partial(Embedding, c, dtype=self.dtype)
-        rows = functools.partial(table_rows, c)
+
+        def rows(vocab: int) -> int:
+            return -(-vocab // c.pad_vocab_to_multiple) * c.pad_vocab_to_multiple
+
         if c.tie_embeddings == "all":
             self.shared_embedding = embedding(rows(self.target_vocab))
             self.source_embedding = self.target_embedding = self.shared_embedding
@@ -77,7 +69,8 @@ class Transformer(nn.Module):
         untied = c.tie_embeddings == "none"
         self.output_embedding = embedding(rows(self.target_vocab)) if untied else self.target_embedding
         if c.output_bias:
-            self.output_bias = make_output_bias(self, rows(self.target_vocab))
+            init = nn.with_logical_partitioning(nn.initializers.zeros, ("vocab",))
+            self.output_bias: Any = self.param("output_bias", init, (rows(self.target_vocab),), jnp.float32)
         self.source_positions, self.target_positions = (PositionVectors(c, self.dtype) for _ in range(2))
         self.decoder_start_token = DecoderStart(c, self.dtype)
         encoder_layer, decoder_layer = EncoderLayer, DecoderLayer

@@ -19,7 +19,7 @@ from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import ARCHITECTURES, ATTENTION_KERNELS, PARAMETERS
+from t2t_flax.registry import ATTENTION_KERNELS, PARAMETERS
 from t2t_flax.training.precision import MATMUL_PRECISION, compute_dtype
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
@@ -157,7 +157,7 @@ def make_model(
     kernel = config.model.attention_kernel
     if kernel != "einsum":  # nothing else here starts a backend
         kernel = _kernel_here(kernel, platform or jax.default_backend(), dtype)
-    return ARCHITECTURES.load(config.model.architecture)(
+    return Transformer(
         dataclasses.replace(config.model, attention_kernel=kernel),
         source_vocab,
         target_vocab,

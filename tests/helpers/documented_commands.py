@@ -109,8 +109,6 @@ def shortened(command: str) -> str:
     config = re.search(r"--config=(\S+)", command)
     if name in ("train", "prepare", "list_dropped"):
         run = overrides(OVERRIDES[config[1]])
-        if "architecture=decoder_only" in command:
-            run = run.replace("num_encoder_layers=1", "num_encoder_layers=0")
         if "mesh.fsdp" in command:
             run = run.replace(" --config.mesh.cpu_devices=1", "")  # it has its own
         return command.replace("alignments.layer=2", "alignments.layer=1") + run

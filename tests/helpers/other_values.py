@@ -9,10 +9,6 @@ from t2t_flax.config.schema import CORE_GROUPS, fields
 
 # Keys whose other value follows from neither their type nor their range, with further keys that it needs.
 _SPECIAL: dict[str, dict[str, Any]] = {
-    "model.architecture": {"model.architecture": "decoder_only", "model.num_encoder_layers": 0},
-    "decoder_only.source_attention": {
-        "decoder_only.source_attention": "causal", "model.architecture": "decoder_only", "model.num_encoder_layers": 0,
-    },
     "data.train": {"data.train": "en-de=toy:train:140"},
     "mixtures.shares": {"mixtures.shares": "en-de=2"},
     "mixtures.batch_tokens": {"mixtures.batch_tokens": "1: 1024"},

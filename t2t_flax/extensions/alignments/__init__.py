@@ -6,7 +6,6 @@ from t2t_flax.config import Config
 from t2t_flax.config.keys import TRANSLATIONS, key
 from t2t_flax.data.hooks import draws_pairs
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.registry import ANALYSES, COMMANDS, DATA_HOOKS, FLAGS, GROUPS, LOSSES, OUTPUTS, Command, Flag
 
 
@@ -51,8 +50,6 @@ class Alignments:
                 raise UserError(f"config.alignments.{name} = {value}: the decoder has {most} {name}s.")
         if self.head and not self.layer:
             raise UserError(f"config.alignments.head = {self.head} needs config.alignments.layer.")
-        if self.guided:
-            check_encoder_decoder(config.model, "config.alignments.guided")
         if self.guided and not self.layer:
             raise UserError(
                 "config.alignments.guided needs config.alignments.layer, and perhaps .head: what is trained."

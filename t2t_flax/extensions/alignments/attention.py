@@ -15,7 +15,6 @@ from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.alignments import Alignments
 from t2t_flax.extensions.alignments.words import WordTokens, tokens_of
 from t2t_flax.extensions.shared.scoring import PairIds, pair_batches
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.models.transformer import Transformer
 
 
@@ -97,7 +96,6 @@ def _attention(
 ) -> Iterator[tuple[int, Any, Any, np.ndarray]]:
     """(number of a pair, its tokens, its attention [..., T, S] of the head, or [L, N, T, S]), of pairs without an empty side."""
     run.check_single("alignment")
-    check_encoder_decoder(run.config.model, "alignment")
     sides = [_sides(run, pair) for pair in pairs]
     # A source that is EOS alone has nothing to align.
     chosen = [i for i, both in enumerate(sides) if all(max(side.words, default=-1) >= 0 for side in both)]

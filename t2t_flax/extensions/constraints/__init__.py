@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.registry import GROUPS, METRICS, MODELS, SEARCHES, STEPS, MetricRow
 
 CONSTRAINED = "constrained_beam"
@@ -78,8 +77,6 @@ class Constraints:
         """Raises UserError for keys that need each other."""
         if self.lines not in ("", TABS, JSON):
             raise UserError(f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing.")
-        if self.coverage:
-            check_encoder_decoder(config.model, "config.constraints.coverage")
         if self.coverage and (config.decode.strategy in ("greedy", "sample") or config.decode.engine != "jax"):
             raise UserError(
                 f"config.constraints.coverage = {self.coverage} ranks hypotheses of a beam, which needs config.decode.engine = "

@@ -5,7 +5,6 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.registry import ANALYSES, COMMANDS, GROUPS, HOOKS, Command
 
 
@@ -39,8 +38,6 @@ class Inspection:
             raise UserError(
                 f"config.inspection.profile_steps = {self.profile_steps}: updates are counted from 1; (0, 0) = none."
             )
-        if self.layers_every:
-            check_encoder_decoder(config.model, "config.inspection.layers_every")
         if self.layers_every % config.log.every_steps:
             raise UserError(
                 f"config.inspection.layers_every = {self.layers_every} is not a multiple of config.log.every_steps = "

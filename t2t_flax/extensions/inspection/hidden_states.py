@@ -22,7 +22,6 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.shared.scoring import PairIds, encode_pair, encode_source, pair_batches
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.filesystem import atomic_file
 from t2t_flax.models.transformer import Transformer
 
@@ -42,7 +41,6 @@ class Layer(NamedTuple):
 
 def layers_of(names: str, model: Model) -> list[Layer]:
     """The layers of --layers, such as "encoder/2,decoder/0". Raises UserError for one that the model does not have."""
-    check_encoder_decoder(model, "inspect --layers")
     found, counts = [], {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     for name in dict.fromkeys(map(str.strip, names.split(","))):
         stack, _, which = name.partition("/")

@@ -10,7 +10,6 @@ from t2t_flax.decoding.programs import program
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.shared.scoring import encode_pair, rows_of
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
@@ -42,7 +41,6 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
     UserError for an empty or too long side, for a model without self-attention, and as `TrainedModel.in_language`.
     """
     run.check_single("attention")
-    check_encoder_decoder(run.config.model, "a picture of attention")
     if mixer_class(run.config.model).NAME != SelfAttention.NAME:
         raise UserError(
             f"config.model.mixer = {run.config.model.mixer}: this run has no self-attention weights to show."

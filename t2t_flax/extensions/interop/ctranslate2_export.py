@@ -26,7 +26,6 @@ _NEVER = -1e4  # bias of a class that is not one of the model's; float16 has it
 def check_exportable(config: Model) -> None:
     """Raises UserError, naming the key, for a model that CTranslate2's Transformer cannot express."""
     supported = {
-        "architecture": ("encoder_decoder",),
         "mixer": ("attention",),
         "attention_score": ("scaled_dot", "dot"),
         "position": ("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),

@@ -26,7 +26,6 @@ EPSILON = 1e-5
 """Of the norms: PyTorch's, which Marian's architecture does not change."""
 _NEVER = -1e4  # bias of padding, which is never predicted; float16 has it
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
-    "architecture": ("encoder_decoder",),
     "mixer": ("attention",),
     "attention_score": ("scaled_dot",),
     "norm_placement": ("post",),

@@ -21,7 +21,6 @@ from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.models.attention import SelfAttention, mixer_class
-from t2t_flax.registry import ARCHITECTURES
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.setup import DeviceBatch, TrainingSetup
 from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of
@@ -84,11 +83,7 @@ def _compared(model: Model, tokens: float, pairs: float) -> float:
 
 
 def forward_products(model: Model, vocab: int, params: Mapping[str, Any]) -> Products:
-    """The products of a forward pass of a model with parameters of these shapes. vocab: of the target. A class of
-    `registry.ARCHITECTURES` may count its own: the static method `multiply_adds(model, vocab, kernels)` returns the fields.
-    """
-    if own := _own_count(model):
-        return Products(*own(model, vocab, dict(_kernels(params))))
+    """The products of a forward pass of a model with parameters of these shapes. vocab: of the target."""
     sides = {"source": 0.0, "target": model.d_model * vocab}
     for path, size in _kernels(params):
         sides[_side(path)] += size
@@ -100,11 +95,11 @@ def training_products(config: Config, vocab: int, params: Mapping[str, Any]) -> 
     """The products of a forward and a backward pass of a run with parameters of these shapes.
 
     With frozen parameters: a kernel has a gradient if it is trained, and its input if a parameter is trained in its stack or
-    before it. What lies below the lowest trained layer of a stack is counted too, and all of an architecture that counts its own.
+    before it. What lies below the lowest trained layer of a stack is counted too.
     """
     model, forward = config.model, forward_products(config.model, vocab, params)
     trained = parameters_of(config).with_gradient(params)
-    if trained is None or _own_count(model):
+    if trained is None:
         return Products(*(3 * count for count in forward))
     in_encoder = any(path.startswith(("shared_embedding/", "source_", "encoder_")) for path in trained)
     inputs = {"source": in_encoder, "target": True}
@@ -121,10 +116,6 @@ def training_products(config: Config, vocab: int, params: Mapping[str, Any]) -> 
         decoder_mixers=3 * forward.decoder_mixers,
         cross_attentions=3 * forward.cross_attentions,
     )
-
-
-def _own_count(model: Model) -> Callable | None:
-    return getattr(ARCHITECTURES.load(model.architecture), "multiply_adds", None)
 
 
 def _kernels(params: Mapping[str, Any]) -> Iterator[tuple[str, int]]:

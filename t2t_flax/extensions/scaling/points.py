@@ -8,11 +8,9 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.shared.stacks import check_encoder_decoder
 from t2t_flax.filesystem import list_names
 from t2t_flax.training.checkpoint_files import finished_steps, read_meta
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.workdir import read_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +79,6 @@ def read_runs(workdirs: Sequence[str]) -> tuple[list[RunPoint], list[str]]:
 
 
 def _read(workdir: epath.Path) -> RunPoint:
-    check_encoder_decoder(read_config(workdir).model, "a law of the sizes of both stacks")
     steps = finished_steps(workdir / "checkpoints")
     if not steps:
         raise UserError(

@@ -96,13 +96,6 @@ def test_without_the_rule_of_branches_changes_grow_with_the_depth(without, monke
     assert max(found[kind] for kind in DEPTH.flat) > FLAT[1], found
 
 
-@pytest.mark.slow
-def test_a_model_of_one_stack_has_all_kinds_of_activations():
-    pytest.importorskip("t2t_flax.extensions.decoder_only")
-    found = changes(config(architecture="decoder_only", num_encoder_layers=0), updates=1)
-    assert all(change > 0 for (change,) in found.values()), found
-
-
 def test_widths_scale_heads_and_d_ff():
     m = at_width(config(), 128).model
     assert (m.d_model, m.d_ff, m.num_heads, m.head_widths) == (128, 256, 1, (128, 128))
