@@ -105,10 +105,7 @@ class BeamSearch:
         K, length = self.beam_size, position + 1
         sequences_BxNxT = take(state.alive_BxKxT, parents_BxN).at[:, :, position].set(tokens_BxN)
         penalty = length_penalty(length, self.alpha, self.length_penalty)
-        scores_BxN = ended_BxN / penalty
-        if sentences.ending_BxK is not None:
-            scores_BxN += take(sentences.ending_BxK, parents_BxN)
-        scores_BxKN = jnp.concatenate([state.finished_scores_BxK, scores_BxN], 1)
+        scores_BxKN = jnp.concatenate([state.finished_scores_BxK, ended_BxN / penalty], 1)
         finished_scores_BxK, best_BxK = jax.lax.top_k(scores_BxKN, K)
         alive_log_probs_BxK, alive_index_BxK = alive
 

@@ -35,22 +35,20 @@ Cache = dict[str, Any]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
 # tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are a `DecodingCache` (attention), or arrays
 # [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
-# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change; cache["sentences"] is the search's
-# `Sentences`, whose `ending_BxK` the new cache may have as "ending".
+# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change; cache["sentences"] is
+# the search's `Sentences`.
 StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
 @flax.struct.dataclass
 class Sentences:
     """Search inputs per sentence. caps_B: int32, maximum tokens, EOS included. keys_BxK: random keys. more: arrays [B, ...] by
-    name, which rules and searches of extensions read; "prefix": forced first tokens [B, P], 0 = free. ending_BxK: what is added
-    to the score of a hypothesis that ends at the current position, at most 0.
+    name, which rules and searches of extensions read; "prefix": forced first tokens [B, P], 0 = free.
     """
 
     caps_B: Any
     keys_BxK: jax.Array | None = None
     more: dict[str, Any] = flax.struct.field(default_factory=dict)
-    ending_BxK: jax.Array | None = None
 
 
 @flax.struct.dataclass
@@ -58,9 +56,9 @@ class SearchResult:
     """N hypotheses per sentence, axes [B, N].
 
     tokens: int32 [B, N, T], with EOS if the hypothesis finished, then 0; T is at least max(lengths) and depends on the
-    batch. scores: float32, log-probability divided by the length penalty, plus what is added at the end. log_probs: float32,
-    in nats, including forced tokens and EOS. lengths: int32, EOS included. finished: bool, False if cut off at the cap. A slot
-    without a hypothesis (fewer than N sequences are possible, or a sample that cannot go on) has length 0 and score -inf.
+    batch. scores: float32, log-probability divided by the length penalty. log_probs: float32, in nats, including forced
+    tokens and EOS. lengths: int32, EOS included. finished: bool, False if cut off at the cap. A slot without a hypothesis
+    (fewer than N sequences are possible, or a sample that cannot go on) has length 0 and score -inf.
     """
 
     tokens: jax.Array
@@ -194,8 +192,7 @@ def run_stage(step_fn, search, params, shared, sentences, position, stop, state,
             position, state, self_cache = carry
             cache = shared | {"self": self_cache, "sentences": sentences}
             logits_BxKxV, cache = step_fn(params, state.last_BxK, position, cache)
-            at_position = sentences.replace(ending_BxK=cache.get("ending"))
-            new, parents_BxK = search.advance(at_position, position, state, logits_BxKxV)
+            new, parents_BxK = search.advance(sentences, position, state, logits_BxKxV)
             self_cache = cache["self"] if parents_BxK is None else _reorder(cache["self"], parents_BxK)
             return position + 1, _keep_done(state, new), self_cache
 

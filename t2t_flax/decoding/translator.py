@@ -45,8 +45,10 @@ from t2t_flax.registry import DECODERS, SEARCHES, STEPS
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """score: log-probability divided by the length penalty, plus what the model adds at the end. log_prob: in nats, EOS
-    included. hit_cap: no EOS. A place without a hypothesis has no tokens and the score -inf.
+    """An output of a search; a place without one has no tokens and the score -inf.
+
+    score: log-probability divided by the length penalty. log_prob: in nats, EOS included.
+    hit_cap: no EOS.
     """
 
     text: str

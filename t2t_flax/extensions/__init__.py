@@ -32,7 +32,7 @@ EXTENSIONS = (
     "layout_processes",
     "alignments",
     "ensembles",
-    "constraints",  # after ensembles: a coverage penalty is one of all models together
+    "constraints",
     "mbr",
     "scaling",
     "selftest",

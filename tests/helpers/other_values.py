@@ -46,8 +46,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "constraints.glossary": {"constraints.glossary": "terms", "decode.strategy": "constrained_beam"},
     "constraints.counted_terms": {"constraints.counted_terms": "terms"},
     "constraints.avoid": {"constraints.avoid": "terms"},
-    "constraints.groups": {"constraints.groups": 1, "decode.strategy": "diverse_beam"},
-    "constraints.diversity": {"constraints.diversity": 0.6, "decode.strategy": "diverse_beam"},
     "constraints.suppress": {"constraints.suppress": "<unk>"},
     "learned_metrics.names": {"learned_metrics.names": "comet"},
     "parsing.grammar": {"parsing.grammar": True, "data.task": "parsing"},

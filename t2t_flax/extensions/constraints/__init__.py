@@ -1,17 +1,14 @@
-"""Constraints: phrases that translations must or must not contain, glossaries, penalties and limits on tokens, coverage of the
-source, diverse beams.
-"""
+"""Constraints: phrases that translations must or must not contain, glossaries, penalties and limits on tokens."""
 
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
 from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import GROUPS, METRICS, MODELS, SEARCHES, STEPS, MetricRow
+from t2t_flax.registry import GROUPS, METRICS, SEARCHES, STEPS, MetricRow
 
 CONSTRAINED = "constrained_beam"
 TABS, JSON = "tabs", "json"
-DIVERSE = "decode.strategy", "diverse_beam"
 
 
 def _key(default, doc: str, **more):
@@ -51,45 +48,11 @@ class Constraints:
         low=0.0,
         high=100.0,
     )
-    coverage: float = _key(
-        0.0,
-        "beta of the coverage penalty of Wu et al. 2016, which scores hypotheses lower whose attention leaves out tokens of the "
-        "source; 0 = none. Scores during training are without it",
-        low=0.0,
-        high=100.0,
-    )
-    coverage_layer: int = _key(
-        0,
-        "decoder layer, from 1, the mean of whose heads is the attention of constraints.coverage; 0 = that of all layers",
-        low=0,
-    )
-    groups: int = _key(2, "groups into which decode.strategy = diverse_beam divides the beam", low=1, read_with=DIVERSE)
-    diversity: float = _key(
-        0.5,
-        "what each use of a token by an earlier group at the same position takes from its log-probability "
-        "(Vijayakumar et al. 2016)",
-        low=0.0,
-        high=100.0,
-        read_with=DIVERSE,
-    )
 
     def check(self, config: Config) -> None:
         """Raises UserError for keys that need each other."""
         if self.lines not in ("", TABS, JSON):
             raise UserError(f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing.")
-        if self.coverage and (config.decode.strategy in ("greedy", "sample") or config.decode.engine != "jax"):
-            raise UserError(
-                f"config.constraints.coverage = {self.coverage} ranks hypotheses of a beam, which needs config.decode.engine = "
-                "jax and a config.decode.strategy other than greedy and sample."
-            )
-        if self.coverage_layer and not self.coverage:
-            raise UserError(
-                f"config.constraints.coverage_layer = {self.coverage_layer} needs config.constraints.coverage."
-            )
-        if self.coverage_layer > (layers := config.model.num_decoder_layers):
-            raise UserError(
-                f"config.constraints.coverage_layer = {self.coverage_layer}: the decoder has {layers} layers."
-            )
         contain = "glossary" if self.glossary else "lines" if self.lines == TABS else ""
         if contain and config.decode.strategy != CONSTRAINED:
             raise UserError(
@@ -101,20 +64,13 @@ class Constraints:
                 f"config.decode.strategy = {CONSTRAINED} needs config.constraints.glossary, or "
                 "config.constraints.lines = tabs or json."
             )
-        if config.decode.strategy == "diverse_beam" and config.decode.beam_size % self.groups:
-            raise UserError(
-                f"config.decode.beam_size = {config.decode.beam_size} cannot be divided into config.constraints.groups = "
-                f"{self.groups} of equal size."
-            )
 
 
 GROUPS.add("constraints", Constraints)
 SEARCHES.add(CONSTRAINED, "t2t_flax.extensions.constraints.constrained:constrained_beam")
-SEARCHES.add("diverse_beam", "t2t_flax.extensions.constraints.diverse:diverse_beam")
 METRICS.add(
     "term_use",
     MetricRow("t2t_flax.extensions.constraints.term_use:METRIC", ("constraints.counted_terms", "constraints.glossary")),
 )
 _RULES = ("lines", "glossary", "avoid", "suppress", "no_repeat_ngram", "min_length", "repetition_penalty")
 STEPS.add("t2t_flax.extensions.constraints.rule", *(f"constraints.{name}" for name in _RULES))
-MODELS.add("t2t_flax.extensions.constraints.coverage", "constraints.coverage")

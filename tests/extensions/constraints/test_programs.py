@@ -12,18 +12,14 @@ from t2t_flax.registry import SEARCHES, STEPS
 
 described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
 CONSTRAINED = {"decode.strategy": "constrained_beam", "constraints.lines": "tabs", "decode.beam_size": 4}
-DIVERSE = {"decode.strategy": "diverse_beam", "constraints.no_repeat_ngram": 4, "decode.beam_size": 4}
 BEAM = {"constraints.ordered": True, "decode.beam_size": 6, "decode.alpha": 0.7, "decode.n_best": 2,
         "decode.length_penalty": "power", "decode.early_stopping": "beam_full"}  # fmt: skip
 RULES = {"constraints.suppress": "<unk>", "constraints.no_repeat_ngram": 3, "constraints.min_length": 2,
          "constraints.repetition_penalty": 1.5, "constraints.avoid": "words.txt"}  # fmt: skip
-GROUPS = {"constraints.groups": 4, "constraints.diversity": 0.75}
 SAMPLE = {"decode.temperature": 0.5, "decode.top_k": 3, "decode.top_p": 0.5, "decode.epsilon": 0.1,
           "decode.n_best": 3}  # fmt: skip
 READ_AS_ARRAYS = {"constraints.lines", "constraints.glossary"}
 """What they ask for is an input of the program."""
-OF_THE_MODEL = {"constraints.coverage", "constraints.coverage_layer"}
-"""See test_coverage.py."""
 
 
 def program_of(values, words="a b c"):
@@ -35,8 +31,8 @@ def program_of(values, words="a b c"):
 
 @pytest.mark.parametrize(
     "base, changes",
-    [(CONSTRAINED, BEAM | RULES), (DIVERSE, GROUPS | RULES), ({"decode.strategy": "sample"}, SAMPLE | RULES)],
-    ids=["constrained", "diverse", "sample"],
+    [(CONSTRAINED, BEAM | RULES), ({"decode.strategy": "sample"}, SAMPLE | RULES)],
+    ids=["constrained", "sample"],
 )
 def test_each_key_of_a_search_or_rule_changes_the_program(base, changes):
     each = [program_of(base), *(program_of(base | {key: value}) for key, value in changes.items())]
@@ -46,5 +42,5 @@ def test_each_key_of_a_search_or_rule_changes_the_program(base, changes):
 
 def test_every_key_that_changes_translations_is_tried():
     keys = {name for name in keys_that_change(TRANSLATIONS) if name.startswith("constraints.")}
-    tried = {name for name in BEAM | RULES | GROUPS if name.startswith("constraints.")}
-    assert keys == READ_AS_ARRAYS | OF_THE_MODEL | tried
+    tried = {name for name in BEAM | RULES if name.startswith("constraints.")}
+    assert keys == READ_AS_ARRAYS | tried

@@ -78,13 +78,6 @@ def test_encoder_does_not_need_targets(run):
         states_of(run, [(PAIRS[0][0], None)], "decoder/0")
 
 
-def test_a_penalty_of_the_search_changes_no_states(run):
-    pytest.importorskip("t2t_flax.extensions.constraints")
-    penalized = load(RUN, overrides={"constraints.coverage": "0.2"})
-    for one, other in zip(states_of(penalized, PAIRS[:2]), states_of(run, PAIRS[:2]), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one.hidden, other.hidden)
-
-
 @pytest.mark.parametrize("name", ["encoder/2", "encoder", "encoder/-1", "middle/0", "", "decoder/1,decoder/x"])
 def test_layers_that_do_not_exist_are_named(run, name):
     with pytest.raises(UserError, match="encoder/0 to encoder/1 or decoder/0 to decoder/1"):

@@ -154,11 +154,10 @@ def test_rules_of_this_search_alone_are_said(kind):
     pytest.importorskip("t2t_flax.extensions.constraints")
     plain = Config(decode=Decode(**POWER), model=Model(norm_eps=1e-5))
     assert export_lib._NOT_CARRIED[kind](plain) == []
-    keys = {"decode.strategy": "diverse_beam", "constraints.no_repeat_ngram": 3, "constraints.coverage": 0.2}
+    keys = {"decode.strategy": "constrained_beam", "constraints.lines": "json", "constraints.no_repeat_ngram": 3}
     notes = export_lib._NOT_CARRIED[kind](plain.with_values(keys))
     said = [note.split(" = ")[0] for note in notes]
-    assert {"constraints.no_repeat_ngram", "constraints.coverage"} <= set(said)
-    assert any(note.startswith("decode.strategy = diverse_beam: there is plain beam search") for note in notes)
+    assert {"constraints.no_repeat_ngram", "constraints.lines", "decode.strategy"} <= set(said)
     assert export_lib._NOT_CARRIED["safetensors"](plain.with_values(keys)) == []
 
 
