@@ -28,9 +28,11 @@ from t2t_flax.extensions.corpora.filters import FiltersHook
 from t2t_flax.extensions.corpora.rules import Rule
 
 KEYS = {
-    "length_ratio": "3", "words": "1,100", "characters": "1,1000", "copies": "True", "letters": "0.5", "numbers": "0.5",
-    "script": "0.8", "held_out": "either", "language": "0.95",
-}  # fmt: skip
+    "length_ratio": "3",
+    "copies": "True",
+    "held_out": "either",
+    "language": "0.95",
+}
 
 
 class Repeating(Source):

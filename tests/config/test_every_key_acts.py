@@ -106,12 +106,7 @@ PREPARED = {
     "mixtures.samples": ("", "train=100", {}),
     "mixtures.sample_seed": (0, 1, {"mixtures.samples": "train=100"}),
     "filters.length_ratio": (0.0, 1.3, {}),
-    "filters.words": ((0, 0), (4, 9), {}),
-    "filters.characters": ((0, 0), (0, 40), {}),
     "filters.copies": (False, True, {}),
-    "filters.letters": (0.0, 0.8, {}),
-    "filters.script": (0.0, 0.5, {}),
-    "filters.numbers": (0.0, 1.0, {}),
     "filters.held_out": ("", "either", {"data.valid": "toy:valid:20"}),
 }
 

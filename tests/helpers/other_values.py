@@ -25,8 +25,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "data.tokenizer": {"data.tokenizer": "unigram"},
     "filters.length_ratio": {"filters.length_ratio": 3.0},
     "filters.language": {"filters.language": 0.9},
-    "filters.words": {"filters.words": (1, 9)},
-    "filters.characters": {"filters.characters": (1, 90)},
     "filters.held_out": {"filters.held_out": "pair", "data.valid": "toy:valid:20"},
     "filters.scorer": {"filters.scorer": "tests/helpers/scorer.py:length"},
     "filters.score": {"filters.score": 0.5, "filters.scorer": "tests/helpers/scorer.py:length"},

@@ -20,27 +20,7 @@ class Filters:
         "drop training pairs of which one side has more than this many times the tokens of the other; 0 = none",
         low=0.0,
     )
-    words: tuple[int, int] = key(
-        (0, 0),
-        "drop training pairs with a side of fewer or more words (split at spaces): least, most; 0 = no limit",
-        low=0,
-    )
-    characters: tuple[int, int] = key(
-        (0, 0), "drop training pairs with a side of fewer or more characters: least, most; 0 = no limit", low=0
-    )
     copies: bool = key(False, "drop training pairs whose sides are equal")
-    letters: float = key(
-        0.0, "drop training pairs if less than this share of either side's characters (without spaces) are letters; 0 = none",
-        low=0.0, high=1.0,
-    )  # fmt: skip
-    script: float = key(
-        0.0, "drop training pairs if less than this share of either side's letters are in its language's script; 0 = none",
-        low=0.0, high=1.0,
-    )  # fmt: skip
-    numbers: float = key(
-        0.0, "drop training pairs if less than this share of the numbers, in digits, occur on both sides; 0 = none",
-        low=0.0, high=1.0,
-    )  # fmt: skip
     held_out: str = key(
         "", "drop training pairs that occur in data.valid or data.test, compared without case, punctuation and spaces: the "
         "source, the target, either, or the pair; empty = none",
@@ -59,12 +39,6 @@ class Filters:
 
     def check(self, config: Config) -> None:
         """Raises UserError for a limit that drops right pairs or all, and for languages of a task without."""
-        for name in ("words", "characters"):
-            least, most = getattr(self, name)
-            if 0 < most < least:
-                raise UserError(
-                    f"config.filters.{name} = {(least, most)} would drop every pair: write the least number first."
-                )
         if self.held_out not in ("", *SIDES):
             raise UserError(
                 f"config.filters.held_out = {self.held_out!r}: expected one of {', '.join(SIDES)}, or nothing."
@@ -85,11 +59,10 @@ class Filters:
                 f"config.filters.language = {self.language} is less than 0.5, where another language is as probable as the "
                 "side's own. Use 0.5 or more (0.95 is safe for short text), or 0 for no filter."
             )
-        for name in ("language", "script"):
-            if getattr(self, name) and config.data.task != "translation":
-                raise UserError(
-                    f"config.filters.{name} = {getattr(self, name)} needs data.task = translation, not {config.data.task}."
-                )
+        if self.language and config.data.task != "translation":
+            raise UserError(
+                f"config.filters.language = {self.language} needs data.task = translation, not {config.data.task}."
+            )
 
 
 _HERE = "t2t_flax.extensions.corpora"

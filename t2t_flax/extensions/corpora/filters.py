@@ -7,8 +7,8 @@ from t2t_flax.data.hooks import DataHook
 from t2t_flax.extensions.corpora import Filters
 from t2t_flax.extensions.corpora.duplicates import Duplicates
 from t2t_flax.extensions.corpora.held_out import HeldOut
-from t2t_flax.extensions.corpora.language_filter import LanguageFilter, OtherLanguages
-from t2t_flax.extensions.corpora.rules import Copies, Length, LengthRatio, Letters, Numbers, Rule, Scripts
+from t2t_flax.extensions.corpora.language_filter import OtherLanguages
+from t2t_flax.extensions.corpora.rules import Copies, LengthRatio, Rule
 from t2t_flax.extensions.corpora.scorer import Scorer
 from t2t_flax.extensions.shared.directions import directions_of
 
@@ -25,14 +25,9 @@ class FiltersHook(DataHook):
         found = [
             (Duplicates(), keys.duplicates),
             (LengthRatio(keys.length_ratio), keys.length_ratio),
-            (Length("words", *keys.words), any(keys.words)),
-            (Length("characters", *keys.characters), any(keys.characters)),
             (Copies(), keys.copies),
-            (Letters(keys.letters), keys.letters),
-            (Numbers(keys.numbers), keys.numbers),
-            (Scripts(keys.script, languages), keys.script),
             (HeldOut(keys.held_out, self._config, languages), keys.held_out),
-            (OtherLanguages(tuple(LanguageFilter(pair, keys.language) for pair in languages)), keys.language),
+            (OtherLanguages(languages, keys.language), keys.language),
             (Scorer(keys.scorer, keys.score), keys.scorer),
         ]
         return [rule for rule, applies in found if applies]

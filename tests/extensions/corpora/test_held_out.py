@@ -74,7 +74,7 @@ def test_pairs_of_the_other_direction_are_found(config_of):
 
 def test_dropped_pairs_are_counted_and_listed_and_other_sets_are_another_store(config_of, tmp_path):
     corpus = prepare_corpus(task_of(config_of("either")), tmp_path / "run")
-    assert "(of 8: 4 dropped, 4 in the validation or test sets)" in corpus.train.describe()
+    assert corpus.train.meta["held_out"] == corpus.train.meta["dropped"] == 4
     listed = list(dropped_by(config_of("either"), corpus.tokenizers))
     assert [reason for _, reason in listed] == ["held_out"] * 4 and listed[0][0].endswith("train.de line 1")
     other = prepare_corpus(task_of(config_of("either", test="")), tmp_path / "other")

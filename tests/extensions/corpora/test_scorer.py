@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from helpers import scorer
 from helpers.corpora import open_pairs
+from helpers.refusals import refused
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Pair, Policies, prepare_split
 from t2t_flax.data.tokenizers import train_tokenizers
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.corpora.list_dropped import list_dropped
 from t2t_flax.extensions.corpora.scorer import Scorer, loaded
 from t2t_flax.tasks import task_of
@@ -30,7 +30,7 @@ def test_pairs_with_a_low_score_are_counted_and_listed(tmp_path, monkeypatch, sp
     tokenizers = train_tokenizers(source, Data(vocab_size=290))
     policies = Policies(100, "drop", "drop", filters=(Scorer(spec, 10),))
     store = prepare_split(source, tokenizers, tmp_path / "store", policies, num_workers=num_workers)
-    assert store.num_pairs == 2 and "2 dropped, 2 scored too low" in store.describe()
+    assert store.num_pairs == store.meta["scorer"] == store.meta["dropped"] == 2
     listed = list(list_dropped(source, tokenizers, policies, num_workers=num_workers))
     assert [(where[-6:], reason) for where, reason in listed] == [("line 1", "scorer"), ("line 3", "scorer")]
 
@@ -40,37 +40,35 @@ def drops(function, pairs=PAIRS):
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    ("function", "names"),
     [
-        ("broken", r"scorer\.py line 10: ZeroDivisionError: division by zero"),
-        ("few", "returned 1 scores for 5 pairs"),
-        ("not_a_number", r"returned nan, not a number, for \('a', 'ein'\)"),
-        ("text", "ValueError: could not convert string to float"),
-        ("absent", r"scorer\.py has no function absent"),
+        ("broken", ("line 10:", "ZeroDivisionError:")),
+        ("few", ("1 scores", "5 pairs")),
+        ("not_a_number", ("nan", "('a', 'ein')")),
+        ("text", ("ValueError:",)),
+        ("absent", ()),
     ],
 )
-def test_errors_of_the_function_name_its_file_and_line(function, message):
-    with pytest.raises(UserError, match=f"config.filters.scorer = .*scorer.py:{function}': .*{message}|{message}"):
+def test_errors_of_the_function_name_its_file_and_line(function, names):
+    with refused("filters.scorer", f"scorer.py:{function}", *names):
         drops(function, [*PAIRS, ("zero", "zero")])
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    ("content", "names"),
     [
-        ("import nothing_such\n", r"own\.py line 1: ModuleNotFoundError: No module named 'nothing_such'"),
-        ("\ndef score(pairs):\n  return [\n", r"own\.py line 3: SyntaxError"),
-        (None, r"there is no file .*own\.py"),
+        ("import nothing_such\n", ("line 1:", "ModuleNotFoundError:", "'nothing_such'")),
+        ("\ndef score(pairs):\n  return [\n", ("line 3:", "SyntaxError:")),
+        (None, ()),
     ],
 )
-def test_a_file_that_cannot_be_imported_is_refused_before_work_begins(tmp_path, content, message):
+def test_a_file_that_cannot_be_imported_is_refused_before_work_begins(tmp_path, content, names):
     if content is not None:
         (tmp_path / "own.py").write_text(content)
     keys = {"data.train": "toy:train:30", "data.vocab_size": "300", "filters.scorer": f"{tmp_path / 'own.py'}:score"}
-    with pytest.raises(UserError, match=message):
+    with refused("filters.scorer", f"{tmp_path}/own.py", *names):
         prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path / "run")
     assert not (tmp_path / "run" / "tokenizer").exists()
-    with pytest.raises(UserError, match="Python finds no module no_such_module"):
-        Scorer("no_such_module:score", 0.0).as_stored()
 
 
 @pytest.mark.parametrize(
@@ -82,10 +80,9 @@ def test_a_package_that_cannot_be_imported_is_named(tmp_path, monkeypatch, conte
     (package / "__init__.py").write_text(content)
     (package / "m.py").write_text("def score(pairs):\n    return [1 for _ in pairs]\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(UserError, match=f"the package of {package.name}.m cannot be imported: [A-Z].*Error: "):
-        Scorer(f"{package.name}.m:score", 0.0).as_stored()
-    with pytest.raises(UserError, match="Python finds no module no_such_package.m"):
-        Scorer("no_such_package.m:score", 0.0).as_stored()
+    for module in (f"{package.name}.m", "no_such_module", "no_such_package.m"):
+        with refused("filters.scorer", module, *(["Error:"] if package.name in module else [])):
+            Scorer(f"{module}:score", 0.0).as_stored()
 
 
 def test_a_file_may_have_dataclasses_and_change_the_list_that_it_is_given(tmp_path):
