@@ -19,7 +19,6 @@ plots --picture
 sweep [[:space:]]sweep[[:space:]]
 serve [[:space:]]serve[[:space:]]
 langid filters.language
-mbr [[:space:]]mbr[[:space:]]
 paragraphs split-sentences
 hf (hub:|push)
 ctranslate2 ctranslate2

@@ -33,7 +33,7 @@ EXTENSIONS = (
     "alignments",
     "ensembles",
     "constraints",
-    "mbr",
+    "reranking",
     "scaling",
     "selftest",
 )

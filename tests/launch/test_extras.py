@@ -69,7 +69,6 @@ COMMANDS = {
     "text on S3": ([*TRAIN, "--config.data.train=s3://b/train"], {"s3fs"}),
     "sweep": (["python", "-m", "t2t_flax", "sweep", "--workdir=/sweeps/x"], {"optuna"}),
     "languages": ([*TRAIN, "--config.filters.language=0.95"], {"py3langid"}),
-    "mbr": (["python", "-m", "t2t_flax", "mbr", "--workdir=gs://b/run"], {"gcsfs", "fastchrf"}),
     "paragraphs": (
         ["python", "-m", "t2t_flax", "translate_file", "--workdir=gs://b/run", "--split-sentences"],
         {"gcsfs", "sentencex"},

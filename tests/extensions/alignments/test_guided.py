@@ -230,7 +230,7 @@ def test_a_run_is_not_resumed_with_other_alignments(files, cache):
 
 
 def test_links_of_reversed_targets_are_refused():
-    pytest.importorskip("t2t_flax.extensions.mbr")
+    pytest.importorskip("t2t_flax.extensions.reranking")
     config = tiny_run("x", rerank=dict(right_to_left=True))
     with pytest.raises(UserError, match="cannot be used with config.rerank.right_to_left"):
         Alignments(guided="links", layer=1).check(config)

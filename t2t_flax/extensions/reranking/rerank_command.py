@@ -11,10 +11,10 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import iterate_lines, open_output
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.errors import OK, UserError
-from t2t_flax.extensions.mbr import Rerank
-from t2t_flax.extensions.mbr.candidates import Candidate, read_candidates
-from t2t_flax.extensions.mbr.rerank import choose, tune
-from t2t_flax.extensions.mbr.right_to_left import reverse_words
+from t2t_flax.extensions.reranking import Rerank
+from t2t_flax.extensions.reranking.candidates import Candidate, read_candidates
+from t2t_flax.extensions.reranking.rerank import choose, tune
+from t2t_flax.extensions.reranking.right_to_left import reverse_words
 from t2t_flax.registry import LINES
 
 _OWN = ("nbest", "words")

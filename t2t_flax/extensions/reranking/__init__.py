@@ -1,4 +1,4 @@
-"""The choice among many candidates: by minimum Bayes risk, or by scores of several models."""
+"""Choose among candidates by scores of several models."""
 
 from dataclasses import dataclass
 
@@ -21,11 +21,8 @@ class Rerank:
 
 
 GROUPS.add("rerank", Rerank)
-DATA_HOOKS.add("t2t_flax.extensions.mbr.right_to_left", "rerank.right_to_left")
+DATA_HOOKS.add("t2t_flax.extensions.reranking.right_to_left", "rerank.right_to_left")
 COMMANDS.add(
-    "mbr",
-    Command("t2t_flax.extensions.mbr.command", "choose among candidates by expected utility (minimum Bayes risk)"),
-)
-COMMANDS.add(
-    "rerank", Command("t2t_flax.extensions.mbr.rerank_command", "choose among candidates by a weighted sum of scores")
+    "rerank",
+    Command("t2t_flax.extensions.reranking.rerank_command", "choose among candidates by a weighted sum of scores"),
 )
