@@ -40,7 +40,7 @@ def train_row(preset: str, keys: dict[str, Any], updates: int) -> dict[str, Any]
     from t2t_flax.config import load_config
     from t2t_flax.process_setup import prepare_process
 
-    fixed = {"train.steps": updates, "log.every_steps": BLOCK, "selftest.at_start": "never"}
+    fixed = {"train.steps": updates, "log.every_steps": BLOCK}
     config = load_config(preset, {name: str(value) for name, value in (fixed | keys).items()})
     prepare_process(config)
     import jax

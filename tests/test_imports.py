@@ -22,9 +22,9 @@ code = t2t_flax.__main__.main()
 sys.argv.append(out)
 sys.exit(code)
 """
-BY_DEFAULT = {"kernels", "layout_processes", "planning", "selftest", "storage", "trackers"}
+BY_DEFAULT = {"kernels", "layout_processes", "planning", "storage", "trackers"}
 """Extensions that take part in every training: options of products on CPUs, processes that lay out
-updates, MFU, whether to test the devices, locks of shared file systems, TensorBoard."""
+updates, MFU, locks of shared file systems, TensorBoard."""
 
 
 def loaded(tmp_path, *words, stdin="") -> set[str]:

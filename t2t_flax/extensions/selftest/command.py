@@ -1,14 +1,10 @@
 """`selftest`: tests the devices of this process, or of all processes of a run, for a config."""
 
-import tempfile
-
-from etils import epath
-
 from t2t_flax import api
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
-from t2t_flax.errors import OK, UserError
+from t2t_flax.errors import OK
 from t2t_flax.process_setup import prepare_process
 
 
@@ -17,32 +13,24 @@ def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "selftest",
         "Computes the layers, gradients and update of a small model of this config on the devices, by the programs of `train`,\n"
-        "beside float32 on the CPU, and writes and reads a checkpoint. Names the first tensor and device that are wrong.",
+        "beside float32 on the CPU. Names the first tensor and device that are wrong.",
         epilog=arguments.OVERRIDE_HELP,
     )
     arguments.add_config(parser)
-    parser.add_argument(
-        "--workdir",
-        default="",
-        metavar="DIR",
-        help="folder that all processes share, for the checkpoint; default: a temporary one",
-    )
     args, overrides = arguments.parse(parser, argv)
     config = api.resolve(args.config, overrides)
     prepare_process(config)
-    run_job(config, lambda supervisor: _test(config, args.workdir, supervisor))
+    run_job(config, lambda supervisor: _test(config, supervisor))
     return OK
 
 
-def _test(config: Config, workdir: str, supervisor: RunSupervisor) -> None:
+def _test(config: Config, supervisor: RunSupervisor) -> None:
     from t2t_flax.data.batching.batches import shape_of
     from t2t_flax.distributed import mesh as mesh_lib
     from t2t_flax.extensions.selftest.run import run_test
     from t2t_flax.training.precision import compute_dtype
 
     group = supervisor.group
-    if group.count > 1 and not workdir:
-        raise UserError("several processes test together: name a folder that they share, --workdir=DIR.")
     if config.train.precision == "auto":
         config = config.with_values({"train.precision": compute_dtype("auto").name})
     mesh = mesh_lib.make_mesh(config.mesh)
@@ -50,8 +38,7 @@ def _test(config: Config, workdir: str, supervisor: RunSupervisor) -> None:
     data, shards = config.data, mesh_lib.batch_shards(mesh)
     length = data.pack_length if data.batching == "packed" else data.max_length
     shape = shape_of(length, max(1, data.batch_tokens // length), data.microbatch_tokens, shards)
-    with supervisor.exit_on_signal("testing the devices"), tempfile.TemporaryDirectory(prefix="t2t-flax-") as temporary:
-        folder = epath.Path(workdir or temporary)
-        report = run_test(config, mesh, (data.vocab_size, data.vocab_size), shape, folder, group)
+    with supervisor.exit_on_signal("testing the devices"):
+        report = run_test(config, mesh, (data.vocab_size, data.vocab_size), shape, group)
     group.say(report.summary)
     report.raise_if_faulty()

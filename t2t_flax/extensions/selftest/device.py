@@ -1,22 +1,16 @@
-"""The probe on the mesh of the run, by the run's own programs: where its arrays are, its layers, one update, a checkpoint."""
+"""The probe on the mesh of the run, by the run's own programs: where its arrays are, its layers, one update."""
 
-import contextlib
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from etils import epath
 
-from t2t_flax import config as config_lib
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.selftest.probe import Probe
 from t2t_flax.extensions.selftest.reference import activations
 from t2t_flax.models.dropout import Noise, noise_key
-from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import batch_struct
@@ -102,33 +96,6 @@ class DeviceRun:
     def whole(self, tree: Any) -> Any:
         """Arrays of the mesh as NumPy arrays, on every process."""
         return jax.device_get(mesh_lib.replicated(tree, self.mesh))
-
-    def round_trip(self, state: TrainState, folder: epath.Path, group: ProcessGroup) -> TrainState:
-        """The state, without the recorded gradients, written as a checkpoint into a new folder and read again."""
-        plain = lambda state: state.replace(opt_state=state.opt_state.inner)  # noqa: E731
-        with _own_folder(folder, group):
-            checkpoints = Checkpoints(folder / "checkpoints", group=group)
-            meta = {"step": 1, "updates_per_epoch": 1, "config": config_lib.as_json(self.config), "digests": {}}
-            checkpoints.save(plain(state), meta)
-            checkpoints.close()
-            checkpoints.check_for_errors()
-            group.barrier("the self-test has saved", group.MINUTES)
-            reread = Checkpoints(folder / "checkpoints", group=group).restore_latest(plain(self.abstract), self.config)
-            assert reread
-            return reread[0]
-
-
-@contextlib.contextmanager
-def _own_folder(folder: epath.Path, group: ProcessGroup) -> Iterator[None]:
-    if group.is_lead and folder.exists():
-        folder.rmtree()
-    group.barrier("the folder of the self-test is new", group.MINUTES)
-    try:
-        yield
-    finally:
-        group.barrier("the self-test has read", group.MINUTES)
-        if group.is_lead and folder.exists():
-            folder.rmtree()
 
 
 def _put(x: np.ndarray, sharding: jax.sharding.NamedSharding) -> jax.Array:

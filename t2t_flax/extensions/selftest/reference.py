@@ -113,18 +113,6 @@ class Reference:
             jax.tree.map(lambda g: g / np.float32(tokens), grads),
         )
 
-    def gradient_of_parts(self, parts: list[np.ndarray]) -> list[Any]:
-        """The gradients, per token of the batch, of some rows [A * B] (bool) each. They sum to the whole where parts do."""
-        params, rows, numbers = self._on_cpu((self.state.params, self._rows(), self._numbers()))
-        gradient = jax.jit(_gradient(self.config, self._model("float32")))
-        tokens = float((rows["target_segments"] > 0).sum())
-        found = []
-        for part in parts:
-            only = rows | {"target_segments": jnp.where(part[:, None], rows["target_segments"], 0)}
-            _, grads = gradient(params, only, numbers)
-            found.append(jax.tree.map(lambda g: np.asarray(g) / np.float32(tokens), grads))
-        return found
-
     def updated(self, grads: Any, relative_noise: float = 0.0) -> TrainState:
         """The state after an update with these gradients (of the trained parameters), of which each element is first changed
         by at most a share of `relative_noise`. NumPy arrays.

@@ -2,20 +2,18 @@
 
 import dataclasses
 import functools
-from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, small_config
+from helpers.refusals import assert_names, refused
 from jax.sharding import PartitionSpec
 
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.errors import UserError
-from t2t_flax.extensions.selftest import device, hook, probe, programs, reference, run
+from t2t_flax.extensions.selftest import device, probe, programs, reference
 from t2t_flax.extensions.selftest.run import Report, run_test
 from t2t_flax.models import dense
 from t2t_flax.models.attention import SegmentMask, mask_array
@@ -58,17 +56,19 @@ def right_programs(monkeypatch):
     monkeypatch.setattr(device.DeviceRun, "compile", once)
 
 
-def report(tmp_path, mesh=(8, 1, 1), precision="float32", **groups) -> Report:
-    """Of a self-test on simulated devices."""
+def report(mesh=(8, 1, 1), precision="float32", zero1=False, **groups) -> Report:
+    """Run the self-test on simulated devices."""
     sizes = dict(zip(("data", "fsdp", "tensor"), mesh, strict=True))
-    config = small_config(train=dict(precision=precision), mesh=sizes, **groups)
-    return run_test(config, devices_mesh(*mesh), (37, 37), SHAPE, tmp_path)
+    sizes |= dict(fsdp_mode="zero1") if zero1 else {}
+    train = groups.pop("train", {}) | dict(precision=precision)
+    config = small_config(train=train, mesh=sizes, **groups)
+    return run_test(config, devices_mesh(*mesh), (37, 37), SHAPE)
 
 
-def faults(tmp_path, **options) -> dict[str, list[str]]:
+def faults(**options) -> dict[str, list[str]]:
     """{stage: what is said}."""
     found: dict[str, list[str]] = {}
-    for fault in report(tmp_path, **options).faults:
+    for fault in report(**options).faults:
         print(fault)
         stage, _, text = fault.partition(": ")
         found.setdefault(stage, []).append(text)
@@ -103,31 +103,45 @@ def flipped(value: np.ndarray) -> np.ndarray:
     return value
 
 
-@pytest.mark.parametrize("mesh, precision", [((8, 1, 1), "float32"), ((2, 2, 2), "bfloat16")])
-def test_clean_devices_pass(tmp_path, mesh, precision, right_programs):
-    clean = report(tmp_path, mesh, precision)
+CLEAN = {
+    "data": dict(mesh=(8, 1, 1)),
+    "bfloat16 on three axes": dict(mesh=(2, 2, 2), precision="bfloat16"),
+    "TF32 with ZeRO-1": dict(
+        mesh=(2, 2, 2),
+        precision="tf32",
+        zero1=True,
+        model=dict(norm_placement="pre", tie_embeddings="decoder", num_encoder_layers=1, num_decoder_layers=1),
+        loss=dict(logits_chunk_size=64),
+        optimizer=dict(weight_decay=0.01, ema_decay=0.999),
+    ),
+    "products of Muon in float32": dict(
+        mesh=(1, 1, 8),
+        precision="bfloat16",
+        model=dict(num_heads=8, d_model=32, d_ff=64, norm_placement="pre"),
+        optimizer=dict(name="muon", schedule="inverse_sqrt", ema_decay=0.999),
+        train=dict(remat="dots"),
+    ),
+    "rows as long as there are heads": dict(mesh=(8, 1, 1), model=dict(num_heads=8), tokens=3 * 8 * 8),
+    "a table of 12 positions": dict(
+        mesh=(2, 1, 1), model=dict(position="learned", max_positions=12), data=dict(max_length=12)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CLEAN)
+def test_clean_devices_pass(monkeypatch, name):
+    options = CLEAN[name].copy()
+    monkeypatch.setattr(probe, "_TOKENS", options.pop("tokens", probe._TOKENS))
+    clean = report(**options)
     assert not clean.faults, clean.summary
     assert {c.stage for c in clean.compared} == {"layers", "loss", "gradients", "update"}
-    assert not list(tmp_path.iterdir())
     clean.raise_if_faulty()
-
-
-def test_rows_as_long_as_there_are_heads_are_no_fault(tmp_path, monkeypatch):
-    """Weights of attention, [B, heads, L, L], are not outputs [B, L, ...]."""
-    monkeypatch.setattr(probe, "_TOKENS", 3 * 8 * 8)
-    clean = report(tmp_path, (8, 1, 1), model=dict(num_heads=8))
-    assert "outputs of 8 tokens a row" in clean.summary and not clean.faults, clean.summary
-
-
-def test_positions_that_a_table_does_not_have_are_no_fault(tmp_path):
-    clean = report(tmp_path, (2, 1, 1), model=dict(position="learned", max_positions=12), data=dict(max_length=12))
-    assert "outputs of 12 tokens a row" in clean.summary and not clean.faults, clean.summary
 
 
 QUERY = ("decoder_0", "self_attention", "query", "kernel")
 
 
-def test_a_flipped_bit_in_the_copy_of_a_device(tmp_path, monkeypatch, right_programs):
+def test_a_flipped_bit_in_the_copy_of_a_device(monkeypatch, right_programs):
     place = device.DeviceRun.place
 
     def faulty(self, state):
@@ -135,16 +149,15 @@ def test_a_flipped_bit_in_the_copy_of_a_device(tmp_path, monkeypatch, right_prog
         return state.replace(params=change_parameter(state.params, QUERY, 3, flipped))
 
     monkeypatch.setattr(device.DeviceRun, "place", faulty)
-    broken = report(tmp_path)
-    assert (
-        "parameters: device 3's copy of decoder_0.self_attention.query.kernel differs from device 0's at 1 of 256"
-        in (broken.faults[0])
+    broken = report()
+    assert_names(
+        broken.faults[0], "parameters:", "device 3", "decoder_0.self_attention.query.kernel", "device 0", "1 of"
     )
-    with pytest.raises(UserError, match="do not train here: .*device 3's copy"):
+    with refused("device 3", "decoder_0.self_attention.query.kernel"):
         broken.raise_if_faulty()
 
 
-def test_a_flipped_bit_after_the_update(tmp_path, monkeypatch, right_programs):
+def test_a_flipped_bit_after_the_update(monkeypatch, right_programs):
     compile_programs = device.DeviceRun.compile
 
     def faulty(self):
@@ -157,13 +170,11 @@ def test_a_flipped_bit_after_the_update(tmp_path, monkeypatch, right_programs):
         return programs._replace(update=update)
 
     monkeypatch.setattr(device.DeviceRun, "compile", faulty)
-    (text,) = faults(tmp_path)["copies"]
-    assert text.startswith(
-        "device 6's copy of decoder_0.self_attention.query.kernel differs from device 0's at 1 of 256"
-    )
+    (text,) = faults()["copies"]
+    assert_names(text, "device 6", "decoder_0.self_attention.query.kernel", "device 0", "1 of")
 
 
-def test_a_wrong_shard_on_a_device(tmp_path, monkeypatch, right_programs):
+def test_a_wrong_shard_on_a_device(monkeypatch, right_programs):
     put = device._put
 
     def faulty(x, sharding):
@@ -174,11 +185,11 @@ def test_a_wrong_shard_on_a_device(tmp_path, monkeypatch, right_programs):
         return with_shard(array, 4, lambda value: other)
 
     monkeypatch.setattr(device, "_put", faulty)
-    text = faults(tmp_path, mesh=(1, 8, 1))["parameters"][0]
-    assert "device 4's shard [20:25, 0:16] of shared_embedding.table" in text and "it is the shard of device 1" in text
+    text = faults(mesh=(1, 8, 1))["parameters"][0]
+    assert_names(text, "device 4", "[20:25, 0:16]", "shared_embedding.table", "device 1")
 
 
-def test_gradients_that_are_not_summed_over_the_devices(tmp_path, monkeypatch):
+def test_gradients_that_are_not_summed_over_the_devices(monkeypatch):
     def own(x_SxN, dtype, sharding=None):
         alone = jax.shard_map(
             lambda x: x[0], in_specs=PartitionSpec(("data", "fsdp")), out_specs=PartitionSpec(), check_vma=False
@@ -186,16 +197,13 @@ def test_gradients_that_are_not_summed_over_the_devices(tmp_path, monkeypatch):
         return alone(x_SxN)
 
     monkeypatch.setattr(mesh_lib, "sum_over_shards", own)
-    found = faults(tmp_path)
-    assert "some gradients are not summed over the devices" in found["programs"][0]
-    wrong, *why = found["gradients"]
-    assert "is wrong on every device" in wrong
-    assert any("on device 5 is the sum of the rows of shard 5 of the batch alone" in text for text in why)
-    assert "copy of" in found["copies"][0]
-    assert "layers" not in found and "parameters" not in found
+    found = faults()
+    assert found.keys() >= {"programs", "gradients", "copies"} and not found.keys() & {"layers", "parameters"}
+    assert_names(found["programs"][0], "8 shards")
+    assert_names(found["gradients"][0], "every device")
 
 
-def test_a_microbatch_that_is_not_accumulated(tmp_path, monkeypatch):
+def test_a_microbatch_that_is_not_accumulated(monkeypatch):
     """As in openxla/xla#49143: the gradient of the table loses one."""
     scan = jax.lax.scan
 
@@ -212,13 +220,12 @@ def test_a_microbatch_that_is_not_accumulated(tmp_path, monkeypatch):
         return (grads | {"shared_embedding": without["shared_embedding"]}, sums), rest
 
     monkeypatch.setattr(jax.lax, "scan", faulty)
-    wrong, why = faults(tmp_path, mesh=(4, 2, 1))["gradients"]
-    assert wrong.startswith("the gradient of shared_embedding.table is wrong on every device")
-    assert why.endswith("lacks microbatch 1 of 3: it is not accumulated")
+    (text,) = faults(mesh=(4, 2, 1))["gradients"]
+    assert_names(text, "shared_embedding.table", "every device")
 
 
 @pytest.mark.parametrize("mesh", [(8, 1, 1), (1, 2, 4)])
-def test_a_product_in_another_precision(tmp_path, monkeypatch, mesh):
+def test_a_product_in_another_precision(monkeypatch, mesh):
     call = dense.Einsum.__call__
     wrong = "decoder_0/feed_forward/Einsum_1"
 
@@ -228,12 +235,11 @@ def test_a_product_in_another_precision(tmp_path, monkeypatch, mesh):
         return call(self, x)
 
     monkeypatch.setattr(dense.Einsum, "__call__", faulty)
-    (text,) = faults(tmp_path, mesh=mesh)["layers"]
-    assert text.startswith(f"the output of {wrong.replace('/', '.')} is wrong on every device")
-    assert "and float32 explains" in text
+    (text,) = faults(mesh=mesh)["layers"]
+    assert_names(text, wrong.replace("/", "."), "every device", "float32")
 
 
-def test_products_in_bfloat16_where_float32_was_asked_for(tmp_path, monkeypatch):
+def test_products_in_bfloat16_where_float32_was_asked_for(monkeypatch):
     product = jnp.einsum
 
     def faulty(equation, *operands, **options):
@@ -242,9 +248,9 @@ def test_products_in_bfloat16_where_float32_was_asked_for(tmp_path, monkeypatch)
         return product(equation, *operands, **options)
 
     monkeypatch.setattr(dense.jnp, "einsum", faulty)
-    found = faults(tmp_path)
-    assert "matrix products are in bfloat16, where float32 was asked for" in found["programs"][0]
-    assert found["layers"][0].startswith("the output of encoder_0.self_attention.key is wrong on every device")
+    found = faults()
+    assert_names(found["programs"][0], "bfloat16", "float32")
+    assert_names(found["layers"][0], "encoder_0.self_attention.key", "every device")
 
 
 class Kernel:
@@ -266,22 +272,21 @@ class Kernel:
 
 
 @pytest.mark.parametrize("segments", [True, False])
-def test_a_kernel_that_ignores_segments(tmp_path, monkeypatch, segments):
+def test_a_kernel_that_ignores_segments(monkeypatch, segments):
     monkeypatch.setitem(ATTENTION_KERNELS, "simulated", "simulated")
     load = ATTENTION_KERNELS.load
     monkeypatch.setattr(
         ATTENTION_KERNELS, "load", lambda n: Kernel(segments) if n == "simulated" else load(n), raising=False
     )
     options = dict(mesh=(4, 1, 2), precision="bfloat16", model=dict(attention_kernel="simulated"))
-    found = faults(tmp_path, **options)
+    found = faults(**options)
     if segments:
         assert not found
     else:
-        text = found["layers"][0]
-        assert text.startswith("the output of encoder_0.self_attention.attend is wrong on every device")
+        assert_names(found["layers"][0], "encoder_0.self_attention.attend", "every device")
 
 
-def test_a_device_that_computes_wrong(tmp_path, monkeypatch, right_programs):
+def test_a_device_that_computes_wrong(monkeypatch, right_programs):
     """One layer of one device."""
     compile_programs = device.DeviceRun.compile
 
@@ -296,13 +301,11 @@ def test_a_device_that_computes_wrong(tmp_path, monkeypatch, right_programs):
         return programs._replace(layers=layers)
 
     monkeypatch.setattr(device.DeviceRun, "compile", compile_faulty)
-    (text,) = faults(tmp_path)["layers"]
-    assert text.startswith(
-        "the output of decoder_0.cross_attention.value is wrong on device 2: its relative error is 0.001"
-    )
+    (text,) = faults()["layers"]
+    assert_names(text, "decoder_0.cross_attention.value", "device 2", "0.001")
 
 
-def test_a_wrong_optimizer(tmp_path, monkeypatch):
+def test_a_wrong_optimizer(monkeypatch):
     recording = device.recording
 
     def faulty(tx):
@@ -316,63 +319,15 @@ def test_a_wrong_optimizer(tmp_path, monkeypatch):
         return made._replace(update=update)
 
     monkeypatch.setattr(device, "recording", faulty)
-    text = faults(tmp_path, optimizer=dict(lr_scale=2.0))["update"][0]
-    assert text.startswith("after the update decoder_0.")
-
-
-def test_a_checkpoint_that_is_not_restored_as_it_was_saved(tmp_path, monkeypatch, right_programs):
-    round_trip = device.DeviceRun.round_trip
-
-    def faulty(self, state, folder, group):
-        again = round_trip(self, state, folder, group)
-        return again.replace(params=change_parameter(again.params, QUERY, 7, flipped))
-
-    monkeypatch.setattr(device.DeviceRun, "round_trip", faulty)
-    (text,) = faults(tmp_path)["checkpoint"]
-    assert text == "decoder_0.self_attention.query.kernel on device 7 is not restored as it was saved"
+    text = faults(optimizer=dict(lr_scale=2.0))["update"][0]
+    assert_names(text, "decoder_0.")
 
 
 @pytest.mark.smoke
 def test_without_a_cpu_it_says_so(monkeypatch):
     monkeypatch.setattr(jax, "local_devices", functools.partial(_no_backend))
-    with pytest.raises(UserError, match="JAX_PLATFORMS leaves out: add cpu"):
+    with refused("JAX_PLATFORMS"):
         reference.cpu_device()
-
-
-@pytest.mark.smoke
-def test_platforms_without_a_cpu_are_refused_before_data_are_prepared(monkeypatch):
-    config = small_config()
-    for platforms, refused in (("", False), ("cuda,cpu", False), ("cpu", False), ("cuda", True), ("tpu", True)):
-        monkeypatch.setenv("JAX_PLATFORMS", platforms)
-        hook.check_installed(small_config(selftest=dict(at_start="never")))
-        if refused:
-            with pytest.raises(UserError, match=f"set JAX_PLATFORMS={platforms},cpu, or train"):
-                hook.check_installed(config)
-        else:
-            hook.check_installed(config)
-
-
-def test_a_process_makes_each_test_once(tmp_path, monkeypatch):
-    """Vectorized trials start one after the other in a process, and differ in rates and seeds."""
-    made, group = [], ProcessGroup()
-    monkeypatch.setattr(hook, "_passed", set())
-    report = Report([], [], "", [], 0.0)
-    monkeypatch.setattr(run, "run_test", lambda config, *_: (made.append(config.train.precision), report)[1])
-    for keys in (
-        dict(model=dict(dropout=0.1)),
-        dict(model=dict(dropout=0.3), seed=dict(init=3)),
-        dict(train=dict(precision="bfloat16")),
-        dict(loss=dict(logits_chunk_size=16)),
-    ):
-        tokenizers = SimpleNamespace(vocab_sizes=(37, 37))
-        setup = SimpleNamespace(
-            config=small_config(**keys),
-            mesh=devices_mesh(2),
-            corpus=SimpleNamespace(tokenizers=tokenizers),
-            batches=SimpleNamespace(shapes=[SHAPE]),
-        )
-        hook.SelfTestHook(tmp_path, group).on_start(setup, None)
-    assert made == ["auto", "bfloat16", "auto"]
 
 
 @pytest.mark.smoke
@@ -384,10 +339,10 @@ def test_a_kernel_that_the_compiler_divides_over_devices_must_be_in_its_program(
         programs.check_programs,
         asked, precision="bfloat16", platform="gpu", shards=1, exchanged=0, only_data=True, in_optimizer=0,
     )  # fmt: skip
-    assert check(there, kernel="cudnn").summary.endswith("attention by __cudnn$fmhaSoftmax")
+    assert_names(check(there, kernel="cudnn").summary, "__cudnn$fmhaSoftmax")
     assert not check(there, kernel="cudnn").faults and not check("", kernel="einsum").faults
     (fault,) = check("", kernel="cudnn").faults
-    assert fault == "the kernel cudnn of attention was asked for and is not in the compiled program"
+    assert_names(fault, "cudnn")
 
 
 def _no_backend(*, backend):
