@@ -48,7 +48,7 @@ def training_step(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     import jax
 
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.extensions.planning.flops import padded_tokens, training_products
+    from t2t_flax.training.flops import padded_tokens, training_products
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
     from t2t_flax.training.train_step import make_train_step
@@ -78,7 +78,7 @@ def search(size: dict[str, Any]) -> tuple[Callable[[], None], float]:
     from benchmarks.engines.ours_decoding import Ids
     from t2t_flax.decoding.translator import Translator
     from t2t_flax.distributed import mesh as mesh_lib
-    from t2t_flax.extensions.planning.flops import Tokens, forward_products
+    from t2t_flax.training.flops import Tokens, forward_products
     from t2t_flax.training.optimizer import make_optimizer
     from t2t_flax.training.train_state import init_state, make_model
 

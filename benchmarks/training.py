@@ -65,7 +65,7 @@ ENGINES = (
 def count_flops(size: dict[str, Any], batches: list) -> float:
     """FLOPs of training on the real tokens of these batches; the backward pass counts twice the forward pass."""
     from benchmarks.engines.ours_training import config_of
-    from t2t_flax.extensions.planning.flops import real_tokens, training_products
+    from t2t_flax.training.flops import real_tokens, training_products
     from t2t_flax.training.model_summary import abstract_state
 
     config, vocab, total = config_of(size), size["vocab"], 0.0

@@ -219,8 +219,6 @@ AVERAGING: Table[str] = Table()
 """Optimizers that evaluate an average of their own, by optimizer.name; a module has `around(config, optimizer, rate)`, which
 returns the whole optimizer, and `average` as `training.optimizer.make_average` returns it.
 """
-EXPLAINED: Table[str] = Table()
-"""Sections that extensions add to `explain`; a module has `lines(config, state, vocabulary sizes)`: a heading, then its lines."""
 AHEAD: Table[str] = Table()
 """At most one row: a class that lays out windows of updates ahead, in place of `data.batching.window_layouts.Ahead`."""
 DATA_HOOKS = Features()

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.registry import EXPLAINED
+from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
 from t2t_flax.training.train_state import (
     TrainState,
@@ -24,7 +24,7 @@ _FILL = 0.97
 
 
 def describe(config: Config) -> str:
-    """Parameters by group, batch shapes, the schedule at a few updates, memory, and what extensions add."""
+    """Parameters by group, batch shapes, the schedule at a few updates, memory and FLOPs."""
     sizes = (config.data.vocab_size,) * 2
     state = abstract_state(config, sizes)
     parts = [
@@ -33,7 +33,7 @@ def describe(config: Config) -> str:
         _batches(config),
         _schedule(config),
         _memory(config, state),
-        *(EXPLAINED.load(name).lines(config, state, sizes) for name in EXPLAINED),
+        explain_flops(config, state.params, sizes[1]),
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 

@@ -10,7 +10,6 @@ import json
 import math
 import queue
 import threading
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -294,11 +293,10 @@ _FILLING = 8
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the mesh, and where it comes from. seconds: of one core, to lay it out and fill its arrays."""
+    """A batch on the mesh, and where it comes from."""
 
     arrays: dict[str, jax.Array]  # int32 [A, B, L]
     batch: Batch
-    seconds: float = 0.0
 
 
 class Prefetcher:
@@ -365,9 +363,7 @@ class Prefetcher:
         return laid_out
 
     def _put(self, laid_out: concurrent.futures.Future[Batch]) -> DeviceBatch:
-        batch, began = laid_out.result(), time.thread_time()
-        on_mesh = put_batch(batch, self._mesh)
-        return on_mesh._replace(seconds=self._batches.ahead.seconds + time.thread_time() - began)
+        return put_batch(laid_out.result(), self._mesh)
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:

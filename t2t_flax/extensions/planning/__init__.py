@@ -1,9 +1,9 @@
-"""Planning: FLOPs of a config, how well a run uses its devices, and programs compiled for a machine that is not at hand."""
+"""Planning: how well a run uses its devices, and programs compiled for a machine that is not at hand."""
 
 from dataclasses import dataclass
 
 from t2t_flax.config.keys import key
-from t2t_flax.registry import COMMANDS, EXPLAINED, GROUPS, HOOKS, Command
+from t2t_flax.registry import COMMANDS, GROUPS, HOOKS, Command
 
 
 @dataclass(frozen=True)
@@ -24,5 +24,4 @@ COMMANDS.add(
     ),
 )
 GROUPS.add("planning", Planning)
-HOOKS.add("t2t_flax.extensions.planning.flops", "planning.mfu")
-EXPLAINED.add("flops", "t2t_flax.extensions.planning.flops")
+HOOKS.add("t2t_flax.extensions.planning.mfu", "planning.mfu")

@@ -118,20 +118,20 @@ def _overlaps(visit: Visit) -> bool:
     it = visit.instruction
     if visit.asynchronous or not it.op.endswith("-start"):
         return visit.asynchronous
-    for later in visit.computation.after(it):
-        if it.name in later.operands and later.op.endswith("-done"):
-            return False
-        if later.op in _COMPUTING:
-            return True
-    return False
+    return _works_until(visit.computation, it, "-done", {it.name})
 
 
 def _work_before_answer(computation: Computation, send: Instruction) -> bool:
     """Whether something is computed between a transfer to other slices and the arrival of its answer."""
     mark = f'"{_RENDEZVOUS.search(send.attributes)[1]}"'
     answers = {i.name for i in computation.instructions.values() if i.op == "recv" and mark in i.attributes}
-    for later in computation.after(send):
-        if later.op == "recv-done" and answers & set(later.operands):
+    return _works_until(computation, send, "recv-done", answers)
+
+
+def _works_until(computation: Computation, start: Instruction, end: str, operands: set[str]) -> bool:
+    """Whether something is computed after `start`, before an instruction `end` of one of these operands."""
+    for later in computation.after(start):
+        if later.op.endswith(end) and operands & set(later.operands):
             return False
         if later.op in _COMPUTING:
             return True

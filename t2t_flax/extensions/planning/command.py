@@ -27,7 +27,7 @@ _MACHINES = """\
 Machines: v5e-256, v6e-16, v5p-128, v4-32, v3-8, tpu7x-128 (numbers of v3, v4, v5p and tpu7x count TensorCores, two to
 a chip), by shape v5p:4x4x4 (chips), several slices 2xv5e-256; a100-8, h100-8, h200-8, b200-8, b300-8, gb200-72, several
 hosts 2xh100-8 or h100-16; cpu:8 (simulated devices). Several machines give a table. The big model takes one to several
-minutes on two cores, --largest-batch three such compilations more."""
+minutes on two cores."""
 
 
 def run(argv: list[str]) -> int:
@@ -37,7 +37,6 @@ def run(argv: list[str]) -> int:
     parser.add_argument(
         "--topology", action="append", required=True, metavar="NAME[,NAME]", help="the machine; may be repeated"
     )
-    parser.add_argument("--store", default="", metavar="DIR", help="take the batch shape from this token store")
     parser.add_argument(
         "--rows",
         type=arguments.count(1),
@@ -45,7 +44,6 @@ def run(argv: list[str]) -> int:
         metavar="N",
         help="packed rows per device, instead of the config's batch",
     )
-    parser.add_argument("--largest-batch", action="store_true", help="find the largest batch that fits")
     parser.add_argument("--json", default="", metavar="FILE", help="write the plans to this file as well")
     args, overrides = arguments.parse(parser, argv)
     if args.json:
@@ -62,11 +60,9 @@ def run(argv: list[str]) -> int:
 
     plans = []
     for machine in machines:
-        record = plan.make_plan(config, machine, store=args.store, rows=args.rows)
-        if args.largest_batch:
-            record["largest_batch"] = plan.largest_batch(config, machine)
+        record = plan.make_plan(config, machine, rows=args.rows)
         plans.append(record)
-        print(report.describe(config, machine, record, store=args.store), end="\n\n", flush=True)
+        print(report.describe(config, machine, record), end="\n\n", flush=True)
         if args.json:  # after each machine: a later compilation may take minutes
             atomic_write(args.json, json.dumps(plans, indent=1) + "\n")
     if len(plans) > 1:
@@ -99,17 +95,16 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
 
 def require_compilers(machines: list[Topology]) -> None:
     """Raises UserError, with the command that installs it, where the compiler of a machine is missing."""
+    compilers = {
+        "tpu": (has_tpu_compiler, "the TPU compiler (0.7 GB, works without a TPU)", "plan"),
+        "gpu": (has_gpu_compiler, "XLA's GPU compiler (2.5 GB, works without a GPU)", "plan-gpu"),
+    }
     for machine in machines:
-        if machine.platform == "tpu" and not has_tpu_compiler():
-            raise UserError(
-                f"--topology={machine.name} needs the TPU compiler (0.7 GB, works without a TPU), which is not "
-                f"installed: {install_hint('plan')}."
-            )
-        if machine.platform == "gpu" and not has_gpu_compiler():
-            raise UserError(
-                f"--topology={machine.name} needs XLA's GPU compiler (2.5 GB, works without a GPU), which is not "
-                f"installed: {install_hint('plan-gpu')}."
-            )
+        if machine.platform in compilers:
+            installed, what, extra = compilers[machine.platform]
+            if not installed():
+                hint = install_hint(extra)
+                raise UserError(f"--topology={machine.name} needs {what}, which is not installed: {hint}.")
 
 
 def has_tpu_compiler() -> bool:

@@ -1,37 +1,35 @@
-"""The plan of a config on a machine as one record of plain values: what the compiler says, and a predicted time (roofline),
-which no machine can beat.
+"""The plan of a config on a machine as a record of plain values: what the compiler says, and a least time (roofline).
 
 Runs in the environment of `command.compiler_environment`.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import bucket_edges
-from t2t_flax.data.batching.batches import Batches, Shape, shape_of
-from t2t_flax.data.hooks import training_stream
-from t2t_flax.data.token_store import TokenStore
+from t2t_flax.data.batching.batches import Shape, shape_of
 from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
 from t2t_flax.extensions.planning.chips import HOP_SECONDS
-from t2t_flax.extensions.planning.flops import forward_products, padded_tokens, training_products
 from t2t_flax.extensions.planning.topology import Topology
+from t2t_flax.training.flops import forward_products, padded_tokens, training_products
 from t2t_flax.training.setup import resident_bytes
 
 FILL = 0.97  # of packed rows, as `explain` estimates
-_FIT_ROWS = ((8, 16), (4, 8), (1, 2))
 
 
-def make_plan(config: Config, topology: Topology, *, store: str = "", rows: int = 0) -> dict[str, Any]:
-    """Compiles the train step and predicts its time. The batch has the largest shape that training on the token store
-    `store` uses, or `rows` packed rows on each device, or else an estimate from the config.
+def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str, Any]:
+    """Compile the train step and predict its time.
 
-    Raises UserError where the mesh does not fit the machine or the model.
+    Args:
+      rows: packed rows on each device; 0 = an estimate of the config's largest shape.
+
+    Raises:
+      UserError: the mesh does not fit the machine or the model.
     """
     run = abstract_run(config, topology)
-    shape = batch_shape(config, run.shards, store=store, rows=rows)
+    shape = batch_shape(config, run.shards, rows=rows)
     slots = shape.length * shape.rows * shape.micro
     train = compile_train_step(run, shape)
     flops = update_flops(config, shape, run.state.params) / run.mesh.size
@@ -63,14 +61,9 @@ def make_plan(config: Config, topology: Topology, *, store: str = "", rows: int 
     return plan
 
 
-def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) -> Shape:
-    """The largest shape of a run over `shards` devices along the batch; see `make_plan`."""
+def batch_shape(config: Config, shards: int, *, rows: int = 0) -> Shape:
+    """Return the largest shape of a run over `shards` devices along the batch; see `make_plan`."""
     data = config.data
-    if store:
-        batches = Batches(
-            TokenStore.open(store), data, seed=config.seed.data, shards=shards, make_stream=training_stream(config)
-        )
-        return max(batches.shapes, key=lambda s: s.length * s.rows * s.micro)
     if data.batching == "packed":
         length, needed = data.pack_length, math.ceil(data.batch_tokens / int(data.pack_length * FILL))
     else:
@@ -80,9 +73,12 @@ def batch_shape(config: Config, shards: int, *, store: str = "", rows: int = 0) 
 
 
 def update_flops(config: Config, shape: Shape, params: Any) -> float:
-    """FLOPs of one update over every slot of the shape, padding included. params: of the run, arrays or shapes.
+    """Return the FLOPs of one update over every slot of the shape, padding included.
 
     With train.remat = full the forward pass of the layers runs twice.
+
+    Args:
+      params: the run's parameters, arrays or shapes.
     """
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
     flops = training_products(config, vocab, params).flops(config.model, tokens)
@@ -91,48 +87,15 @@ def update_flops(config: Config, shape: Shape, params: Any) -> float:
     return flops
 
 
-def largest_batch(config: Config, topology: Topology) -> dict[str, Any]:
-    """Packed rows that fit on a device at once: two compilations, a line through their peaks, one more to confirm.
-
-    `confirmed`: the program for `rows` fits. `rows` is None, with the reason in `why`, where it cannot be found.
-    """
-    if topology.chip is None:
-        return {"rows": None, "why": "simulated devices have no memory limit"}
-    compile_rows = functools.cache(functools.partial(_compile_rows, config, topology))
-    for sizes in _FIT_ROWS:
-        facts = {rows: compile_rows(rows) for rows in sizes}
-        if all(f["fits"] for f in facts.values()):
-            break
-    else:
-        few = _FIT_ROWS[-1][0]
-        why = f"{few + 1} rows on a device do not fit" if facts[few]["fits"] else f"{few} row on a device does not fit"
-        return {"rows": None, "why": f"{why}: use mesh.fsdp or mesh.tensor"}
-    (low, first), (high, second) = ((rows, f["memory"]["peak"]) for rows, f in facts.items())
-    per_row = (second - first) / (high - low)
-    rows = int((topology.chip.usable_bytes - first) // per_row) + low
-    last = compile_rows(rows)
-    return {
-        "rows": rows,
-        "tokens_of_all_devices": rows * last["length"] * last["shards"],
-        "bytes_per_row": per_row,
-        "bytes_without_rows": first - low * per_row,
-        "measured_rows": [low, high],
-        "confirmed": last["fits"],
-        "peak": last["memory"]["peak"] if last["fits"] else last["needed_bytes"],
-    }
-
-
-def _compile_rows(config: Config, topology: Topology, rows: int) -> dict[str, Any]:
-    run = abstract_run(config, topology)
-    shape = batch_shape(config, run.shards, rows=rows)
-    return compile_train_step(run, shape) | {"length": shape.length, "shards": run.shards}
-
-
 @dataclasses.dataclass(frozen=True)
 class Roofline:
-    """Predicted seconds of one update on a device. `compute`: its matrix products at the bfloat16 peak. `memory`: parameters
-    and optimizer state read once and written once. `ici`, `dcn`: collectives within a slice (GPU: a host) and between slices;
-    `overlapping`: the part of both that runs beside other work.
+    """Least seconds of one update on a device.
+
+    Attributes:
+      compute: matrix products at the bfloat16 peak.
+      memory: parameters and optimizer state, read once and written once.
+      ici, dcn: collectives within a slice (GPU: a host), and between slices.
+      overlapping: the part of both that runs beside other work.
     """
 
     compute: float
@@ -149,7 +112,6 @@ class Roofline:
 
     @property
     def bottleneck(self) -> str:
-        """The largest of the terms."""
         terms = {"compute": self.compute, "memory": self.memory, "interconnect": self.ici + self.dcn}
         return max(terms, key=terms.get)
 
@@ -158,7 +120,12 @@ class Roofline:
 
 
 def roofline(topology: Topology, flops: float, memory_bytes: float, rows: list[dict[str, Any]]) -> Roofline | None:
-    """`flops`, `memory_bytes`: of a device. `rows`: of `DeviceLayout.summary`. None for a CPU, which has no data sheet."""
+    """Return the least time of an update; None for a CPU, which has no data sheet.
+
+    Args:
+      flops, memory_bytes: on a device.
+      rows: collectives, from `DeviceLayout.summary`.
+    """
     chip = topology.chip
     if chip is None:
         return None
@@ -173,10 +140,10 @@ def roofline(topology: Topology, flops: float, memory_bytes: float, rows: list[d
 
 
 def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
-    """Bytes that a device sends (within its slice, to other slices) in all runs of a row.
+    """Return the least bytes that a device sends (within its slice, to other slices) in all runs of a row.
 
-    The least that any algorithm needs: an all-reduce of S bytes over n devices 2 (n - 1) / n S, a gather, a scatter or
-    an all-to-all (n - 1) / n S, a permutation S. Over several slices each device exchanges its n-th part with its peers.
+    An all-reduce of S bytes over n devices needs 2 (n - 1) / n S, a gather, a scatter or an all-to-all (n - 1) / n S, a
+    permutation S. Over several slices each device exchanges its n-th part with its peers.
     """
     n, slices, size = row["devices"], row["slices"], row["bytes"]
     if row["kind"] == "collective-permute":
@@ -187,7 +154,7 @@ def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def collective_seconds(topology: Topology, row: dict[str, Any]) -> tuple[float, float]:
-    """(within the slice, between slices): bytes over the links that the group can use at once, and each run's hops."""
+    """Return seconds (within the slice, between slices): bytes over the links that the group can use, and hops."""
     chip = topology.chip
     near, far = sent_bytes(row)
     ici = near / (row["links"] * chip.link_bandwidth) if row["devices"] > 1 else 0.0

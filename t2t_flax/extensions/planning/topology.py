@@ -67,7 +67,7 @@ def parse(name: str) -> Topology:
         raise _unknown(name)
     slices, family = int(match[1] or 1), _ALIASES.get(match[2], match[2])
     if slices < 1:
-        raise UserError(f"--topology={name}: a machine has at least 1 slice, not 0.")
+        raise _unknown(name)
     if family == "cpu" and (match[4] or "").isdigit() and int(match[4]) > 0:
         return Topology(name, "cpu", None, (int(match[4]),), slices)
     if family in GPUS and match[3]:
@@ -91,11 +91,9 @@ def _sizes(family: str) -> dict[int, tuple[int, ...]]:
 def _gpus(name: str, chip: Chip, count: int, hosts: int) -> Topology:
     if count < 1:
         raise _unknown(name)
-    if count > chip.largest and count % chip.largest:
-        raise UserError(
-            f"--topology={name}: more than {chip.largest} GPUs come in groups of {chip.largest} that NVLink joins."
-        )
     if count > chip.largest:
+        if count % chip.largest:
+            raise UserError(f"--topology={name}: NVLink joins groups of {chip.largest} GPUs; give a multiple.")
         count, hosts = chip.largest, hosts * count // chip.largest
     return Topology(name, "gpu", chip, (count,), hosts)
 
@@ -105,27 +103,22 @@ def _by_size(name: str, family: str, size: int) -> tuple[int, ...]:
     if size not in sizes:
         counted = "chips" if TPUS[family].cores_in_name == 1 else "TensorCores"
         raise UserError(
-            f"--topology={name}: no {family} slice has {size} {counted}. Sizes: {', '.join(map(str, sizes))}; several slices "
-            f"(2x{family}-{max(sizes)}), or a shape, such as {family}:{_SHAPES[family][3]}."
+            f"--topology={name}: {family} slices have {', '.join(map(str, sizes))} {counted}; give one of these, several "
+            f"slices (2x{family}-{max(sizes)}), or a shape ({family}:{_SHAPES[family][3]})."
         )
     return sizes[size]
 
 
 def _by_shape(name: str, family: str, text: str) -> tuple[int, ...]:
     chip = TPUS[family]
-    example = f"{family}:{_SHAPES[family][3]}"
-    if not re.fullmatch(r"\d+(x\d+)*", text):
-        raise UserError(f"--topology={name}: {text!r} is not a shape; write {example}.")
-    shape = tuple(int(n) for n in text.split("x"))
-    if len(shape) != chip.axes or 0 in shape:
-        raise UserError(f"--topology={name}: a {family} slice has {chip.axes} axes, as in {example}.")
-    if math.prod(shape) > chip.largest:
+    shape = tuple(map(int, text.split("x"))) if re.fullmatch(r"\d+(x\d+)*", text) else ()
+    chips = math.prod(shape)
+    even = chips == 1 or all(n % 2 == 0 for n in shape[:2])  # hosts hold 2x2 chips
+    if len(shape) != chip.axes or not 0 < chips <= chip.largest or not even:
         raise UserError(
-            f"--topology={name}: {math.prod(shape):,} chips, but the largest {family} slice has {chip.largest:,}. "
-            f"Several slices are written 2x{family}:{_SHAPES[family][-1]}."
+            f"--topology={name}: {text!r} is no shape of a {family} slice: {chip.axes} axes, the first two even, at most "
+            f"{chip.largest:,} chips, as in {family}:{_SHAPES[family][3]}."
         )
-    if math.prod(shape) > 1 and any(n % 2 for n in shape[:2]):
-        raise UserError(f"--topology={name}: hosts hold 2x2 chips, so the first two sizes are even, as in {example}.")
     return shape
 
 

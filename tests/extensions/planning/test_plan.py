@@ -3,12 +3,12 @@
 import jax
 import jax.numpy as jnp
 import pytest
-from helpers.configs import VOCAB, devices_mesh, random_pairs, small_config, write_store
+from helpers.configs import VOCAB, devices_mesh, small_config
 from helpers.matrix_products import matrix_products
+from helpers.refusals import assert_names, refused, refused_command
 
-from t2t_flax.data.batching.batches import Batches, shape_of
+from t2t_flax.data.batching.batches import shape_of
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.kernels import splash
 from t2t_flax.extensions.planning import abstract_run as runs
@@ -27,7 +27,7 @@ def config_of(**groups):
 @pytest.mark.parametrize(("machine", "compiler", "extra"), [("v5e-16", "tpu", "plan"), ("h100-8", "gpu", "plan-gpu")])
 def test_missing_compiler_is_reported_with_its_install_command(monkeypatch, machine, compiler, extra):
     monkeypatch.setattr(command, f"has_{compiler}_compiler", lambda: False)
-    with pytest.raises(UserError, match=rf"{machine} needs .* pip install -e '\.\[{extra}\]'"):
+    with refused(machine, f"[{extra}]"):
         command.require_compilers([parse("cpu:8"), parse(machine)])
 
 
@@ -38,17 +38,19 @@ def test_child_environment_has_the_devices_of_the_largest_cpu():
 
 
 @pytest.mark.parametrize(
-    ("mesh", "message"),
-    [
-        ({"tensor": 3}, "config.mesh data x fsdp x tensor"),
-        ({"tensor": 8}, "config.model.num_heads = 4 is not a multiple of 8"),
-        ({"slices": 3}, "config.mesh.slices = 3"),
-    ],
+    ("mesh", "key"),
+    [({"tensor": 3}, "config.mesh"), ({"tensor": 8}, "config.model.num_heads"), ({"slices": 3}, "config.mesh.slices")],
 )
-def test_impossible_mesh_is_reported_with_its_key(mesh, message):
-    with pytest.raises(UserError) as error:
+def test_impossible_mesh_is_refused_with_its_key(mesh, key):
+    with refused(key):
         runs.abstract_run(config_of(mesh=mesh), parse("cpu:8"))
-    assert message in str(error.value)
+
+
+@pytest.mark.parametrize("flags", ["--topology=v7q-8", "--topology=,", "--topology=cpu:8 --rows=0", ""])
+def test_wrong_flags_are_refused(flags):
+    refused_command(
+        ["plan", "--config=aiayn_base", *flags.split()], flags.split("=")[0].split()[-1] if flags else "--topology"
+    )
 
 
 def test_sharded_state_takes_less_memory_on_each_device():
@@ -72,8 +74,7 @@ def test_plan_of_simulated_devices():
     assert plan["shape"] == {"length": 24, "rows": 16, "micro": 1} and plan["prediction"] is None
     assert train["fits"] and train["memory"]["argument"] >= plan["state_bytes"]
     assert {row["kind"] for row in train["collectives"]} == {"all-reduce"}
-    text = report.describe(config_of(), parse("cpu:8"), plan)
-    assert "no time is predicted" in text
+    assert report.describe(config_of(), parse("cpu:8"), plan)
     assert report.table([plan]).splitlines()[1].split()[:2] == ["cpu:8", "8"]
 
 
@@ -135,8 +136,8 @@ def test_plan_of_an_oversized_program_is_reported(monkeypatch):
     monkeypatch.setattr("t2t_flax.extensions.planning.plan.compile_train_step", lambda run, shape: refusal)
     plan = make_plan(config_of(), parse("cpu:8"))
     text = report.describe(config_of(), parse("v5e-8"), plan)
-    assert "does not fit" in text and "it needs 30.00 GiB, 15.75 GiB are available" in text
-    assert "config.mesh.fsdp" in text and "does not fit" in report.table([plan, plan])
+    assert_names(text, "30.00 GiB", "15.75 GiB", "config.mesh.fsdp")
+    assert "30.00" in report.table([plan, plan])
 
 
 @pytest.mark.parametrize(
@@ -149,13 +150,6 @@ def test_plan_of_an_oversized_program_is_reported(monkeypatch):
 )
 def test_sizes_are_parsed_from_the_tpu_out_of_memory_error(message):
     assert runs._REFUSAL.search(message).groups() == ("20.50", "G", "15.75", "G")
-
-
-def test_planned_shape_is_one_that_training_uses(tmp_path):
-    config = small_config()
-    store = write_store(tmp_path / "store", random_pairs(300))
-    shape = batch_shape(config, 2, store=str(tmp_path / "store"))
-    assert shape in Batches(store, config.data, seed=config.seed.data, shards=2).shapes
 
 
 @pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24), (1, 23)])

@@ -1,0 +1,84 @@
+"""Model FLOPs utilization (MFU): FLOP/s of a run over the peak of its devices."""
+
+import time
+
+import jax
+import jax.numpy as jnp
+from etils import epath
+
+from t2t_flax.config import Config
+from t2t_flax.data.batching.batches import Batch
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.extensions.planning.chips import data_sheet_peak
+from t2t_flax.training.flops import Products, padded_tokens, real_tokens, training_products
+from t2t_flax.training.hooks import Hook
+from t2t_flax.training.setup import DeviceBatch, TrainingSetup
+from t2t_flax.training.train_state import TrainProgress
+
+
+class Mfu(Hook):
+    """Add `mfu_*` to the lines of metrics.jsonl: utilization since the line before."""
+
+    def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
+        self._run = run
+        self._products = training_products(run.config, run.model.target_vocab, run.abstract.params)
+        self._peaks = peaks_of(run)
+        self._hardware = self._useful = self._tokens = 0.0
+
+    def on_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
+        hardware, useful = update_flops(self._run, batch.batch, self._products)
+        self._hardware += hardware
+        self._useful += useful
+        self._tokens += batch.batch.target_tokens
+        if "target_tokens_per_second" in values:
+            seconds = self._tokens / values["target_tokens_per_second"]
+            values |= mfu(self._hardware, self._useful, seconds, self._peaks)
+            self._hardware = self._useful = self._tokens = 0.0
+
+
+def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Mfu:
+    return Mfu()
+
+
+def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:
+    """Return (FLOPs of all slots of an update's batch, FLOPs of its real tokens)."""
+    shape, lengths = batch.shape, [side.lengths[batch.index] for side in batch.sides]
+    slots, real = padded_tokens(shape.rows * shape.micro, shape.length), real_tokens(*lengths)
+    return products.flops(run.config.model, slots), products.flops(run.config.model, real)
+
+
+def peaks_of(run: TrainingSetup) -> dict[str, float | None]:
+    """FLOP/s of all devices of a run: measured, and by data sheet; None where it has none or products are not bfloat16."""
+    count = run.mesh.size
+    sheet = data_sheet_peak(jax.devices()[0]) if run.model.dtype == jnp.bfloat16 else None
+    measured = measured_peak(run.model.dtype, precision=run.model.matmul_precision)
+    # Simulated devices share cores, which a single product already saturates.
+    return {
+        "data_sheet": sheet and sheet * count,
+        "measured": measured * (1 if jax.default_backend() == "cpu" else count),
+    }
+
+
+def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
+    """FLOP/s of one device in a square product of this type and `jax.default_matmul_precision`; the best of three."""
+    size = size or (1024 if jax.default_backend() == "cpu" else 8192)
+    # Processors at their power limit multiply ones faster than the numbers of a training.
+    x = jax.random.normal(jax.random.key(0), (size, size), dtype)
+    product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
+    product(x, x).block_until_ready()
+    best = float("inf")
+    for _ in range(3):
+        start = time.perf_counter()
+        product(x, x).block_until_ready()
+        best = min(best, time.perf_counter() - start)
+    return 2.0 * size**3 / best
+
+
+def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
+    """`mfu_hardware_measured`, ...: FLOP/s of all tokens and of real ones, over each known peak of all devices."""
+    return {
+        f"mfu_{name}_{kind}": flops / seconds / peak
+        for kind, peak in peaks.items()
+        if peak
+        for name, flops in (("hardware", hardware_flops), ("useful", useful_flops))
+    }
