@@ -4,7 +4,7 @@ XLA's count is not used: it counts the body of a loop once, and is per device.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
