@@ -16,7 +16,11 @@ s3 s3://
 tfds tfds:
 arrow (\.parquet|parquet:|hf:|\.zst)
 plots --picture
-sweep [[:space:]]sweep[[:space:]]
+safetensors (t2t.flax[[:space:]](export|import)[[:space:]]|=pretrained:)
+subword-nmt (subword_nmt|wu2021|multi30k\.py)
+filters filters.held_out
+scaling [[:space:]](fit_scaling|branch)[[:space:]]
+sweep [[:space:]](sweep|compare)[[:space:]]
 serve [[:space:]]serve[[:space:]]
 langid filters.language
 paragraphs split-sentences

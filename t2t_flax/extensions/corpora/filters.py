@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import DataHook
+from t2t_flax.errors import require
 from t2t_flax.extensions.corpora import Filters
 from t2t_flax.extensions.corpora.duplicates import Duplicates
-from t2t_flax.extensions.corpora.held_out import HeldOut
 from t2t_flax.extensions.corpora.language_filter import OtherLanguages
 from t2t_flax.extensions.corpora.rules import Copies, LengthRatio, Rule
 from t2t_flax.extensions.corpora.scorer import Scorer
@@ -26,11 +26,19 @@ class FiltersHook(DataHook):
             (Duplicates(), keys.duplicates),
             (LengthRatio(keys.length_ratio), keys.length_ratio),
             (Copies(), keys.copies),
-            (HeldOut(keys.held_out, self._config, languages), keys.held_out),
+            (self._held_out(languages), keys.held_out),
             (OtherLanguages(languages, keys.language), keys.language),
             (Scorer(keys.scorer, keys.score), keys.scorer),
         ]
-        return [rule for rule, applies in found if applies]
+        return [rule for rule, applies in found if rule and applies]
+
+    def _held_out(self, languages: tuple[tuple[str, str], ...]) -> Rule | None:
+        if not self._keys.held_out:
+            return None
+        require("regex", "filters", "config.filters.held_out")
+        from t2t_flax.extensions.corpora.held_out import HeldOut
+
+        return HeldOut(self._keys.held_out, self._config, languages)
 
     def explain(self):
         return [f"dropped, too: {', '.join(rule.rule for rule in self.filters())}"]

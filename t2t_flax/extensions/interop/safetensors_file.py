@@ -6,16 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
-from safetensors.numpy import save_file
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, require
 from t2t_flax.json_file import parse_json
 
 DTYPES = ("float32", "float16")
 _FORMAT = "t2t_flax"
-# NumPy lacks some types of tensors that the format has.
-_DAMAGED = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError)
 
 
 def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
@@ -61,6 +57,9 @@ def write_safetensors(
 
 def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
     """A file of tensors that others may read as other new files: `save_file` itself gives it to its owner alone."""
+    require("safetensors", "safetensors", path.name)
+    from safetensors.numpy import save_file
+
     path.touch()
     mode = path.stat().st_mode
     save_file(arrays, path, metadata=metadata)
@@ -69,11 +68,16 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
 
 def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
     """(arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
+    require("safetensors", "safetensors", str(path))
+    from safetensors import SafetensorError, safe_open
+
+    # NumPy lacks some types of tensors that the format has.
+    damaged = (SafetensorError, OSError, ValueError, TypeError, KeyError, AttributeError)
     try:
         with safe_open(path, framework="numpy") as file:
             names = file.keys() if with_arrays else ()
             return {name: file.get_tensor(name) for name in names}, file.metadata() or {}
-    except _DAMAGED as error:
+    except damaged as error:
         raise UserError(f"{path} is not a readable safetensors file: {error}") from None
 
 

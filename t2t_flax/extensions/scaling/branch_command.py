@@ -11,7 +11,7 @@ from etils import epath
 
 from t2t_flax.cli import arguments
 from t2t_flax.config import Config
-from t2t_flax.errors import OK, STOPPED, NonFiniteUpdate, UserError
+from t2t_flax.errors import OK, STOPPED, NonFiniteUpdate, UserError, require
 from t2t_flax.extensions.scaling.intervals import Interval
 from t2t_flax.registry import PARAMETERS
 from t2t_flax.training.workdir import MARKER
@@ -43,6 +43,8 @@ def run(argv: list[str]) -> int:
     factors = _factors(args.factors)
     if 0 < args.noise_batches < 16:
         raise UserError(f"--noise-batches={args.noise_batches}: give 16 or more, or 0 to leave the noise scale out.")
+    if args.noise_batches:
+        require("scipy", "scaling", "--noise-batches")
     from t2t_flax import api
     from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.restore import read_config, stored_config

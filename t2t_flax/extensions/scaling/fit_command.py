@@ -4,7 +4,6 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError, require
@@ -39,6 +38,7 @@ def run(argv: list[str]) -> int:
     parser.add_argument("--huber", type=float, default=0.0, metavar="X", help=huber)
     parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
     args, overrides = arguments.parse(parser, argv)
+    require("scipy", "scaling", "fit_scaling")
     if overrides:
         raise UserError("fit_scaling reads finished runs: leave out --config.KEY=VALUE.")
     if args.picture:
@@ -129,6 +129,8 @@ def misfit_p(found: LawFit, points: Sequence[Point]) -> float:
     """The probability of points as far off the law, if they were off by what their seeds spread alone (F test); 1 where no point
     has several seeds.
     """
+    from scipy import stats
+
     several = [np.log([run.loss for run in point.runs]) for point in points if len(point.runs) > 1]
     freedom, of_law = sum(len(losses) - 1 for losses in several), len(points) - len(found.law.parameters)
     if not freedom:

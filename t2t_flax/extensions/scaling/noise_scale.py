@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.flatten_util import ravel_pytree
-from scipy import stats
 
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.scaling.intervals import LEVEL, Interval
@@ -43,6 +42,8 @@ def noise_scale(groups: Sequence[Gradients]) -> Interval:
         parts.append(_scale(norm - 2 * float(total @ own) + float(own @ own), [*groups[:i], *groups[i + 1 :]]))
     if not math.isfinite(whole) or not all(map(math.isfinite, parts)) or min(parts) <= 0:
         return Interval(whole, 0.0, math.inf)
+    from scipy import stats
+
     logs = np.log(parts)
     error = math.sqrt((len(logs) - 1) / len(logs) * float(((logs - logs.mean()) ** 2).sum()))
     ratio = math.exp(float(stats.t.ppf((1 + LEVEL) / 2, len(logs) - 1)) * error)

@@ -9,11 +9,12 @@ import io
 import logging
 import re
 from collections.abc import Iterable
+from typing import Any
 
 from etils import epath
 
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.errors import UserError
+from t2t_flax.errors import UserError, require
 from t2t_flax.extensions.shared.list_tokenizer import ListTokenizer
 
 _MARK = "@@"
@@ -28,10 +29,8 @@ class SubwordNmtTokenizer(ListTokenizer):
     READS_ALL = True
 
     def __init__(self, data: bytes):
-        from subword_nmt.apply_bpe import BPE
-
         super().__init__(data)
-        self._bpe = BPE(io.StringIO(self.content["codes"]))
+        self._bpe = _segmenter(self.content["codes"])
 
     @staticmethod
     def inputs(data):
@@ -67,14 +66,20 @@ def read_codes(path: epath.Path) -> str:
     return codes
 
 
+def _segmenter(codes: str) -> Any:
+    """Return the package's object that applies the codes."""
+    require("subword_nmt", "subword-nmt", "data.tokenizer = subword_nmt")
+    from subword_nmt.apply_bpe import BPE
+
+    return BPE(io.StringIO(codes))
+
+
 def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer:
     """The tokenizer whose vocabulary is all pieces that the codes make of `sentences`.
 
     Warns if the text does not look Moses-tokenized. Raises UserError if there is no text.
     """
-    from subword_nmt.apply_bpe import BPE
-
-    bpe = BPE(io.StringIO(codes))
+    bpe = _segmenter(codes)
     words, untokenised, count = collections.Counter(), 0, 0
     for sentence in sentences:
         words.update(sentence.split())
