@@ -7,10 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.refusals import assert_names, refused
 
 import t2t_flax
 from t2t_flax.config import default_config, load_config
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import stored_config
 
 KEYS = {
@@ -73,7 +73,7 @@ def test_load_keeps_compiled_programs_and_explain_comes_after_it(tmp_path):
     assert done.returncode == 0, done.stderr
     cache, devices, *message = done.stdout.split(None, 2)
     assert int(devices) == stored_config("pretrained:toy").mesh.cpu_devices and list(Path(cache).iterdir())
-    assert "config.mesh.cpu_devices = 3 must be set before JAX touches a device" in message[0]
+    assert_names(message[0], "config.mesh.cpu_devices", "3")
 
 
 def test_prepare_returns_the_pairs_of_each_split(tmp_path):
@@ -90,10 +90,10 @@ def test_explain_accepts_every_form_of_a_config(tmp_path):
 
 
 def test_user_errors_name_the_key(tmp_path):
-    with pytest.raises(UserError, match="unknown config key 'model.dropuot'. Did you mean 'model.dropout'"):
+    with refused("'model.dropuot'", "'model.dropout'"):
         t2t_flax.train("aiayn_base", tmp_path / "run", {"model.dropuot": 0.1})
-    with pytest.raises(UserError, match="expected one of"):
+    with refused("model.norm_placement", "'middle'"):
         t2t_flax.explain("aiayn_base", {"model.norm_placement": "middle"})
-    with pytest.raises(UserError, match="no preset|unknown preset|There is no"):
+    with refused("aiayn_bsae"):
         t2t_flax.explain("aiayn_bsae")
     assert not (tmp_path / "run").exists()

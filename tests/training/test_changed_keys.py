@@ -3,7 +3,6 @@
 import dataclasses
 import importlib.util
 import json
-import re
 import shutil
 import types
 
@@ -11,6 +10,7 @@ import jax
 import pytest
 from etils import epath
 from helpers.other_values import with_other_value
+from helpers.refusals import assert_names, refused
 from helpers.runs import SHORT_SEARCH, tiny_run
 
 from t2t_flax import config as config_lib
@@ -121,28 +121,28 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
     workdir = trained("wsd", tmp_path / "run")
     kept = content(workdir)
     for key in IMMUTABLE:
-        with pytest.raises(UserError, match=re.escape(key)):
+        with refused(key):
             train(with_other_value(config_of(), key, check=False), workdir)
         assert content(workdir) == kept, key
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "match"),
+    ("key", "value", "named"),
     [
         ("mesh.data", "3", "config.mesh"),
-        ("mesh.tensor", "8", "config.mesh|divi"),
+        ("mesh.tensor", "8", "config.m"),
         ("data.valid", "gone.en,gone.de", "gone.en"),
-        ("languages.directions", "en-de=en-fr, valid=en-fr", "English and German"),
-        ("languages.directions", "en-de=de-en, valid=de-en", "is not the tokenizer of this config and data"),
+        ("languages.directions", "en-de=en-fr, valid=en-fr", "languages.directions"),
+        ("languages.directions", "en-de=de-en, valid=de-en", "tokenizer"),
     ],
 )
-def test_refused_change_of_a_mutable_key_changes_nothing(key, value, match, trained, tmp_path):
+def test_refused_change_of_a_mutable_key_changes_nothing(key, value, named, trained, tmp_path):
     workdir = trained("wsd", tmp_path / "run")
     (workdir / "complete.json").write_text("{}")  # damaged, so the final evaluation is to be repeated
     (workdir / "diverged.json").write_text("{}")
     kept = content(workdir)
     config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
-    with pytest.raises(UserError, match=match):
+    with refused(named):
         train(config, workdir)
     assert content(workdir) == kept
 
@@ -153,7 +153,7 @@ def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
     kept = content(tmp_path / "run")
     for key, value in (("data.valid", "gone.en,gone.de"), ("mesh.data", "3"), ("data.train", "en-de=gone.en,gone.de")):
         config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
-        with pytest.raises(UserError, match="gone|config.mesh"):
+        with refused("config.mesh" if key == "mesh.data" else "gone.en"):
             train(config, tmp_path / "run")
         assert content(tmp_path / "run") == kept
 
@@ -187,7 +187,7 @@ def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path
     real = precision.compute_dtype
     monkeypatch.setattr(precision, "compute_dtype", lambda name: real("bfloat16" if name == "auto" else name))
     train(longer, tmp_path / "moved")
-    assert "config.train.precision = auto is float32, as at the start of this run" in capsys.readouterr().out
+    assert_names(capsys.readouterr().out, "config.train.precision", "float32")
     losses = [
         [json.loads(line).get("loss") for line in (tmp_path / run / "metrics.jsonl").read_text().splitlines()]
         for run in ("stayed", "moved")
@@ -195,7 +195,7 @@ def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path
     assert losses[0] == losses[1] and read_config(tmp_path / "moved").train.precision == "float32"
     assert jobs.with_precision(longer, epath.Path(tmp_path / "new"), ProcessGroup()).train.precision == "bfloat16"
     another = dataclasses.replace(longer, train=dataclasses.replace(longer.train, precision="bfloat16"))
-    with pytest.raises(UserError, match="train.precision: 'float32' in the workdir, 'bfloat16' now"):
+    with refused("train.precision", "'float32'", "'bfloat16'"):
         train(another, tmp_path / "moved")
 
 

@@ -110,9 +110,9 @@ def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores, 
 
 def test_an_error_of_the_compiler_is_raised(mesh, two_cores):
     def compile(lowered):
-        raise RuntimeError(f"cannot compile {lowered}")
+        raise RuntimeError(lowered)
 
-    with pytest.raises(RuntimeError, match="cannot compile"):
+    with refused(LARGEST_FIRST[0][:4], error=RuntimeError):
         setup.compile_programs(SHAPES, lowered_by(compile), describe, mesh)
 
 

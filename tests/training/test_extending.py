@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 from helpers import documented_modules
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.refusals import refused
 
 from t2t_flax.config import resolve, schema, to_config_dict
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.errors import UserError
 from t2t_flax.tasks import lower_is_better, task_of
 from t2t_flax.training import losses
 from t2t_flax.training.optimizer import learning_rate_schedule
@@ -53,7 +53,7 @@ def test_schedule(monkeypatch, tmp_path):
     rate = learning_rate_schedule(config)
     expected = [1e-2 * 5 / 10, 1e-2, 1e-2 * 10 / 60, 1e-3]
     np.testing.assert_allclose([float(rate(t)) for t in (5, 10, 60, 100)], expected, rtol=1e-6)
-    with pytest.raises(UserError, match="lr_scale = 2.0 is for config.optimizer.schedule = noam"):
+    with refused("lr_scale", "2.0", "config.optimizer.schedule"):
         resolve(to_config_dict(config.with_values({"optimizer.lr_scale": 2.0})))
 
 

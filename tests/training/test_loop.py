@@ -17,13 +17,14 @@ from etils import epath
 from helpers.configs import small_config
 from helpers.full_disk import full_disk
 from helpers.processes import environment
+from helpers.refusals import assert_names, refused
 from helpers.runs import copy_at, start, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
 from t2t_flax.config.overrides import recorded_changes
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.errors import NonFiniteUpdate, UserError
+from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 from t2t_flax.training import train_step as step
@@ -137,7 +138,6 @@ def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     output, _ = process.communicate(timeout=300)
     assert process.returncode == 75, output
     stopped = int(output.split("after update ")[-1].split(",")[0])
-    assert "give the same command again to go on" in output
     assert Checkpoints(tmp_path / "run" / "checkpoints", keep_last=9).steps()[-1] == stopped
 
 
@@ -156,7 +156,7 @@ def nan_loss_at(*updates):
 def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatch):
     monkeypatch.setattr(step, "loss_sums", nan_loss_at(6))
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
-    with pytest.raises(NonFiniteUpdate, match="update 6: loss nan"):
+    with refused("update 6", "loss nan", error=NonFiniteUpdate):
         loop.train(start(config, tmp_path, cache), score=None)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert checkpoints.steps() == [2, 4]
@@ -195,7 +195,7 @@ def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeyp
     monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 6, 7))
     config = tiny_run(tmp_path, train=dict(non_finite="skip"))
     monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 2)
-    with pytest.raises(NonFiniteUpdate, match="update 7: .*; 2 updates before it were skipped"):
+    with refused("update 7", "2 updates", error=NonFiniteUpdate):
         loop.train(start(config, tmp_path, cache), score=None)
     assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
 
@@ -208,7 +208,7 @@ def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, unint
     expected = {"optimizer.lr_scale": [1.0, 0.5], "optimizer.max_grad_norm": [0.0, 1.0]}
     messages = []
     loop.train(start(run_config(steps=6, **changed), tmp_path, cache), score=None, say=messages.append)
-    assert "optimizer.lr_scale 1.0 -> 0.5" in messages[0] and "after update 4" in messages[0]
+    assert_names(messages[0], "optimizer.lr_scale", "1.0", "0.5", "update 4")
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert recorded_changes(checkpoints.meta(6)) == [{"step": 4, "changed": expected}]
     assert recorded_changes(checkpoints.meta(4)) == []
@@ -229,7 +229,7 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file, ca
     absurd = command(workdir, cache, config_file, *(f"--config.{key}" for key in keys))[3:]
     capsys.readouterr()
     assert main(absurd) == 3
-    assert "update 2: loss nan" in json.loads((workdir / "diverged.json").read_text())["reason"]
+    assert_names(json.loads((workdir / "diverged.json").read_text())["reason"], "update 2", "loss nan")
     code = 3
     while code == 3:
         lines = capsys.readouterr().err.splitlines()
@@ -245,7 +245,7 @@ def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file, ca
 def test_full_disk_leaves_older_checkpoints_usable(tmp_path, cache, uninterrupted):
     copy_at(4, uninterrupted[0], tmp_path)
     run = start(run_config(log=dict(every_steps=100)), tmp_path, cache)
-    with full_disk(), pytest.raises(UserError, match="could not write a checkpoint: .* Intact checkpoints: 4"):
+    with full_disk(), refused("checkpoints: 4"):
         loop.train(run, score=None)
     outcome = loop.train(start(run_config(), tmp_path, cache), score=None)
     assert curve(tmp_path) == curve(uninterrupted[0])
@@ -256,7 +256,7 @@ def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
     copy_at(4, uninterrupted[0], tmp_path)
     run = start(run_config(), tmp_path, cache)
     object.__setattr__(run.corpus.train, "digest", "0123456789abcdef")
-    with pytest.raises(UserError, match="was made with other training data"):
+    with refused("training data"):
         loop.train(run, score=None)
 
 
@@ -270,9 +270,7 @@ def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, 
     loop.train(run, score=None)
     assert curve(tuned)[0][1] < curve(first)[0][1]
     other = tiny_run(tmp_path / "wider", finetuning=dict(init_from=str(first)), model=dict(d_model=32))
-    with pytest.raises(
-        UserError, match="config.finetuning.init_from = .* is of another model:\\n  model.d_model: 16 there, 32 here"
-    ):
+    with refused("config.finetuning.init_from", "model.d_model", "16", "32"):
         loop.train(start(other, tmp_path / "wider", cache), score=None)
 
 
@@ -291,13 +289,13 @@ def test_resuming_needs_only_the_workdir(tmp_path, cache):
     outcome = loop.train(start(tiny_run(tmp_path, steps=8, **tuned), tmp_path / "tuned", cache), score=None)
     assert outcome.step == 8
     assert prepare_corpus(task_of(with_tokenizer), tmp_path / "given").tokenizers.digest == digest
-    with pytest.raises(UserError, match="tokenizer"):
+    with refused("tokenizer"):
         start(tiny_run(tmp_path, steps=4, **tuned), tmp_path / "new", cache)
 
 
 def test_oversized_program_is_refused_before_training(tmp_path, cache, monkeypatch):
     monkeypatch.setattr("t2t_flax.training.setup.device_memory", lambda: 100_000)
-    with pytest.raises(UserError, match="the train step for .* GiB .* Lower config.data.microbatch_tokens"):
+    with refused("train step", "config.data.microbatch_tokens"):
         loop.train(start(tiny_run(tmp_path), tmp_path, cache), score=None)
     assert not (tmp_path / "checkpoints").exists() or not Checkpoints(tmp_path / "checkpoints").steps()
 
@@ -340,7 +338,7 @@ def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
     assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored  # the start may still be refused
     begin(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))
     assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 99
-    with pytest.raises(UserError, match="model.dropout: 0.1 in the workdir, 0.2 now"):
+    with refused("model.dropout", "0.1", "0.2"):
         adopt_config(workdir, small_config(model=dict(dropout=0.2)))
 
 

@@ -2,9 +2,8 @@
 
 import jax
 import jax.numpy as jnp
-import pytest
+from helpers.refusals import refused
 
-from t2t_flax.errors import UserError
 from t2t_flax.training import setup
 
 
@@ -16,5 +15,5 @@ def test_memory_of_a_program_is_checked():
     assert setup.device_memory() > 2**20
     for available in (None, 2**30):
         setup.check_fits_in_memory(compiled, available, "it", "")
-    with pytest.raises(UserError, match="it needs 3.00 GiB on each device, of which 1.00 GiB are available. Use less."):
+    with refused("3.00 GiB", "1.00 GiB", "Use less"):
         setup.check_fits_in_memory(compiled, 2**30, "it", "Use less.", besides=struct((768, 2**20)))

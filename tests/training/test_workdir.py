@@ -11,10 +11,10 @@ import types
 import pytest
 from etils import epath
 from helpers.configs import small_config
+from helpers.refusals import refused
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import prepare, train
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.parameters_run import write_params_run
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.workdir import adopt_config, begin, check_run_folder, completed, read_config, writing
@@ -45,18 +45,17 @@ def test_foreign_folder_is_refused_and_unchanged(tmp_path, name):
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         (folder / path).write_text(text)
     before = content(folder)
-    with pytest.raises(UserError, match="not a run of t2t_flax|this is not the config.json of a run") as error:
+    with refused(str(folder)):
         adopt_config(epath.Path(folder), small_config())
-    assert str(folder) in str(error.value)
     for command in (train, prepare):
-        with pytest.raises(UserError, match="theirs"):
+        with refused(str(folder)):
             command.run(["--config=configs/toy.py", f"--workdir={folder}", "--config.mesh.cpu_devices=1"])
     assert content(folder) == before
 
 
 def test_file_is_refused_as_workdir(tmp_path):
     (tmp_path / "file").write_text("x")
-    with pytest.raises(UserError, match="is a file: give a folder"):
+    with refused(f"{tmp_path / 'file'}"):
         check_run_folder(epath.Path(tmp_path / "file"))
 
 
@@ -94,7 +93,7 @@ def test_run_with_missing_checkpoints_does_not_start_over(tmp_path):
     shutil.rmtree(tmp_path / "checkpoints")
     before = content(tmp_path)
     for config in (small_config(checkpoint=dict(every_steps=10)), small_config(model=dict(d_model=32))):
-        with pytest.raises(UserError, match=r"was trained before \(it has trained.json\), but .*checkpoints holds no"):
+        with refused("trained.json", f"{tmp_path / 'checkpoints'}"):
             adopt_config(epath.Path(tmp_path), config)
     assert content(tmp_path) == before
 
@@ -109,7 +108,7 @@ def test_run_without_checkpoint_starts_over_with_any_config(tmp_path):
 
 def test_unmounted_checkpoint_disk_is_reported(tmp_path):
     os.symlink(tmp_path / "other" / "checkpoints", tmp_path / "checkpoints")
-    with pytest.raises(UserError, match="links to .*other/checkpoints, which does not exist"):
+    with refused("other/checkpoints"):
         (tmp_path / "config.json").write_text(config_lib.to_json(small_config()))
         adopt_config(epath.Path(tmp_path), small_config())
 
@@ -122,7 +121,7 @@ def test_prepare_does_not_change_a_trained_run(tmp_path):
     more = dataclasses.replace(more, train=dataclasses.replace(more.train, steps=9))
     adopt_config(epath.Path(tmp_path), more, train=False)
     assert content(tmp_path) == before
-    with pytest.raises(UserError, match="another config .*config.json"):
+    with refused("config.json"):
         adopt_config(epath.Path(tmp_path), small_config(model=dict(d_model=32)), train=False)
     adopt_config(epath.Path(tmp_path), more)
     assert content(tmp_path) == before  # the start may still be refused
@@ -142,7 +141,7 @@ def test_commands_are_refused_while_another_process_writes(tmp_path):
     before = content(workdir)
     with writing(epath.Path(workdir), "train"):
         for command in (train, prepare):
-            with pytest.raises(UserError, match="is in use by another process: train, process"):
+            with refused(str(workdir), f"process {os.getpid()}"):
                 command.run(["--config=configs/toy.py", f"--workdir={workdir}", "--config.mesh.cpu_devices=1"])
     after = content(workdir)
     del after[".lock"]
@@ -176,6 +175,6 @@ def test_second_average_into_a_folder_waits_and_is_refused(tmp_path):
             with pytest.raises(concurrent.futures.TimeoutError):
                 second.result(0.5)
             (output / "checkpoints").mkdir(parents=True)
-        with pytest.raises(UserError, match="--output=.*mean already exists"):
+        with refused(f"--output={output}"):
             second.result(60)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["checkpoints", "mean"]
