@@ -323,13 +323,3 @@ def test_frozen_parameters_have_no_statistics(tmp_path, cache):
     found = measured(set_up(tmp_path, cache, finetuning=dict(freeze="encoder_*")))
     assert not any(name.startswith("grad_rms/encoder_0") for name in found)
     assert {"grad_rms/decoder_0/feed_forward/Einsum_0", "activation_rms/encoder_0"} <= found.keys()
-
-
-@pytest.mark.slow
-def test_a_resumed_run_writes_the_same_lines(tmp_path, cache):
-    groups = dict(inspection=dict(layers_every=3))
-    for name, stops in (("whole", (9,)), ("halves", (4, 9))):
-        for steps in stops:
-            loop.train(start(tiny_run(tmp_path, steps=steps, **groups), tmp_path / name, cache), score=None)
-    whole, halves = ([statistics(line) for line in read_metrics(tmp_path / name)] for name in ("whole", "halves"))
-    assert whole == halves and sum(map(bool, whole)) == 3

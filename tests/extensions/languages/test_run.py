@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, copy_at, start, tiny_run
+from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
@@ -81,15 +81,6 @@ def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache
     values = validation_score(setup)(params)
     assert set(values) == {"valid_bleu", "valid_bleu/en-de", "valid_bleu/de-en"}
     assert values["valid_bleu"] == pytest.approx((values["valid_bleu/en-de"] + values["valid_bleu/de-en"]) / 2)
-
-
-def test_resume_is_bit_exact_with_directions(tmp_path, cache, workdir):
-    mixed = dict(filters=dict(duplicates=True), mixtures=dict(temperature=4.0))
-    loop.train(start(config_of(**mixed), tmp_path / "whole", cache), score=None)
-    copy_at(3, tmp_path / "whole", tmp_path / "parts")
-    loop.train(start(config_of(**mixed), tmp_path / "parts", cache), score=None)
-    curves = [[(m["step"], m["loss"]) for m in read_metrics(tmp_path / n) if "loss" in m] for n in ("whole", "parts")]
-    assert curves[0] == curves[1] and len(curves[0]) == 6
 
 
 def to(language, lines=LINES):

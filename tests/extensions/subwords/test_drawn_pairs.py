@@ -3,11 +3,10 @@
 import dataclasses
 import pickle
 
-import jax
 import numpy as np
 import pytest
 from helpers.configs import small_config
-from helpers.runs import copy_at, start, tiny_run
+from helpers.runs import tiny_run
 from helpers.thread_groups import run_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,7 +20,6 @@ from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.extensions.subwords.drawn_pairs import DrawnPairs
 from t2t_flax.tasks import task_of
-from t2t_flax.training import loop
 
 POLICIES = Policies(max_length=60, on_too_long="truncate", empty_lines="drop", keep_texts=True)
 CONFIG = small_config(data=dict(max_length=60, pack_length=60, batch_tokens=300)).data
@@ -120,18 +118,6 @@ def drawn_run(workdir):
         checkpoint=dict(every_steps=2),
         train=dict(steps=7),
     )
-
-
-@pytest.mark.slow
-def test_a_resumed_run_has_the_bits_of_one_that_was_not(tmp_path, cache):
-    """Before and after the shares change."""
-    pytest.importorskip("t2t_flax.extensions.mixtures")
-    whole = loop.train(start(drawn_run(tmp_path), tmp_path / "whole", cache), score=None)
-    for step in (4, 6):
-        copy_at(step, tmp_path / "whole", tmp_path / str(step))
-        resumed = loop.train(start(drawn_run(tmp_path), tmp_path / str(step), cache), score=None)
-        for actual, expected in zip(jax.tree.leaves(resumed.state), jax.tree.leaves(whole.state), strict=True):
-            np.testing.assert_array_equal(actual, expected)
 
 
 def test_hosts_build_the_rows_of_one(tmp_path):
