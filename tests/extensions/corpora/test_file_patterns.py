@@ -4,11 +4,11 @@ import bz2
 import fnmatch
 
 import pytest
+from helpers.refusals import assert_names, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.data.sources import open_source
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.file_patterns import _regex
 
 
@@ -46,7 +46,7 @@ def test_an_empty_file_of_a_pattern_is_said_once(folder, caplog):
     source = open_en_de("train.*.en,train.*.de", folder)
     assert list(source.pairs()) == list(source.pairs())
     (message,) = caplog.messages
-    assert "train.01.en" in message and "train.01.de" in message and "no pairs" in message
+    assert_names(message, "train.01.en", "train.01.de")
 
 
 def test_the_fingerprint_covers_every_file(folder):
@@ -57,24 +57,24 @@ def test_the_fingerprint_covers_every_file(folder):
 
 
 @pytest.mark.parametrize(
-    ("removed", "spec", "message"),
+    ("removed", "spec", "names"),
     [
-        ("train.10.de", "train.*.en,train.*.de", r"train\.10\.en has no partner among the files train\.\*\.de"),
-        ("train.00.en", "train.*.en,train.*.de", r"train\.00\.de has no partner among the files train\.\*\.en"),
-        ("train.10.de", "train.*.en,train.00.de", r"train\.00\.en has no partner among the files train\.00\.de"),
-        ("train.10.de", "none.*.en,none.*.de", r"no file matches .*none\.\*\.en"),
-        ("train.10.de", "**/all.en,**/all.de", r"\*\* is not supported"),
+        ("train.10.de", "train.*.en,train.*.de", ("train.10.en", "train.*.de")),
+        ("train.00.en", "train.*.en,train.*.de", ("train.00.de", "train.*.en")),
+        ("train.10.de", "train.*.en,train.00.de", ("train.00.en", "train.00.de")),
+        ("train.10.de", "none.*.en,none.*.de", ("none.*.en",)),
+        ("train.10.de", "**/all.en,**/all.de", ("**",)),
     ],
 )
-def test_files_without_a_partner_are_named(folder, removed, spec, message):
+def test_files_without_a_partner_are_named(folder, removed, spec, names):
     (folder / removed).unlink()
-    with pytest.raises(UserError, match=f"config.data.train = .*{message}"):
+    with refused("config.data.train", *names):
         open_en_de(spec, folder)
 
 
 def test_files_of_unequal_lengths_are_named(folder):
     (folder / "train.01.de").write_text("more\n")
-    with pytest.raises(UserError, match=r"train\.01\.en has 0 lines and .*train\.01\.de has 1"):
+    with refused("train.01.en", "0 lines", "train.01.de"):
         list(open_en_de("train.*.en,train.*.de", folder).pairs())
 
 
@@ -105,5 +105,5 @@ def test_bz2_is_read_and_its_damage_named(tmp_path):
     whole = (tmp_path / "t.en.bz2").read_bytes()
     for damaged in (whole[:-20], whole[:30] + b"\0" * 10 + whole[40:], b"text\n"):
         (tmp_path / "t.en.bz2").write_bytes(damaged)
-        with pytest.raises(UserError, match=r"t\.en\.bz2: damaged \.bz2 data after line \d+"):
+        with refused("t.en.bz2", "line"):
             list(open_en_de("t.en.bz2,t.de.bz2", tmp_path).pairs())

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pyarrow
 import pytest
+from helpers.refusals import assert_names, refused
 
 from t2t_flax.cli import prepare
 from t2t_flax.data.sources import open_source
@@ -60,7 +61,7 @@ def test_datasets_itself_reads_the_same(tmp_path):
     chosen.save_to_disk(tmp_path / "set", num_shards={"train": 3, "none": 1})
     expected = [(row["en"].replace("\n", " "), row["de"]) for row in datasets.load_from_disk(tmp_path / "set")["train"]]
     assert list(open_en_de("hf:set:train", tmp_path).pairs()) == expected
-    with pytest.raises(UserError, match="the corpus is empty"):
+    with refused("hf:set:none"):
         list(open_en_de("hf:set:none", tmp_path).pairs())
     languages = datasets.Features({"translation": datasets.Translation(["en", "de"])})
     nested = datasets.Dataset.from_list([{"translation": {"en": "x", "de": "y"}}], features=languages)
@@ -74,7 +75,7 @@ def test_a_file_that_is_cut_off_anywhere_is_an_error(dataset):
     data = path.read_bytes()
     for length in [*range(0, len(data), 40), len(data) - 8, len(data) - 1]:
         path.write_bytes(data[:length])
-        with pytest.raises(UserError, match=r"data-00001-of-00003\.arrow"):
+        with refused("data-00001-of-00003.arrow"):
             list(open_en_de("hf:set:train", dataset).pairs())
     generator = random.Random(0)
     for _ in range(300):
@@ -84,26 +85,26 @@ def test_a_file_that_is_cut_off_anywhere_is_an_error(dataset):
         try:
             assert len(list(open_en_de("hf:set:train", dataset).pairs())) == 25
         except UserError as error:
-            assert "data-00001-of-00003.arrow" in str(error)
+            assert_names(str(error), "data-00001-of-00003.arrow")
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "names"),
     [
-        ("hf:none:train", r"config\.data\.train = 'hf:none:train': there is no folder .*none"),
-        ("hf:set", r"set has splits; expected hf:FOLDER:SPLIT with train, test"),
-        ("hf:set:dev", r"set has no split 'dev'; expected hf:FOLDER:SPLIT with train, test"),
-        ("hf:single:train", r"single has no splits \(dataset_dict\.json\)"),
-        ("hf:empty", r"empty holds no saved dataset \(state\.json\)"),
-        ("hf:selection", r"was saved by an old version of datasets, with a selection of its rows"),
-        ("hf:unnamed", r"state\.json is damaged: it names no data files"),
-        ("hf:broken", r"state\.json is damaged: it is not JSON"),
-        ("hf:missing", r"missing/data\.arrow is missing"),
-        ("hf:columns", r"has the columns text: expected en and de"),
-        ("hf:null", r"data-00000-of-00001\.arrow row 2: expected a text for each language"),
+        ("hf:none:train", ("config.data.train", "'hf:none:train'")),
+        ("hf:set", ("hf:FOLDER:SPLIT", "train, test")),
+        ("hf:set:dev", ("'dev'", "train, test")),
+        ("hf:single:train", ("single", "dataset_dict.json")),
+        ("hf:empty", ("empty", "state.json")),
+        ("hf:selection", ("selection",)),
+        ("hf:unnamed", ("unnamed/state.json",)),
+        ("hf:broken", ("broken/state.json", "JSON")),
+        ("hf:missing", ("missing/data.arrow",)),
+        ("hf:columns", ("columns", "text", "de")),
+        ("hf:null", ("data-00000-of-00001.arrow", "row 2:")),
     ],
 )
-def test_errors_say_what_is_wrong(dataset, spec, message):
+def test_errors_say_what_is_wrong(dataset, spec, names):
     states = {"empty": None, "unnamed": "{}", "broken": "{", "missing": '{"_data_files": [{"filename": "data.arrow"}]}'}
     states["selection"] = json.dumps({"_data_files": [], "_indices_data_files": [{"filename": "indices.arrow"}]})
     for name, state in states.items():
@@ -112,7 +113,7 @@ def test_errors_say_what_is_wrong(dataset, spec, message):
             (dataset / name / "state.json").write_text(state)
     save(dataset / "columns", [{"text": "x"}])
     save(dataset / "null", [{"en": "x", "de": "y"}, {"en": "x", "de": None}])
-    with pytest.raises(UserError, match=message):
+    with refused(*names):
         list(open_en_de(spec, dataset).pairs())
 
 
@@ -137,4 +138,4 @@ def test_a_saved_dataset_can_be_prepared(dataset, capsys):
         *(f"--config.{key}" for key in keys),
     ]
     assert prepare.run(command) == 0
-    assert "train: 25 pairs" in capsys.readouterr().out
+    assert "25 pairs" in capsys.readouterr().out

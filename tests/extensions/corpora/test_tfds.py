@@ -5,11 +5,11 @@ import struct
 import sys
 
 import pytest
+from helpers.refusals import refused
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.sources import open_source
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import stored_config
 
 
@@ -93,46 +93,32 @@ def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
 
     shard = next(folder.glob("*train.tfrecord*"))
     shard.write_bytes(shard.read_bytes()[:-3])
-    with pytest.raises(UserError, match="ends inside record 30 of 30"):
+    with refused("record 30"):
         list(open_en_de("tfds:t2t_pairs/de-en:train", tmp_path).pairs())
 
 
 @pytest.mark.parametrize(
-    ("spec", "message"),
+    ("spec", "names"),
     [
-        ("tfds:t2t_pairs/de-en:dev", r"no split 'dev': .*The dataset has train \(30 pairs\), test \(4 pairs\)"),
-        ("tfds:t2t_pairs/de-en:train[:31]", r"no split 'train\[:31\]': .*incompatible with 30 examples"),
-        ("tfds:t2t_pairs/en-de:train", r"en-de not found.*Configurations of t2t_pairs: de-en, broken"),
-        ("tfds:no_such_data:train", r"knows no dataset 'no_such_data'.*or give your own files"),
-        ("tfds:wmt14_translate/en-de:train", r"Configurations of wmt14_translate: cs-en, de-en, fr-en"),
-        (
-            "tfds:t2t_pairs/broken:train",
-            r"could not download and prepare t2t_pairs/broken.*ConnectionError: statmt.org does not answer"
-            r"(?s:.*)prepare it where the download works.*data\.root, or give your own files",
-        ),
+        ("tfds:t2t_pairs/de-en:dev", ("'dev'", "(30 pairs)", "(4 pairs)")),
+        ("tfds:t2t_pairs/de-en:train[:31]", ("'train[:31]'", "30 examples")),
+        ("tfds:t2t_pairs/en-de:train", ("en-de", "de-en, broken")),
+        ("tfds:no_such_data:train", ("'no_such_data'",)),
+        ("tfds:wmt14_translate/en-de:train", ("wmt14_translate", "cs-en, de-en")),
+        ("tfds:t2t_pairs/broken:train", ("t2t_pairs/broken", "ConnectionError: statmt.org", "data.root")),
+        ("tfds:wmt14_translate", ("tfds:NAME:SPLIT",)),
+        ("tfds:huggingface:x:train", ("tfds:huggingface:x:train",)),
+        ("tfds:somebody:x/de-en:1.0.0:train", ("tfds:somebody:x/de-en:1.0.0:train",)),
     ],
 )
-def test_invalid_tfds_specs_are_rejected(tfds_dir, spec, message):
-    with pytest.raises(UserError, match=message):
+def test_invalid_tfds_specs_are_rejected(tfds_dir, spec, names):
+    with refused(*names):
         open_en_de(spec, tfds_dir)
 
 
 def test_tfds_languages_must_be_features(tfds_dir):
-    with pytest.raises(UserError, match=r"target_language = 'fr'.*features of the dataset, which are de, en"):
+    with refused("target_language", "'fr'", "de, en"):
         open_source("tfds:t2t_pairs/de-en:test", root=str(tfds_dir), source_language="en", target_language="fr")
-
-
-@pytest.mark.parametrize(
-    ("spec", "message"),
-    [
-        ("tfds:wmt14_translate", r"expected tfds:NAME:SPLIT"),
-        ("tfds:huggingface:x:train", r"not those of a namespace"),
-        ("tfds:somebody:x/de-en:1.0.0:train", r"not those of a namespace"),
-    ],
-)
-def test_other_forms_are_rejected(spec, message):
-    with pytest.raises(UserError, match=message):
-        open_en_de(spec)
 
 
 def test_the_folder_of_a_stored_run_is_not_one_to_prepare_in(tmp_path):
