@@ -3,13 +3,13 @@
 from collections import Counter
 
 import pytest
+from helpers.refusals import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.dataset import split_source
 from t2t_flax.data.sources import Source
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import selections
 from t2t_flax.extensions.mixtures.selections import FirstPairs, RandomPairs
 from t2t_flax.tasks import task_of
@@ -78,7 +78,7 @@ def test_a_source_that_changes_after_it_was_counted_is_refused(now):
     selected = RandomPairs(source, "x", 3, 0)
     assert len(list(selected.pairs())) == 3
     source._count = now
-    with pytest.raises(UserError, match="rows:10:.* changed after its pairs were counted"):
+    with refused("rows:10:"):
         list(selected.pairs())
 
 
@@ -105,14 +105,14 @@ def test_a_config_takes_a_sample_of_a_source(config_of):
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "names"),
     [
-        (dict(samples="b=51"), "config.mixtures.samples: b has 50 pairs, fewer than the 51 of the sample"),
-        (dict(samples="b=20", limits="b=30"), "both name b: set one of them"),
-        (dict(samples="c=20"), "no source 'c'"),
-        (dict(samples="b=half"), "config.mixtures.samples = 'b=half': 'half' is not a number of pairs"),
+        (dict(samples="b=51"), ("50 pairs,", "51")),
+        (dict(samples="b=20", limits="b=30"), ("mixtures.limits",)),
+        (dict(samples="c=20"), ("'c'",)),
+        (dict(samples="b=half"), ("'half'",)),
     ],
 )
-def test_impossible_samples_are_refused(config_of, keys, message):
-    with pytest.raises(UserError, match=message):
+def test_impossible_samples_are_refused(config_of, keys, names):
+    with refused("config.mixtures.samples", *names):
         list(split_source(task_of(config_of(**keys)), "train").pairs())

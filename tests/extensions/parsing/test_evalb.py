@@ -55,7 +55,7 @@ def test_f1_uses_counts_of_the_whole_set():
 
 
 def test_trees_over_different_words_raise():
-    with pytest.raises(ValueError, match="different words"):
+    with pytest.raises(ValueError):
         bracket_counts(tree("(TOP (NP (NN a)))"), tree("(TOP (NP (NN b)))"))
 
 

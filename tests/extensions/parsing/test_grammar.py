@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
+from helpers.refusals import refused
 from helpers.ruled_steps import ruled_cache
 from helpers.table_model import PARAMS, TableModel, sentences
 from hypothesis import given, settings
@@ -17,7 +18,6 @@ from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.sampling import Sampling, random_keys
 from t2t_flax.decoding.search_loop import run_search
 from t2t_flax.decoding.translator import Translator
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.grammar import token_rule
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import from_linear
@@ -105,5 +105,5 @@ def test_a_model_with_random_parameters_writes_trees(strategy):
 
 
 def test_the_rule_is_for_this_task():
-    with pytest.raises(UserError, match="parsing.grammar"):
+    with refused("parsing.grammar"):
         config_lib.resolve(config_lib.override(config_lib.default_config(), {"parsing.grammar": "true"}))

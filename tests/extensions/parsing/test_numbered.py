@@ -6,6 +6,7 @@ import random
 import pytest
 from helpers.configs import small_config
 from helpers.random_trees import random_tree
+from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -13,7 +14,6 @@ from t2t_flax.config.data_keys import EOS, UNK
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import Source
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.numbered import NumberedSymbols
 from t2t_flax.extensions.parsing.trees import Node, is_bracket, linear
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
@@ -96,5 +96,5 @@ def test_runs_that_share_a_cache_have_their_own_tokenizers(tmp_path):
 
 def test_numbers_are_for_this_task():
     config = small_config(parsing=dict(word_numbers=4))
-    with pytest.raises(UserError, match="parsing.word_numbers is for data.task = parsing"):
+    with refused("parsing.word_numbers", "data.task"):
         config.group("parsing").check(config)

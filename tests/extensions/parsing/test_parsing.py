@@ -5,12 +5,12 @@ import json
 import numpy as np
 import pytest
 from helpers.configs import small_config
+from helpers.refusals import refused, refused_command
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
 from t2t_flax.config.data_keys import EOS, UNK
 from t2t_flax.data.tokenizers import load_tokenizer
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.extensions.parsing.trees import leaves, linear, read_trees
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
@@ -128,12 +128,8 @@ def test_user_input_is_preprocessed_like_the_examples():
     assert task.preprocess_source("mice ( n = 5 ) died") == "mice -LRB- n = 5 -RRB- died"
     tree = "(TOP (NP (NNS mice) (-LRB- -LRB-) (CD 5) (-RRB- -RRB-)))"
     assert task.preprocess_target("mice ( 5 )", tree) == "(NP NNS -LRB- CD -RRB- )NP"
-    for text, message in (
-        ("(NP", "begins here lacks 1"),
-        ("(NP (NN a)) (NP (NN b))", "2 trees"),
-        ("(NP (NN rats))", "other words"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for text, names in (("(NP", ["1 ')'"]), ("(NP (NN a)) (NP (NN b))", ["2 trees"]), ("(NP (NN rats))", [])):
+        with refused(*names):
             task.preprocess_target("mice ( 5 )", text)
 
 
@@ -145,13 +141,17 @@ def test_empty_source_has_an_empty_output():
     assert statistics.values[:, 0].tolist() == [0, 1]
 
 
-@pytest.mark.parametrize("groups, message", [
-    (dict(data=dict(task="parsing"), model=dict(tie_embeddings="all")), "joint_vocabulary"),
-    (dict(data=dict(task="parsing", joint_vocabulary=False, valid="v"), eval=dict(metric="bleu", decode_every_steps=5)), "'bleu' is not a metric of config.data.task = parsing; expected one of nll, loss, ppl, accuracy, f1"),
-    (dict(data=dict(task="parsing", joint_vocabulary=False, on_too_long="truncate")), "do not match their sentences"),
-])  # fmt: skip
-def test_impossible_settings_are_refused(groups, message):
-    with pytest.raises(UserError, match=message):
+@pytest.mark.parametrize(
+    ("data", "groups", "names"),
+    [
+        (dict(joint_vocabulary=True), dict(model=dict(tie_embeddings="all")), ("joint_vocabulary",)),
+        (dict(valid="v"), dict(eval=dict(metric="bleu", decode_every_steps=5)), ("'bleu'", "data.task", "f1")),
+        (dict(on_too_long="truncate"), {}, ("data.on_too_long",)),
+    ],
+)
+def test_impossible_settings_are_refused(data, groups, names):
+    groups = {"data": dict(task="parsing", joint_vocabulary=False) | data} | groups
+    with refused(*names):
         task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))).validate_config()
 
 
@@ -193,11 +193,11 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     (tmp_path / "out.txt").write_text(lines[0] + "\n")
     assert main(["score", *pairs, "--tokens"]) == 0 and "<unk>" not in capsys.readouterr().out
     (tmp_path / "out.txt").write_text("(NP (NN dog))\n")
-    assert main(["score", *pairs]) == 0 and "the target is a tree over other words" in capsys.readouterr().err
+    assert main(["score", *pairs]) == 0 and "nan" in capsys.readouterr().out
     attend = ["attend", f"--workdir={run}", "--source=the dog ate a fish .", f"--output={tmp_path}/a.npz"]
     assert main(attend) == 0 and "<unk>" not in capsys.readouterr().out
     prefixed = ["translate", f"--workdir={run}", f"--input={tmp_path}/in.txt", f"--prefix={tmp_path}/out.txt"]
-    assert main(prefixed) == 2 and "cannot be given a prefix" in capsys.readouterr().err
+    refused_command(prefixed, "prefix")
     other = tmp_path / "other"
     other.mkdir()
     for name in ("test-120.json", "test-120.hyp.txt", "test-120.ref.txt"):
@@ -205,5 +205,5 @@ def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):
     compared = pytest.importorskip("t2t_flax.extensions.sweeps.compare")
     same = compared.compare(run / "eval" / "test-120.json", other / "test-120.json")
     assert same["score"] == "f1" and same["difference"] == 0 and same["p_value"] == 1
-    with pytest.raises(UserError, match="are compared by f1, not by 'sacrebleu'"):
+    with refused("f1", "'sacrebleu'"):
         compared.compare(run / "eval" / "test-120.json", other / "test-120.json", score="sacrebleu")
