@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from helpers.refusals import refused
 from helpers.update_checks import Lengths, pass_of
 
 from t2t_flax.config import Data
@@ -9,7 +10,6 @@ from t2t_flax.data.batching import streams
 from t2t_flax.data.batching.batch_sampler import cut, cut_evenly
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.hashing import bijection, permutation
-from t2t_flax.errors import UserError
 
 
 def lengths(count, seed=0):
@@ -88,7 +88,7 @@ def test_even_split_minimizes_the_largest_part():
 
 def test_pair_longer_than_the_batch_is_reported():
     sums = np.array([0, 5, 30])
-    with pytest.raises(UserError, match="config.data.batch_tokens = 20"):
+    with refused("config.data.batch_tokens", "20"):
         cut(sums, sums, cap=20)
 
 

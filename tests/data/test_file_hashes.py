@@ -9,6 +9,7 @@ import time
 import pytest
 from etils import epath
 from helpers.configs import small_config
+from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,7 +17,6 @@ from t2t_flax.data import file_hashes
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.file_hashes import file_sha256, hash_files
 from t2t_flax.data.sources import open_source
-from t2t_flax.errors import UserError
 from t2t_flax.tasks import task_of
 
 
@@ -88,7 +88,7 @@ def test_file_that_changes_while_it_is_hashed_is_an_error(tmp_path, monkeypatch)
         return found
 
     monkeypatch.setattr(file_hashes, "_hash_file", hash_and_append)
-    with pytest.raises(UserError, match="a changed while it was read"):
+    with refused(str(path)):
         hash_files([path], index)
     assert not index.exists()
 
@@ -129,7 +129,7 @@ def test_start_of_a_prepared_run_does_not_read_the_corpus(tmp_path, forgotten, m
     assert first.train.digest == resumed.train.digest == other.train.digest, "trials of a sweep share the cache"
     time.sleep(0.02)
     (tmp_path / "train.en").write_text(pairs.replace("the", "one"))
-    with pytest.raises(TypeError, match="NoneType"):
+    with pytest.raises(TypeError):
         prepare_corpus(task_of(config), tmp_path / "third")
     monkeypatch.undo()
     assert file_sha256(epath.Path(tmp_path) / "train.en") != file_sha256(epath.Path(tmp_path) / "train.de")

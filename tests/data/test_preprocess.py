@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 import psutil
 import pytest
 from helpers.corpora import open_pairs
+from helpers.refusals import refused
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
@@ -17,7 +19,6 @@ from t2t_flax.data import preprocess, workers
 from t2t_flax.data.preprocess import PairFilter, Policies, prepare_split
 from t2t_flax.data.token_store import VERIFIED, TokenStore
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.errors import UserError
 
 TRAINING = dict(tokenizer="bpe", byte_fallback=True, normalization="identity")
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
@@ -51,7 +52,7 @@ def test_joint_and_separate_tokenizers(tmp_path):
     whole_words = [pair.target.pieces(pair.target.encode("Häusern")) for pair in (joint, separate)]
     assert not any("<0x" in piece for piece in sum(whole_words, [])), "the target side was seen by both"
     assert any(piece.startswith("<0x") for piece in separate.source.pieces(separate.source.encode("Häusern")))
-    with pytest.raises(UserError, match=r"source side of t\.en,t\.de: config\.data\.vocab_size = 9000 is too large"):
+    with refused("source side", "t.en,t.de:", "config.data.vocab_size", "9000"):
         train_tokenizers(source, Data(vocab_size=9000, joint_vocabulary=False, **TRAINING))
 
 
@@ -91,7 +92,7 @@ def test_a_store_may_keep_the_texts_of_its_pairs(tmp_path, tokenizers, monkeypat
     }
     file = store.folder / "target_text.ids"
     file.write_bytes(b"x" + file.read_bytes()[1:])
-    with pytest.raises(UserError, match=r"the checksum of target_text\.ids"):
+    with refused("target_text.ids"):
         prepare_split(source, tokenizers, tmp_path / "s", keeping)
 
 
@@ -112,9 +113,9 @@ def test_too_long_pairs(tmp_path, tokenizers, policy):
     dropped, cut = {"drop": (2, 0), "truncate": (0, 2), "keep": (0, 0)}[policy]
     meta = store.meta
     assert (meta["pairs_read"], meta["dropped"], meta["truncated"], meta["too_long"]) == (4, dropped, cut, dropped)
-    note = {"drop": " (of 4: 2 dropped, 2 too long)", "truncate": " (of 4: 2 truncated)", "keep": ""}[policy]
-    tokens = f"{store.source_lengths.sum()} + {store.target_lengths.sum()} tokens"
-    assert store.describe() == f"{4 - dropped} pairs, {tokens}{note}"
+    numbers = [4 - dropped, int(store.source_lengths.sum()), int(store.target_lengths.sum())]
+    numbers += {"drop": [4, 2, 2], "truncate": [4, 2], "keep": []}[policy]
+    assert [int(number) for number in re.findall(r"\d+", store.describe())] == numbers
     expected = [[tokenizers.source.encode(side) for side in pair] for pair in pairs]
     if policy == "drop":
         expected = expected[:2]
@@ -141,7 +142,7 @@ def test_empty_lines(tmp_path, tokenizers):
 
 def test_corpus_without_remaining_pairs_is_an_error(tmp_path, tokenizers):
     source = open_pairs(tmp_path, [*PAIRS, ("", "")])
-    with pytest.raises(UserError, match="no pair is left of 121: 1 with an empty side, 120 with a side longer than"):
+    with refused("121:", "1 with", "120 with"):
         prepare_split(source, tokenizers, tmp_path / "s", replace(POLICIES, max_length=2))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
@@ -152,7 +153,7 @@ def test_error_in_the_last_line_leaves_no_store(tmp_path, tokenizers, monkeypatc
     for language in ("en", "de"):
         with open(tmp_path / f"t.{language}", "ab") as file:
             file.write(b"\xff\n")
-    with pytest.raises(UserError, match="line 121"):
+    with refused("line 121"):
         prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
@@ -186,7 +187,7 @@ def test_damaged_store_is_not_reused(tmp_path, tokenizers):
     prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
     ids = tmp_path / "s" / "source.ids"
     ids.write_bytes(ids.read_bytes()[:-2])
-    with pytest.raises(UserError, match="damaged: source.ids .* delete the folder and run prepare again"):
+    with refused(f"{tmp_path}/s", "source.ids"):
         prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
 
 
@@ -226,7 +227,7 @@ def test_small_corpus_starts_no_worker(tmp_path, tokenizers, monkeypatch):
 def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
     monkeypatch.setattr(preprocess, "INLINE_PAIRS", 0)
     monkeypatch.setattr(workers, "_start", os.kill)  # called with other arguments: no worker starts
-    with pytest.raises(UserError, match="was killed or could not start .* set config.data.num_workers = 1"):
+    with refused("config.data.num_workers"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
 
@@ -317,5 +318,5 @@ def test_filters_drop_pairs_which_are_counted_and_listed(tmp_path, tokenizers, m
     ]  # fmt: skip
     assert "(of 8: 4 dropped, 1 empty, 2 with odd numbers, 1 with fives)" in store.describe()
     alone = open_pairs(tmp_path, [("house 1", "Haus 1")], "odd")
-    with pytest.raises(UserError, match="no pair is left of 1: 1 with odd numbers$"):
+    with refused("1 with", "odd"):
         prepare_split(alone, tokenizers, tmp_path / "none", policies)

@@ -2,13 +2,13 @@
 
 import codecs
 import gzip
-import re
 import sys
 import tempfile
 from pathlib import Path
 
 import pytest
 from helpers.corpora import open_pairs
+from helpers.refusals import assert_names, refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -63,13 +63,15 @@ def tokenizers(tmp_path_factory):
     )
 
 
-def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, places: str, tokenizers) -> None:
-    """The source yields these pairs, or (None) raises an error that matches `places`."""
+def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, places: list[list[str]], tokenizers) -> None:
+    """The source yields these pairs, or (None) raises an error that names one of the places."""
     if not expected:
-        with pytest.raises(UserError, match=places if expected is None else "the corpus is empty"):
+        with refused() as read:
             list(corpus(folder, spec).pairs())
-        with pytest.raises(UserError, match=places if expected is None else "empty|no pair is left"):
+        with refused() as prepared:
             prepare_split(corpus(folder, spec), tokenizers, folder / "store", POLICIES)
+        for message in (str(read.value), str(prepared.value)) if expected is None else ():
+            assert any(all(name in message for name in place) for place in places), (message, places)
         assert not (folder / "store").exists()
         return
     source = corpus(folder, spec)
@@ -77,7 +79,7 @@ def check(folder: Path, spec: str, expected: list[tuple[str, str]] | None, place
     assert list(source.pairs()) == expected
     nonempty = [pair for pair in expected if all(side.strip() for side in pair)]
     if not nonempty:
-        with pytest.raises(UserError, match=rf"no pair is left of {len(expected)}: {len(expected)} with an empty"):
+        with refused(f"{len(expected)}:", f"{len(expected)} with"):
             prepare_split(source, tokenizers, folder / "store", POLICIES)
         return
     store = prepare_split(source, tokenizers, folder / "store", POLICIES)
@@ -109,13 +111,13 @@ def test_parallel_files_of_random_bytes(tokenizers, data):
         for file, content in zip(names, sides, strict=True):
             write(folder / file, content)
         texts = [expected_lines(content) for content in sides]
-        places = [f"{re.escape(file)} line {bad}: byte" for file, text in zip(names, texts, strict=True)
-                  if (bad := first_invalid(text))]  # fmt: skip
+        bad = {file: first_invalid(text) for file, text in zip(names, texts, strict=True)}
+        places = [[file, f"line {line}:"] for file, line in bad.items() if line]
         counts = [len(text) for text in texts]
         if counts[0] != counts[1]:
-            places.append(rf"{re.escape(names[0])} has {counts[0]} lines and .*{re.escape(names[1])} has {counts[1]}")
+            places.append([names[0], f"{counts[0]} lines", names[1], f"has {counts[1]}"])
         expected = None if places else [tuple(t.decode() for t in pair) for pair in zip(*texts, strict=True)]
-        check(folder, ",".join(names), expected, "|".join(places), tokenizers)
+        check(folder, ",".join(names), expected, places, tokenizers)
 
 
 @given(
@@ -137,9 +139,7 @@ def test_damaged_gzip_is_reported_or_harmless(content, offset, damage, byte):
             if not list(lines(path)):
                 assert not content, "only a text without lines has none"
         except UserError as error:
-            assert str(error).startswith((f"{path}: damaged .gz data", f"{path} line ")), (
-                "a damaged byte may not be UTF-8"
-            )
+            assert_names(str(error), str(path))
         assert len(file_sha256(path)) == 64
 
 
@@ -153,7 +153,7 @@ def test_translation_input_of_random_bytes(content, standard_input):
             name = "-" if standard_input else str(path)
             bad = first_invalid(expected_lines(content))
             if bad:
-                with pytest.raises(UserError, match=f"line {bad}, byte"):
+                with refused(f"line {bad},"):
                     list(iterate_lines(name))
             else:
                 assert list(iterate_lines(name)) == [text.decode() for text in expected_lines(content)]

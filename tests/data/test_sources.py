@@ -8,6 +8,7 @@ import sys
 import pyarrow.parquet
 import pytest
 from helpers import documented_modules
+from helpers.refusals import refused
 
 from t2t_flax import registry
 from t2t_flax.cli import prepare
@@ -91,56 +92,35 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("files", "spec", "message"),
+    ("files", "spec", "names"),
     [
-        ({}, "no.en,no.de", r"there is no file .*no\.en"),
-        ({"a=x.en": b"1\n"}, "x.en,y", r"no file .*x\.en.*: write ./a=x\.en for a path"),
-        ({}, ".,.", r"is a folder; name a file"),
-        ({"a": b"1\n2\n3\n", "b": b"1\n"}, "a,b", r"a has 3 lines and .*b has 1: line i"),
-        ({"a": b"1\n", "b": b"1\n2\n3\n4"}, "a,b", r"a has 1 lines and .*b has 4: line i"),
-        (
-            {"a": b"fine\nab\xc3(\n", "b": b"1\n2\n"},
-            "a,b",
-            r"a line 2: byte 0xc3 at offset 2 of the line is not valid UTF-8",
-        ),
-        ({"a": b"", "b": b""}, "a,b", r"the corpus is empty \(0 sentence pairs\)"),
-        *(
-            (
-                {f"a{suffix}": b"", "b": b""},
-                f"a{suffix},b",
-                rf"a\{suffix}: damaged \{suffix} data after line 0 \(the file is",
-            )
-            for suffix in COMPRESSED
-        ),
-        ({"a.gz": b"plain text", "b": b"1\n"}, "a.gz,b", r"a\.gz: damaged \.gz data after line 0"),
-        (
-            {"a.gz": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9},
-            "a.gz,b",
-            r"damaged \.gz data after .*end-of-stream",
-        ),
-        ({"a.xz": b"plain text", "b": b"1\n"}, "a.xz,b", r"damaged \.xz data after line 0"),
-        ({"a.xz": lzma.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.xz,b", r"damaged \.xz data"),
-        ({"a.zst": b"plain text", "b": b"1\n"}, "a.zst,b", r"damaged \.zst data after line 0"),
-        (
-            {"a.zst": COMPRESS[".zst"](b"x\n" * 9)[:-3], "b": b"1\n" * 9},
-            "a.zst,b",
-            r"damaged \.zst data .*[Tt]runcated",
-        ),
-        ({}, "", r"'' has no known form. Known forms: .*'toy:SPLIT' .*'SRC,TGT'"),
-        ({"a": b"x"}, "a", r"'a' has no known form"),
-        ({"a": b"x"}, "a,a,", r"'a,a,' has no known form"),
-        ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", r"a has 2 lines and .*b has 2 and .*c has 1: line i"),
-        ({}, "toy:dev", r"no split 'dev'; it has train, valid, test"),
-        ({}, "toy", r"no split ''"),
-        ({}, "toy:train:0", r"COUNT of at least 1, not '0'"),
-        ({}, "toy:train:", r"COUNT of at least 1, not ''"),
-        ({}, "toy:train:5:6", r"COUNT of at least 1, not '5:6'"),
+        ({}, "no.en,no.de", ("no.en",)),
+        ({"a=x.en": b"1\n"}, "x.en,y", ("x.en", "./a=x.en")),
+        ({}, ".,.", ("folder",)),
+        ({"a": b"1\n2\n3\n", "b": b"1\n"}, "a,b", ("3 lines", "has 1")),
+        ({"a": b"1\n", "b": b"1\n2\n3\n4"}, "a,b", ("1 lines", "has 4")),
+        ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", ("2 lines", "has 1")),
+        ({"a": b"fine\nab\xc3(\n", "b": b"1\n2\n"}, "a,b", ("line 2:", "0xc3", "offset 2")),
+        ({"a": b"", "b": b""}, "a,b", ("a,b",)),
+        *(({f"a{suffix}": b"", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0")) for suffix in COMPRESSED),
+        *(({f"a{suffix}": b"plain", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0")) for suffix in COMPRESS),
+        ({"a.gz": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.gz,b", ("a.gz:",)),
+        ({"a.xz": lzma.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.xz,b", ("a.xz:",)),
+        ({"a.zst": COMPRESS[".zst"](b"x\n" * 9)[:-3], "b": b"1\n" * 9}, "a.zst,b", ("a.zst:",)),
+        ({"a": b"x"}, "a", ("'a'",)),
+        ({"a": b"x"}, "a,a,", ("'a,a,'",)),
+        ({}, "toy:dev", ("'dev'", "train, valid")),
+        ({}, "toy", ("train, valid",)),
+        ({}, "toy:train:0", ("COUNT", "'0'")),
+        ({}, "toy:train:", ("COUNT", "''")),
+        ({}, "toy:train:5:6", ("COUNT", "'5:6'")),
+        ({}, "toy:valid:501", ("501", "500")),
     ],
 )
-def test_errors_name_file_and_line(tmp_path, files, spec, message):
+def test_errors_name_file_and_line(tmp_path, files, spec, names):
     for name, data in files.items():
         (tmp_path / name).write_bytes(data)
-    with pytest.raises(UserError, match=message):
+    with refused(*names):
         list(open_en_de(spec, tmp_path).pairs())
 
 
@@ -157,7 +137,7 @@ def test_several_references(tmp_path):
     assert source.fingerprint() != before, "the digest covers every reference"
     for side in ("a.de", "c.de.gz"):
         write(tmp_path / side, ["eins"])
-        with pytest.raises(UserError, match=r"s\.en has 2 lines and .*b\.de has 2.*line i of one"):
+        with refused("s.en", "2 lines", "b.de"):
             list(source.references())
 
 
@@ -171,7 +151,7 @@ def test_documented_source_works(monkeypatch):
     documented_modules.use(documented_modules.EXAMPLES / "squares.py", monkeypatch)
     source = open_en_de("squares:3", key="config.data.train")
     assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 pair 3"
-    with pytest.raises(UserError, match="config.data.train = 'squares:x': expected squares:N"):
+    with refused("config.data.train", "'squares:x'"):
         open_en_de("squares:x", key="config.data.train")
 
 
@@ -192,7 +172,7 @@ def test_every_source_yields_texts_of_one_line():
 
 
 def test_errors_name_the_config_key(tmp_path):
-    with pytest.raises(UserError, match=r"data\.valid = 'no,no': there is no file"):
+    with refused("data.valid", "'no,no'"):
         open_en_de("no,no", tmp_path, key="data.valid")
 
 
@@ -205,22 +185,22 @@ def test_data_modules_import_no_heavy_library():
 
 
 @pytest.mark.parametrize(
-    ("contents", "message"),
+    ("contents", "names"),
     [
-        ({}, "config.data.test = 't.en,t.de'.*there is no file"),
-        ({"t.en": b"a\n", "t.de": b""}, "t.en has 1 lines and .*t.de has 0"),
-        ({"t.en": b"", "t.de": b""}, "the corpus is empty"),
-        ({"t.en": b"\xff\n", "t.de": b"b\n"}, "t.en line 1: byte 0xff"),
-        ({"t.en": b"a\n", "t.de": None}, "t.de is a folder"),
+        ({}, ("config.data.test", "'t.en,t.de'")),
+        ({"t.en": b"a\n", "t.de": b""}, ("t.en", "1 lines", "t.de")),
+        ({"t.en": b"", "t.de": b""}, ("t.en,t.de",)),
+        ({"t.en": b"\xff\n", "t.de": b"b\n"}, ("t.en", "line 1:")),
+        ({"t.en": b"a\n", "t.de": None}, ("t.de", "folder")),
     ],
 )
-def test_bad_test_set_is_reported_before_preparation(tmp_path, contents, message):
+def test_bad_test_set_is_reported_before_preparation(tmp_path, contents, names):
     for name, content in contents.items():
         (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
     words = ["--config=configs/toy.py", "--config.data.test=t.en,t.de", f"--config.data.root={tmp_path}"]
-    with pytest.raises(UserError, match=message):
+    with refused(*names):
         prepare.run([*words, f"--workdir={tmp_path / 'run'}"])
     assert not (tmp_path / "run").exists()
     config = load_config("configs/toy.py", {"data.valid": "t.en,t.de", "data.root": str(tmp_path)})
-    with pytest.raises(UserError, match=message.replace("data.test", "data.valid")):
+    with refused(*(name.replace("data.test", "data.valid") for name in names)):
         check_sources(task_of(config))

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
+from helpers.refusals import refused
 
 from t2t_flax.data import token_store
 from t2t_flax.data.stored_ids import positions
 from t2t_flax.data.token_store import VERIFIED, StoreWriter, TokenStore
-from t2t_flax.errors import UserError
 
 PAIRS = [([5, 6, 7, 1], [9, 1]), ([1], [300, 301, 1]), ([65_535, 1], [70_000, 1])]
 
@@ -64,16 +64,16 @@ def test_bytes_do_not_depend_on_chunk_size(tmp_path):
     assert content(tmp_path / "a") == content(tmp_path / "b")
 
 
-@pytest.mark.parametrize("side", ["source", "target"])
-@pytest.mark.parametrize("part", ["ids", "lengths", "offsets"])
 @pytest.mark.parametrize("damage", ["shorter", "longer", "missing"])
-def test_damage_is_detected(tmp_path, side, part, damage):
+def test_damage_is_detected(tmp_path, damage):
     write(tmp_path / "s")
-    path = tmp_path / "s" / f"{side}.{part}"
-    data = path.read_bytes()
-    path.unlink() if damage == "missing" else path.write_bytes(data[:-1] if damage == "shorter" else data + b"\0")
-    with pytest.raises(UserError, match=rf"damaged: {side}.{part} has .* delete the folder and run prepare again"):
-        TokenStore.open(tmp_path / "s")
+    for name in [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]:
+        path = tmp_path / "s" / name
+        data = path.read_bytes()
+        path.unlink() if damage == "missing" else path.write_bytes(data[:-1] if damage == "shorter" else data + b"\0")
+        with refused(f"{tmp_path}/s", name):
+            TokenStore.open(tmp_path / "s")
+        path.write_bytes(data)
 
 
 @pytest.mark.parametrize("part", ["ids", "lengths", "offsets"])
@@ -89,9 +89,7 @@ def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     path.write_bytes(data)
     os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))  # as after a copy that preserves times
     for _ in range(2):
-        with pytest.raises(
-            UserError, match=rf"s is damaged: the checksum of source.{part} is not that in meta.json; del"
-        ):
+        with refused(f"{tmp_path}/s", f"source.{part}", "meta.json"):
             TokenStore.open(tmp_path / "s")
 
 
@@ -116,21 +114,21 @@ def test_read_only_store_opens(tmp_path, monkeypatch):
 
 def test_ids_outside_the_vocabulary_are_rejected(tmp_path):
     for ids in ([65_536, 1], [-1, 1]):
-        with pytest.raises(ValueError, match="source: ids .* a vocabulary of 65536"):
+        with refused("source", "65536", error=ValueError):
             write(tmp_path / "s", [(ids, [1])])
     assert list(tmp_path.iterdir()) == []
 
 
 def test_missing_or_unreadable_store_is_reported(tmp_path):
-    with pytest.raises(UserError, match="there is no token store at .*s; run prepare"):
+    with refused(f"{tmp_path}/s"):
         TokenStore.open(tmp_path / "s")
     write(tmp_path / "s")
     meta = tmp_path / "s" / "meta.json"
     meta.write_text(json.dumps(json.loads(meta.read_text()) | {"format_version": 0}))
-    with pytest.raises(UserError, match="has format 0, .* delete the folder and run prepare again"):
+    with refused(f"{tmp_path}/s", "format 0,"):
         TokenStore.open(tmp_path / "s")
     meta.write_text(meta.read_text()[:10])
-    with pytest.raises(UserError, match="no readable meta.json"):
+    with refused(f"{tmp_path}/s", "meta.json"):
         TokenStore.open(tmp_path / "s")
 
 
@@ -157,7 +155,7 @@ def test_replaced_store_stays_readable_while_open(tmp_path):
 
 def test_foreign_folder_is_not_replaced(tmp_path):
     (tmp_path / "thesis.txt").write_text("years of work")
-    with pytest.raises(UserError, match="is not a token store"):
+    with refused(str(tmp_path)):
         write(tmp_path)
     assert (tmp_path / "thesis.txt").read_text() == "years of work"
 
@@ -237,5 +235,5 @@ def test_a_file_that_becomes_shorter_is_an_error(tmp_path, monkeypatch):
     store, pairs = TokenStore.open(tmp_path / "s"), np.arange(3)
     source, _ = store.sentences(pairs)
     os.truncate(tmp_path / "s" / "source.ids", 4)
-    with pytest.raises(UserError, match="source.ids has become shorter"):
+    with refused("source.ids"):
         source.ids.take(np.arange(7))

@@ -1,13 +1,14 @@
 import io
 import pickle
+import re
 
 import pytest
+from helpers.refusals import refused
 from sentencepiece import SentencePieceProcessor, SentencePieceTrainer
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair, load_tokenizer
-from t2t_flax.errors import UserError
 
 WORDS = [a + b + c for a in ("str", "kl", "b", "m") for b in ("ea", "o", "ie") for c in ("ts", "nd", "ck", "ling")]
 TEXT = [f"the {WORDS[i % 48]} of {WORDS[i * 7 % 48]}ing was {WORDS[i * 5 % 48]}s, {i % 9} times" for i in range(300)]
@@ -37,7 +38,7 @@ def test_byte_fallback_round_trips_any_text(tokenizer, text):
 def test_pieces_concatenate_to_the_text(tokenizer):
     ids = tokenizer.encode(TEXT[0])
     assert "".join(tokenizer.pieces(ids)).replace("▁", " ").strip() == TEXT[0]
-    with pytest.raises(IndexError, match="token id 320 is outside the vocabulary of 320"):
+    with refused("id 320", error=IndexError):
         tokenizer.decode([320])
 
 
@@ -70,24 +71,17 @@ def test_long_sentence_is_not_skipped():
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
 def test_impossible_vocabulary_sizes_are_rejected(kind):
-    with pytest.raises(UserError, match=r"data\.vocab_size = 5000 is too large: .* at most (\d+) ") as caught:
-        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 5000}))
-    maximum = int(str(caught.value).split("at most ")[1].split()[0])
-    assert (
-        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": maximum})).vocab_size
-        == maximum
-    )
-    with pytest.raises(UserError, match=r"data\.vocab_size = 100 is too small: .*256 bytes.* need (\d+)") as caught:
-        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": 100}))
-    minimum = int(str(caught.value).split("need ")[1].split(";")[0])
-    assert (
-        SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": minimum})).vocab_size
-        == minimum
-    )
+    """And the last number of the message is a size that is possible."""
+    for size in (5000, 100):
+        with refused("data.vocab_size", str(size)) as caught:
+            SentencePieceTokenizer.train(TEXT, Data(tokenizer=kind, **{**SETTINGS, "vocab_size": size}))
+        possible = int(re.findall(r"\d+", str(caught.value))[-1])
+        settings = Data(tokenizer=kind, **{**SETTINGS, "vocab_size": possible})
+        assert SentencePieceTokenizer.train(TEXT, settings).vocab_size == possible
 
 
 def test_empty_training_text_is_rejected():
-    with pytest.raises(UserError, match="no text to train a tokenizer on"):
+    with refused():
         SentencePieceTokenizer.train(["", "  "], Data(tokenizer="bpe", **SETTINGS))
 
 
@@ -120,13 +114,13 @@ def test_model_with_other_special_ids_is_renumbered(tmp_path, ids):
 
 
 def test_invalid_tokenizer_files_are_rejected(tmp_path):
-    with pytest.raises(UserError, match="there is no tokenizer at .*none.model"):
+    with refused("none.model"):
         load_tokenizer(tmp_path / "none.model")
     for content in (b"", b"some text\n"):
         (tmp_path / "bad.model").write_bytes(content)
-        with pytest.raises(UserError, match="bad.model is not a tokenizer; expected a SentencePiece model"):
+        with refused("bad.model"):
             load_tokenizer(tmp_path / "bad.model")
-    with pytest.raises(UserError, match="expected tokenizer.model, or source.model and target.model"):
+    with refused("tokenizer.model", "source.model", "target.model"):
         TokenizerPair.load(tmp_path)
 
 
