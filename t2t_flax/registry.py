@@ -188,8 +188,6 @@ PARAMETERS = Features()
 """Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""
 TOKENIZERS_OF = Features()
 """Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
-LOSSES = Features()
-"""Modules with `loss(config) -> training.losses.FurtherLoss`, a term of the training loss."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
 SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})

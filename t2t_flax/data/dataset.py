@@ -63,7 +63,6 @@ class Corpus:
             seed=config.seed.data,
             shards=shards,
             make_stream=training_stream(config, self.tokenizers),
-            more=next(filter(None, (hook.more_arrays(self) for hook in data_hooks(config))), None),
         )
 
 

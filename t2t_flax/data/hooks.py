@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 
 from t2t_flax.config import Config
 from t2t_flax.data.batching.batch_sampler import BatchSampler, MakeSampler
-from t2t_flax.data.batching.batches import MoreArrays
 from t2t_flax.data.batching.layouts import MakeStream, plain_stream
 from t2t_flax.data.batching.window_layouts import Draw
 from t2t_flax.data.preprocess import PairFilter
@@ -52,10 +51,6 @@ class DataHook:
     def filters(self) -> Sequence[PairFilter]:
         """Filters of the training pairs."""
         return ()
-
-    def more_arrays(self, corpus: "Corpus") -> MoreArrays | None:
-        """Further arrays of the training batches."""
-        return None
 
     def make_sampler(self) -> MakeSampler | None:
         """A function that makes the sampler of a store's updates, in place of `BatchSampler`."""

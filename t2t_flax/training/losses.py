@@ -5,14 +5,13 @@ Sums are added up over microbatches, devices and batches, then divided once by t
 
 import functools
 import math
-from collections.abc import Callable, Iterable
-from typing import Any, Protocol
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Config, Loss
-from t2t_flax.registry import LOSSES
+from t2t_flax.config import Loss
 
 
 def accuracy(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:
@@ -30,26 +29,9 @@ Sums = dict[str, jax.Array]
 """float32 scalars: "loss" (smoothed) and "nll" in nats, the token metrics, and "tokens", the real target tokens."""
 
 
-class FurtherLoss(Protocol):
-    """A term of the training loss that reads the model's intermediates, such as weights of attention. array: of the batch,
-    without which there is no such term. name: of its sum, which is logged as that of a token metric.
-    """
-
-    array: str
-    name: str
-
-    def __call__(self, intermediates: Any, batch: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """(what is added to the loss, the sum of that name), over the tokens of rows [B, L]; float32."""
-
-
-def further_losses(config: Config) -> list[FurtherLoss]:
-    """Those of a run."""
-    return [module.loss(config) for module in LOSSES.of(config)]
-
-
-def zero_sums(more: Iterable[str] = ()) -> Sums:
-    """The sums of no tokens. more: names of further losses."""
-    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, *more, "tokens")}
+def zero_sums() -> Sums:
+    """Return the sums of no tokens."""
+    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, "tokens")}
 
 
 def means(sums: Sums) -> Sums:

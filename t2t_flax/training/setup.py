@@ -23,7 +23,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import HIGHER_IS_BETTER, keys_that_change
-from t2t_flax.data.batching.batches import Batch, Batches, MoreArrays, Shape, validation_batches
+from t2t_flax.data.batching.batches import Batch, Batches, Shape, validation_batches
 from t2t_flax.data.dataset import Corpus, split_source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import num_cores
@@ -55,9 +55,8 @@ class TrainingSetup:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Of the tokenizer, the training data and what further arrays are read from, which a resumed run must find unchanged."""
-        more = self.batches.more.digests if self.batches.more else {}
-        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest, **more}
+        """Digests of the tokenizer and the training data, which must match on resume."""
+        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest}
 
     @property
     def metric_of(self) -> str:
@@ -93,7 +92,7 @@ def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dic
 
     def lower(shape: Shape) -> jax.stages.Lowered:
         rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
-        return step.lower(setup.abstract, batch_struct(shape.array_shape, rows, setup.batches.more))
+        return step.lower(setup.abstract, batch_struct(shape.array_shape, rows))
 
     def describe(shape: Shape) -> tuple[str, str]:
         tokens = f"{shape.rows * shape.length} padded target tokens at once"
@@ -178,14 +177,11 @@ def check_fits_in_memory(
         )
 
 
-def batch_struct(
-    size: tuple[int, ...], sharding: jax.sharding.NamedSharding, more: MoreArrays | None = None
-) -> dict[str, jax.ShapeDtypeStruct]:
+def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
     """Abstract arrays of a batch: int32 of shape `size`."""
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
-    sides = [side + name for side in ("source", "target") for name in names]
-    return dict.fromkeys([*sides, *(more.names if more else ())], struct)
+    return dict.fromkeys([side + name for side in ("source", "target") for name in names], struct)
 
 
 def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:

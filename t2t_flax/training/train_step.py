@@ -15,7 +15,7 @@ from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.losses import Sums, chunked_sums, further_losses, means, token_sums, zero_sums
+from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
 from t2t_flax.training.precision import casts_results
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
@@ -32,17 +32,11 @@ def loss_sums(
         logits: Any = model.apply({"params": params}, hidden, method="logits")
         return token_sums(logits, targets, weights, config=config.loss, vocab_size=model.target_vocab)
 
-    further = [loss for loss in further_losses(config) if loss.array in batch]
-    collected: dict[str, Any] = {"mutable": ["intermediates"]} if further else {}
-    hidden: Any = model.apply({"params": params}, batch, noise, method="hidden", **collected)
-    hidden, state = hidden if further else (hidden, {})
+    hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
     tokens = {name: params[name] for name in model.output_params}, hidden, batch["target"], weights
     chunk = config.loss.logits_chunk_size
     loss, others = chunked_sums(sums, *tokens, chunk=chunk) if chunk else sums(*tokens)
-    for term in further:
-        added, others[term.name] = term(state["intermediates"], batch)
-        loss = loss + added
     return loss, others | {"tokens": weights.sum()}
 
 
@@ -91,8 +85,7 @@ def train_step(
             return grads, {"loss": loss} | others
 
         parts = batch, jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
-        more = [loss.name for loss in further_losses(config) if loss.array in batch]
-        zeros = lambda: mesh_lib.zeros_of_shards((trained, zero_sums(more)), shards)  # noqa: E731
+        zeros = lambda: mesh_lib.zeros_of_shards((trained, zero_sums()), shards)  # noqa: E731
         grads, sums = accumulate(mesh_lib.over_shards(micro, shards), trained, parts, zeros)
         if shards > 1:
             grads = exchange(grads, model.dtype, moments)

@@ -30,7 +30,6 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "filters.score": {"filters.score": 0.5, "filters.scorer": "tests/helpers/scorer.py:length"},
     "subwords.unigram_alpha": {"subwords.unigram_alpha": 0.1, "data.tokenizer": "unigram"},
     "alignments.head": {"alignments.layer": 1, "alignments.head": 1},
-    "alignments.guided": {"alignments.guided": "links", "alignments.layer": 1},
     "decode.engine": {
         "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power",
     },

@@ -7,8 +7,7 @@ data.microbatch_tokens. Rows are numbered across the microbatches, so that their
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Protocol
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -20,20 +19,6 @@ from t2t_flax.data.batching.window_layouts import Ahead
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.registry import AHEAD
-
-
-class MoreArrays(Protocol):
-    """Further arrays of the batches, int32 like the others, for a loss of `registry.LOSSES`. names: of the arrays. digests: of
-    what they are read from, by its name, which a resumed run must find unchanged.
-    """
-
-    names: Sequence[str]
-
-    @property
-    def digests(self) -> Mapping[str, str]: ...
-
-    def __call__(self, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """They follow from the rows of a batch, see `Batch.rows`; called in several threads."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -74,11 +59,10 @@ class Batch:
     sides: tuple[Sentences, Sentences]
     index: np.ndarray
     epoch: int = 0
-    more: MoreArrays | None = None
 
     def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
         """Rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
-        target, int32 [A, last - first, L]; and `more`.
+        target, int32 [A, last - first, L].
         """
         micro, within = np.divmod(self.row, self.shape.rows)
         mine = (first <= within) & (within < last)
@@ -89,7 +73,7 @@ class Batch:
             shape = size[0] * size[1], self.shape.length
             parts = fill_rows(sentences, self.index[mine], row, start[mine], shape)
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
-        return arrays | (self.more(arrays) if self.more else {})
+        return arrays
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
@@ -136,9 +120,8 @@ class Batches:
         seed: int,
         shards: int = 1,
         make_stream: MakeStream = plain_stream,
-        more: MoreArrays | None = None,
     ):
-        self.ahead, self.more = next(AHEAD.load_all(), Ahead)(), more
+        self.ahead = next(AHEAD.load_all(), Ahead)()
         self.stream = make_stream(store, config, seed, None)
         self.stream.use(self.ahead)
         self.updates_per_epoch = self.stream.updates_per_epoch
@@ -153,7 +136,7 @@ class Batches:
         fitting = smallest_fitting(self._sizes, window.size(number))
         assert fitting is not None, "sizes hold every update"
         index, pairs, row, *starts = window.rows(number)
-        return Batch(self._shapes[fitting], pairs, row, starts, window.sides, index, epoch, self.more)
+        return Batch(self._shapes[fitting], pairs, row, starts, window.sides, index, epoch)
 
 
 def validation_batches(

@@ -55,7 +55,7 @@ class LayersHook(Hook):
         )
 
         def lower(shape: Shape) -> jax.stages.Lowered:
-            return program.lower(run.abstract, batch_struct(shape.array_shape, rows, run.batches.more))
+            return program.lower(run.abstract, batch_struct(shape.array_shape, rows))
 
         def describe(shape: Shape) -> tuple[str, str]:
             what = f"measuring the layers for {shape} (config.inspection.layers_every)"

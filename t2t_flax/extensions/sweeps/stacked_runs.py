@@ -330,7 +330,7 @@ class VectorizedProgram:
             return f"the train step of {len(runs)} runs for {shape}", advice
 
         def lower(shape: Shape) -> jax.stages.Lowered:
-            struct = batch_struct(shape.array_shape, replicated, runs[0].batches.more)
+            struct = batch_struct(shape.array_shape, replicated)
             return step.lower(abstract, self._scalars, struct)
 
         options = compiler_options(config)
