@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.refusals import refused, refused_command
 from helpers.runs import DIRECTIONS, start, tiny_run
 
 from t2t_flax.__main__ import main
@@ -37,10 +38,10 @@ def ranking(run):
     return ranked(run, PAIRS, golds), ranked(run, PAIRS)
 
 
-def command(capsys, *words, code=0):
+def command(capsys, *words):
     """(standard output, standard error) of a command."""
     capsys.readouterr()
-    assert main([str(word) for word in words]) == code, capsys.readouterr()
+    assert main([str(word) for word in words]) == 0, capsys.readouterr()
     return capsys.readouterr()
 
 
@@ -100,7 +101,7 @@ def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(ru
     chosen = head_of(run)
     assert chosen == next(head for head, *_ in ranking[1] if head.layer)
     assert chosen.flags in capsys.readouterr().err
-    with pytest.raises(UserError, match="cannot be read.*align --choose"):
+    with refused("nowhere.en", "align --choose"):
         head_of(load(RUN, overrides={"data.valid": "nowhere.en,nowhere.de", "decode.alpha": "0.5"}))
 
 
@@ -118,18 +119,21 @@ def test_a_model_of_several_languages_chooses_a_head_too(tmp_path, cache, capsys
 def test_html_beside_constraints_in_the_line_is_refused():
     pytest.importorskip("t2t_flax.extensions.constraints")
     config = Config().with_values({"constraints.lines": "tabs"})
-    with pytest.raises(UserError, match="--tags=html cannot be combined with config.constraints.lines = tabs"):
+    with refused("--tags=html", "config.constraints.lines"):
         WithTags(SimpleNamespace(config=config), "html")
 
 
-def test_a_layer_or_head_that_the_model_lacks_is_refused():
-    for keys, message in (
-        ({"alignments.layer": "3"}, "the decoder has 2 layers"),
-        ({"alignments.layer": "1", "alignments.head": "5"}, "the decoder has 4 heads"),
-        ({"alignments.head": "1"}, "needs config.alignments.layer"),
-    ):
-        with pytest.raises(UserError, match=message):
-            load(RUN, overrides=keys)
+@pytest.mark.parametrize(
+    "keys, name",
+    [
+        ({"alignments.layer": "3"}, "config.alignments.layer"),
+        ({"alignments.layer": "1", "alignments.head": "5"}, "config.alignments.head"),
+        ({"alignments.head": "1"}, "config.alignments.layer"),
+    ],
+)
+def test_a_layer_or_head_that_the_model_lacks_is_refused(keys, name):
+    with refused(name):
+        load(RUN, overrides=keys)
 
 
 @pytest.mark.smoke
@@ -144,11 +148,11 @@ def test_align_writes_a_line_for_each_pair_and_the_errors_against_gold(run, tmp_
     (tmp_path / "own").write_text(written)
     _, said = command(capsys, *align, f"--gold={tmp_path}/own", f"--output={tmp_path}/out")
     assert (tmp_path / "out").read_text() == written
-    assert "AER 0.000, precision 1.000, recall 1.000" in said and "1 of 6 pairs have an empty side" in said
+    assert "AER 0.000" in said and "1 of 6" in said
     (tmp_path / "short").write_text("0-0\n")
-    assert "short has 1 lines, and there are 6 pairs" in command(capsys, *align, f"--gold={tmp_path}/short", code=2).err
+    refused_command([*align, f"--gold={tmp_path}/short"], "short", "1 lines", "6 pairs")
     (tmp_path / "wrong").write_text("0-99\n" * 6)
-    assert "a link 0-99, but the pair has" in command(capsys, *align, f"--gold={tmp_path}/wrong", code=2).err
+    refused_command([*align, f"--gold={tmp_path}/wrong"], "--gold", "line 1", "0-99")
 
 
 def test_choose_prints_every_head_the_best_first(tmp_path, capsys):
@@ -213,17 +217,16 @@ def test_translate_file_goes_on_only_with_the_same_alignments(tmp_path, capsys, 
         return real(*args)
 
     monkeypatch.setattr("t2t_flax.extensions.alignments.outputs.word_weights", fails_later)
-    assert "goes on" in command(capsys, *small, code=2).err
+    refused_command(small, "stopped here")
     monkeypatch.setattr("t2t_flax.extensions.alignments.outputs.word_weights", real)
-    assert "--alignments" in command(capsys, *small[:-1], "--alignments=soft", code=2).err
-    assert "alignments.row" in command(capsys, *small, "--config.alignments.row=reads", code=2).err
+    refused_command([*small[:-1], "--alignments=soft"], "--alignments")
+    refused_command([*small, "--config.alignments.row=reads"], "alignments.row")
     command(capsys, *small)
     assert out.read_text() == whole
 
 
 @pytest.mark.parametrize("form", ["yes", "0", "1.5", "nan", "-1"])
-def test_other_forms_are_refused(form, lines, capsys):
-    error = command(
-        capsys, "translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--alignments={form}", code=2
-    ).err
-    assert f"--alignments={form}: expected hard, soft, or a probability" in error
+def test_other_forms_are_refused(form, lines):
+    refused_command(
+        ["translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--alignments={form}"], "--alignments"
+    )

@@ -55,8 +55,8 @@ def test_alternatives_have_the_markup_too(server):
 
 
 @pytest.mark.slow
-def test_wrong_requests_have_their_messages(server):
-    assert 'send "text" or "html"' in ask(server, "a", format="xml", code=400)["error"]
-    assert "blocks: at most" in ask(server, "a<br>" * 1500, code=400)["error"]
+def test_wrong_requests_are_refused(server):
     assert ask(server, "<p></p>") == {"translatedText": "<p></p>"}
-    assert "tokens, more than" in ask(server, "<p>" + "word " * 60 + "</p>", code=400)["error"]
+    assert "format" in ask(server, "a", format="xml", code=400)["error"]
+    assert "blocks" in ask(server, "a<br>" * 1500, code=400)["error"]
+    assert "tokens" in ask(server, "<p>" + "word " * 60 + "</p>", code=400)["error"]
