@@ -12,11 +12,21 @@ def brute_force(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
     return np.take_along_axis(x, order, -1), order
 
 
-@pytest.mark.parametrize("size", [1, 7, 64, 100, 127, 128, 129, 1000, 4000, 4096, 4133])
-@pytest.mark.parametrize("k", [1, 4, 9])
-@pytest.mark.parametrize("values", ["distinct", "ties", "constant", "padded"])
-def test_equals_stable_sort_and_lax_top_k(size, k, values):
-    k = min(k, size)
+@pytest.mark.parametrize(
+    "values, size, k",
+    [
+        ("distinct", 1, 1),
+        ("distinct", 129, 4),
+        ("ties", 64, 9),
+        ("ties", 1000, 4),
+        ("ties", 4133, 9),
+        ("constant", 4096, 4),
+        ("padded", 127, 9),
+        ("padded", 4000, 4),
+    ],
+)
+def test_equals_stable_sort_and_lax_top_k(values, size, k):
+    """Fewer values than a group, whole groups with and without a rest, and ties within and between groups."""
     rng = np.random.default_rng([size, k])
     x = {
         "distinct": rng.permutation(3 * size * 2).reshape(3, 2, size),
@@ -24,14 +34,12 @@ def test_equals_stable_sort_and_lax_top_k(size, k, values):
         "constant": np.zeros((3, 2, size)),
         "padded": np.where(rng.random((3, 2, size)) < 0.97, -np.inf, rng.integers(0, 3, (3, 2, size))),
     }[values].astype(np.float32)
+    expected, order = brute_force(x, k)
     for group in (0, 8, 128):
         values_out, index = jax.jit(top_k, static_argnums=(1, 2))(x, k, group)
-        expected, order = brute_force(x, k)
         np.testing.assert_array_equal(values_out, expected)
         np.testing.assert_array_equal(index, order)
-        reference, reference_index = jax.lax.top_k(x, k)
-        np.testing.assert_array_equal(values_out, reference)
-        np.testing.assert_array_equal(index, reference_index)
+    np.testing.assert_array_equal(jax.lax.top_k(x, k)[1], order)
 
 
 def test_k_equal_to_the_axis_sorts_it():
@@ -42,8 +50,7 @@ def test_k_equal_to_the_axis_sorts_it():
     np.testing.assert_array_equal(index, order)
 
 
-@pytest.mark.parametrize("size", [1, 7, 8, 100, 129, 800, 4133])
-@pytest.mark.parametrize("group", [0, 8, 64])
+@pytest.mark.parametrize("size, group", [(1, 0), (7, 8), (8, 8), (129, 64), (800, 0), (4133, 0), (4133, 64)])
 def test_log_sum_exp_equals_its_definition(size, group):
     """Also where exp of the values overflows, and beside rows that pad the vocabulary."""
     rng = np.random.default_rng(size)

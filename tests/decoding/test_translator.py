@@ -10,12 +10,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.refusals import refused
 
 from t2t_flax.config import Config, Data, Decode
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.decoding.translator import Translator, in_compute_type
-from t2t_flax.errors import UserError
 
 SMALL = dict(d_model=32, d_ff=64, num_encoder_layers=1, num_decoder_layers=1)
 
@@ -93,7 +93,7 @@ def test_an_error_in_one_of_several_batches_is_raised(small_model, monkeypatch):
         return decode(*args, **options)
 
     monkeypatch.setattr(translator, "_decode", fourth_fails)
-    with pytest.raises(MemoryError, match="no room"):
+    with refused("no room", error=MemoryError):
         translator.translate(params, lines)
 
 
@@ -195,7 +195,7 @@ def test_forced_prefix_and_n_best(small_model):
     for t in out:
         assert all(h.text.startswith("Der alte Mann") for h in t.hypotheses)
         assert len({h.tokens for h in t.hypotheses}) == 3
-    with pytest.raises(UserError, match="2 prefixes for 20 lines"):
+    with refused("2 prefixes", "20 lines"):
         translate(small_model, prefixes=["a", "b"])
 
 

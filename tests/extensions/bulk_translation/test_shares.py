@@ -3,15 +3,14 @@
 import argparse
 import contextlib
 import os
-import re
 import time
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
+from helpers.refusals import assert_names, refused, refused_command
 from helpers.thread_groups import run_processes
 
-from t2t_flax.__main__ import main
 from t2t_flax.cli.lines import paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
@@ -143,8 +142,9 @@ def translate(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("n", [0, 3, 5, 23, 25])
-@pytest.mark.parametrize(("n_best", "prefix"), [(1, None), (3, "starts")])
+@pytest.mark.parametrize(
+    ("n", "n_best", "prefix"), [(0, 1, None), (3, 3, "starts"), (5, 1, None), (23, 3, "starts"), (25, 1, None)]
+)
 def test_joined_output_does_not_depend_on_the_number_of_processes(translate, tmp_path, n, n_best, prefix):
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(n)))
     (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(n)))
@@ -160,27 +160,26 @@ def test_joined_output_does_not_depend_on_the_number_of_processes(translate, tmp
 def test_output_is_joined_only_when_all_shares_are_complete_and_resumes(translate, tmp_path):
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
     failed = translate(2, fail_at="line 16")  # the second turn of process 1
-    assert any("failed at line 16 (the same command with --resume" in str(each) for each in failed)
+    assert any("line 16" in str(each) and "--resume" in str(each) for each in failed)
     assert not (tmp_path / "out").exists()
     assert (tmp_path / "out.partial-1-of-2").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(5, 10))
-    assert all("go on with --resume, or remove it" in str(each) for each in translate(2) if isinstance(each, UserError))
-    refused = translate(3, resume=True)
-    assert all(isinstance(each, Exception) for each in refused)
-    assert any("written by a command of 2 processes, this is one of 3" in str(each) for each in refused)
-    assert "of 2 processes, this is one of 1" in str(translate(1, resume=True)[0])
+    assert all("--resume" in str(each) for each in translate(2) if isinstance(each, UserError))
+    answers = translate(3, resume=True)
+    assert all(isinstance(each, Exception) for each in answers)
+    assert any("2 processes" in str(each) for each in answers)
+    assert_names(str(translate(1, resume=True)[0]), "2 processes")
     assert translate(2, resume=True) == [0, 0]
     assert (tmp_path / "out").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(23))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "w"]
 
 
-def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, translate, tmp_path, capsys):
+def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, translate, tmp_path):
     from t2t_flax.cli import arguments
 
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
     translate(2, fail_at="line 16")
     monkeypatch.setattr(arguments, "load_run", lambda *a: CapitalsRun("1"))
-    assert main(["translate_file", "--workdir=w", "--input=in", "--output=out", "--resume"]) == 2
-    assert "written by a command of 2 processes, this is one of 1" in capsys.readouterr().err
+    refused_command(["translate_file", "--workdir=w", "--input=in", "--output=out", "--resume"], "2 processes")
 
 
 def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(translate, tmp_path):
@@ -188,7 +187,7 @@ def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(t
     (tmp_path / "starts").write_text("b\n" * 11)
     answers = list(map(str, translate(2, prefix="starts")))
     # A process may learn first that the other one has ended.
-    assert any("in has 12 lines and starts 11" in answer for answer in answers) and "0" not in answers, answers
+    assert any("12 lines" in answer and "starts 11" in answer for answer in answers) and "0" not in answers, answers
     assert not (tmp_path / "out").exists()
 
 
@@ -203,20 +202,18 @@ def test_processes_with_different_parameters_do_not_share_a_translation(translat
     """As of workdirs that are not the same for all."""
     (tmp_path / "in").write_text("a\n")
     answers = list(map(str, translate(2, weights=(1.0, 2.0))))
-    pattern = r"parameters = \d+ on process \d on .* and \d+ on process \d on .*: --workdir=w and the settings must be"
-    assert any(re.match(pattern, answer) for answer in answers), answers
+    assert any("parameters" in answer and "--workdir=w" in answer for answer in answers), answers
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "w"]
 
 
 @pytest.mark.parametrize("flags", [["--input=in", "--output=/dev/null"], ["--input=-", "--output=out"]])
-def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, capsys, flags):
+def test_what_processes_cannot_share_is_refused(monkeypatch, tmp_path, flags):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "in").write_text("a\n")
     variables = dict(T2T_NUM_PROCESSES="2", T2T_PROCESS_ID="1", JAX_COORDINATOR_ADDRESS="localhost:1")
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    assert main(["translate_file", "--workdir=w", *flags]) == 2
-    assert "translate on several hosts needs --input=FILE and --output=FILE" in capsys.readouterr().err
+    refused_command(["translate_file", "--workdir=w", *flags], "--input=FILE", "--output=FILE")
 
 
 @pytest.mark.parametrize("second", ["", "c\n", "c\nd\ne\nf\n"])
@@ -225,7 +222,7 @@ def test_parts_of_another_length_than_their_share_are_not_joined(tmp_path, secon
     parts = [tmp_path / "out.partial-0-of-2", tmp_path / "out.partial-1-of-2"]
     parts[0].write_text("a\nb\n")
     parts[1].write_text(second)
-    with pytest.raises(UserError, match="Is the folder of --output shared by all"):
+    with refused("--output"):
         join(parts, tmp_path / "out", 2, 4)
     assert sorted(path.name for path in tmp_path.iterdir()) == [part.name for part in parts]
     parts[1].write_text("c\nd\n")
@@ -256,6 +253,5 @@ def test_absent_process_is_named():
         return None
 
     absent, _ = run_processes(2, work)
-    assert isinstance(absent, ProcessGroupError) and re.match(
-        r"process 1 on \S+ did not come to the same values", str(absent)
-    )
+    assert isinstance(absent, ProcessGroupError)
+    assert_names(str(absent), "process 1", "same values")

@@ -13,11 +13,11 @@ import jax
 import numpy as np
 import pytest
 from helpers.processes import environment
+from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.evaluate import record_name
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
@@ -50,19 +50,13 @@ def both(runs, **settings):
     return load(runs[0], overrides={"ensembles.members": str(runs[1]), "mesh.data": "-1"} | keys)
 
 
-def refused(capsys, *words) -> str:
-    assert main([str(word) for word in words]) == 2
-    return capsys.readouterr().err
-
-
 @pytest.mark.smoke
 def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
     (tmp_path / "lines").write_text("".join(line + "\n" for line in LINES))
     words = ["translate", f"--workdir={runs[0]}", f"--workdir={runs[1]}", f"--input={tmp_path / 'lines'}", DEVICES]
     assert main(words) == 0
     assert capsys.readouterr().out.splitlines() == [t.text for t in both(runs).translate(LINES)]
-    error = refused(capsys, *words, f"--config.ensembles.members={runs[1]}")
-    assert "name the same: give one of them" in error
+    refused_command([*words, f"--config.ensembles.members={runs[1]}"], "--workdir", "config.ensembles.members")
 
 
 @pytest.mark.slow
@@ -172,7 +166,7 @@ def test_a_model_that_the_mesh_cannot_divide_is_refused(runs, tmp_path, cache):
     config = tiny_run(tmp_path / "odd", steps=1, model=dict(d_model=30, num_heads=3), checkpoint=dict(every_steps=1))
     loop.train(start(config, tmp_path / "odd", cache), score=None)
     keys = {"ensembles.members": str(tmp_path / "odd"), "mesh.data": "-1", "mesh.tensor": "2"}
-    with pytest.raises(UserError, match="num_heads = 3 is not a multiple of 2"):
+    with refused("num_heads"):
         load(runs[0], overrides=keys)
 
 
@@ -180,9 +174,9 @@ def test_checkpoints_of_one_run(runs):
     """DIR@STEP; the same one twice is refused."""
     model = load(runs[0], overrides={"ensembles.members": f"{runs[0]}@1", "mesh.data": "-1"})
     assert [m["steps"] for m in model.models] == [[2], [1]]
-    with pytest.raises(UserError, match="given twice: set config.ensembles.weights"):
+    with refused("config.ensembles.weights"):
         load(runs[0], overrides={"ensembles.members": f"{runs[0]}@2", "mesh.data": "-1"})
-    with pytest.raises(UserError, match="no checkpoint of step 7"):
+    with refused("step 7"):
         load(runs[0], overrides={"ensembles.members": f"{runs[1]}@7", "mesh.data": "-1"})
 
 
@@ -193,44 +187,54 @@ def test_models_that_cannot_decode_together_are_refused_by_name(runs, tmp_path, 
         loop.train(start(config, tmp_path / name, cache), score=None)
         return load(runs[0], overrides={"ensembles.members": str(tmp_path / name), "mesh.data": "-1"})
 
-    with pytest.raises(UserError, match=r"tok has another target tokenizer than .*/a,"):
+    with refused("tok", "target tokenizer", str(runs[0])):
         add("tok", data=dict(vocab_size=280))
-    with pytest.raises(UserError, match=r"data.source_eos = True of .*/a and False of .*/eos"):
+    with refused("data.source_eos", str(runs[0]), str(tmp_path / "eos")):
         add("eos", data=dict(source_eos=False))
-    with pytest.raises(UserError, match="learned positions for 64 tokens, fewer than"):
+    with refused("64 tokens"):
         add("learned", model=dict(position="learned", max_positions=64))
     short = {"decode.max_source_length": "32", "ensembles.members": str(tmp_path / "learned"), "mesh.data": "-1"}
-    with pytest.raises(UserError, match="give it as the first --workdir"):  # outputs may be longer than sources
+    with refused("first --workdir"):  # outputs may be longer than sources
         load(runs[0], overrides=short)
     first = load(tmp_path / "learned", overrides={"ensembles.members": str(runs[0]), "mesh.data": "-1"})
     assert first.max_source_length == 64
 
 
 @pytest.mark.parametrize(
-    ("keys", "message"),
+    ("keys", "names"),
     [
-        ({"weights": "1,2,3"}, "expected 2 weights"),
-        ({"weights": "1,-2"}, "expected positive numbers"),
-        ({"weights": "1,x"}, "expected positive numbers"),
-        ({"mean": "median"}, "expected one of probabilities, log_probabilities"),
+        ({"weights": "1,2,3"}, ["config.ensembles.weights", "2 weights"]),
+        ({"weights": "1,-2"}, ["config.ensembles.weights"]),
+        ({"weights": "1,x"}, ["config.ensembles.weights"]),
+        ({"mean": "median"}, ["config.ensembles.mean", "log_probabilities"]),
     ],
 )
-def test_wrong_settings_are_named(runs, keys, message):
-    with pytest.raises(UserError, match=message):
+def test_wrong_settings_are_named(runs, keys, names):
+    with refused(*names):
         both(runs, **keys)
 
 
-def test_what_needs_one_model_says_so(runs, capsys, tmp_path):
-    members = f"--config.ensembles.members={runs[1]}"
-    attend = ["attend", f"--workdir={runs[0]}", members, "--source=It is late.", f"--output={tmp_path / 'a.npz'}"]
-    assert "attention needs one model" in refused(capsys, *attend, DEVICES)
-    export = ["export", f"--workdir={runs[0]}", members, "--format=safetensors", f"--output={tmp_path / 'x'}", DEVICES]
-    assert "export needs one model" in refused(capsys, *export)
-    assert not list(tmp_path.iterdir())
-    twice = ["attend", f"--workdir={runs[0]}", f"--workdir={runs[1]}", "--source=x", "--output=x.npz"]
-    assert "--workdir is given twice" in refused(capsys, *twice)
-    with pytest.raises(UserError, match="ctranslate2 decodes with one model"):
-        search = {"decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
+@pytest.mark.parametrize(
+    ("words", "names"),
+    [
+        (
+            ["attend", "--source=It is late.", "--output=a.npz", "--config.ensembles.members=b"],
+            ["attention", "one model"],
+        ),
+        (["export", "--format=safetensors", "--output=x", "--config.ensembles.members=b"], ["export", "one model"]),
+        (["attend", "--source=x", "--output=x.npz", "--workdir=b"], ["--workdir"]),
+    ],
+)
+def test_commands_for_one_model_refuse_several(runs, words, names, monkeypatch):
+    monkeypatch.chdir(runs[0].parent)
+    command, *flags = words
+    refused_command([command, "--workdir=a", *flags, DEVICES], *names)
+    assert sorted(path.name for path in runs[0].parent.iterdir()) == ["a", "b"]
+
+
+def test_ctranslate2_decodes_with_one_model(runs):
+    search = {"decode.early_stopping": "beam_full", "decode.length_penalty": "power"}
+    with refused("ctranslate2", "one model"):
         load(runs[0], overrides={"ensembles.members": str(runs[1]), "decode.engine": "ctranslate2"} | search)
 
 

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.configs import DATA as SMALL_DATA
+from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +16,6 @@ from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages.hook import hook
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
@@ -153,7 +153,7 @@ def test_tokenizers_without_the_token_are_refused(tmp_path):
     )
     plain.source.save(tmp_path / "plain.model")
     config = config_of(tokenizer_model=tmp_path / "plain.model")
-    with pytest.raises(UserError, match="no control symbol <2de>.*--control_symbols=<2de>,<2en>"):
+    with refused("<2de>", "--control_symbols=<2de>,<2en>"):
         prepared(config, tmp_path / "run")
     assert not (tmp_path / "run" / "tokenizer").exists()
     own = prepared(config_of(), tmp_path / "own").tokenizers
@@ -188,14 +188,12 @@ def test_training_text_without_a_symbol_is_refused_where_the_tokenizer_has_them(
     own = prepared(config_of(), tmp_path / "own").tokenizers
     own.source.save(tmp_path / "own.model")
     keys = {"data.train": "toy:train:30", "data.tokenizer_model": str(tmp_path / "own.model"), "data.vocab_size": "400"}
-    with pytest.raises(
-        UserError, match="toy:train:30: the tokenizer has symbols of the languages to write.*such as <2de>"
-    ):
+    with refused("toy:train:30", "<2de>"):
         prepared(resolve(override(default_config(), keys)), tmp_path / "run")
     (tmp_path / "a.en").write_text("\n<2de> It is late.\n")
     (tmp_path / "a.de").write_text("\nEs ist spät.\n")
     keys |= {"data.train": f"{tmp_path}/a.en,{tmp_path}/a.de", "data.valid": "toy:valid:5"}
-    with pytest.raises(UserError, match="toy:valid:5: the tokenizer has symbols"):
+    with refused("toy:valid:5"):
         prepared(resolve(override(default_config(), keys)), tmp_path / "run")
 
 
