@@ -155,8 +155,8 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
     assert main([*command, f"--source=/dev/fd/{ends[0]}", f"--target=/dev/fd/{ends[1]}"]) == 0
     assert capsys.readouterr().out == expected
     pipes = [f"/dev/fd/{end}" for end in ends]
-    refused_command([*command, f"--source={pipes[0]}", f"--target={pipes[0]}"], "--source", "--target")
-    refused_command([*command, "--source=-", "--target=-"], "--source", "--target")
+    refused_command([*command, f"--source={pipes[0]}", f"--target={pipes[0]}"], pipes[0])
+    refused_command([*command, "--source=-", "--target=-"], "pipe")
     refused_command([*command, f"--source={tmp_path}", f"--target={tmp_path / 'p.de'}"], str(tmp_path))
     refused_command(["evaluate", f"--workdir={workdir}", f"--config.data.test={','.join(pipes)}"], pipes[0])
     for end in ends:
