@@ -6,8 +6,8 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 from helpers.refusals import refused, refused_command
+from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
