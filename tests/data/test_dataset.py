@@ -44,9 +44,9 @@ def encoded(monkeypatch):
     """Records the pairs that are tokenized from now on, by thread."""
     pairs, real = {}, preprocess.Encoder.__call__
 
-    def note(self, chunk, number):
+    def note(self, chunk):
         pairs.setdefault(threading.current_thread(), []).extend(chunk)
-        return real(self, chunk, number)
+        return real(self, chunk)
 
     monkeypatch.setattr(preprocess.Encoder, "__call__", note)
     return pairs

@@ -70,10 +70,10 @@ def prepare_and_report(source, tokenizers, folder, policies, prepared, answer, l
         remove_locks()
     real = preprocess.Encoder.__call__
 
-    def count(self, pairs, number):
+    def count(self, pairs):
         with prepared:
             prepared.value += len(pairs)
-        return real(self, pairs, number)
+        return real(self, pairs)
 
     preprocess.Encoder.__call__ = count
     store = prepare_split(source, tokenizers, folder, policies)

@@ -137,9 +137,7 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
         data=dict(train="t.tsv", valid="", root=str(tmp_path), cache="gs://bucket/cache", vocab_size=300, num_workers=1)
     )
     encoded, real = [], preprocess.Encoder.__call__
-    monkeypatch.setattr(
-        preprocess.Encoder, "__call__", lambda self, pairs, number: encoded.extend(pairs) or real(self, pairs, number)
-    )
+    monkeypatch.setattr(preprocess.Encoder, "__call__", lambda self, pairs: encoded.extend(pairs) or real(self, pairs))
     corpora = run_processes(3, lambda group: prepare_corpus(task_of(config), "gs://bucket/run", group=group))
     assert [corpus.train.num_pairs for corpus in corpora] == [120] * 3 and len(encoded) == 120
     assert len({corpus.train.folder for corpus in corpora}) == 1, "one host has one local copy"
