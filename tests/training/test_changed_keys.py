@@ -132,7 +132,7 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
         ("mesh.data", "3", "config.mesh"),
         ("mesh.tensor", "8", "config.m"),
         ("data.valid", "gone.en,gone.de", "gone.en"),
-        ("languages.directions", "en-de=en-fr, valid=en-fr", "languages.directions"),
+        ("languages.directions", "en-de=en-fr, valid=en-fr", "target_language"),
         ("languages.directions", "en-de=de-en, valid=de-en", "tokenizer"),
     ],
 )
