@@ -190,8 +190,6 @@ class Changes(Change):
     """
 
     def __init__(self, model: Any, flags: dict[str, str]):
-        from t2t_flax.data.hooks import DataHook, data_hooks
-
         # Symbols of languages come before a line's text, once that is read.
         kinds = {flag: FLAGS.load(flag) for flag in sorted(flags, key=lambda flag: FLAGS[flag].commands == LINES)}
         printing = [flag for flag in flags if kinds[flag].answers]
@@ -199,8 +197,6 @@ class Changes(Change):
             raise UserError(f"{' and '.join(printing)} both say what is printed: give one of them.")
         if printing and (parts := next((flag for flag in flags if kinds[flag].in_parts), "")):
             raise UserError(f"{printing[0]} is about whole lines, of which {parts} translates parts: give one of them.")
-        if printing and any(type(hook).lines is not DataHook.lines for hook in data_hooks(model.config)):
-            raise UserError(f"{printing[0]} is about the words of a line, but the model reads other lines before it.")
         self._parts, self.model = [], model
         for flag, kind in kinds.items():
             self._parts.append(kind(self.model, flags[flag]))
