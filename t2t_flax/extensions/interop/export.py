@@ -19,7 +19,7 @@ from t2t_flax.extensions.interop.safetensors_file import check_representable
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.filesystem import atomic_directory, refuse_existing
-from t2t_flax.registry import MODELS, STEPS
+from t2t_flax.registry import STEPS
 from t2t_flax.training.train_state import parameters_of
 
 FORMATS = {
@@ -115,7 +115,7 @@ _NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
 
 def _own_rules(config: Config) -> list[str]:
     """What only t2t_flax does with source lines and in its search, each as one sentence."""
-    notes, names = [], [name for keys in (*STEPS.values(), *MODELS.values()) for name in keys]
+    notes, names = [], [name for keys in STEPS.values() for name in keys]
     if config.decode.strategy not in ("beam", "greedy", "sample"):
         notes.append(
             f"decode.strategy = {config.decode.strategy}: there is plain beam search, greedy search or sampling."
