@@ -2,6 +2,8 @@
 
 import json
 import os
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 
@@ -23,3 +25,20 @@ def recording_programs(folder: Path) -> dict[str, str]:
 def recorded_calls(folder: Path) -> list[list[str]]:
     """The calls of the programs of `recording_programs`, in order."""
     return [json.loads(line) for line in (folder / "calls").read_text().splitlines()]
+
+
+LAUNCH = Path(__file__).parents[2] / "launch"
+
+
+def launch(script: str, *arguments: str, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run launch/SCRIPT.sh; its exit code must be `code`."""
+    command = [str(LAUNCH / f"{script}.sh"), *arguments]
+    done = subprocess.run(command, cwd=cwd, env=os.environ | env, capture_output=True, text=True, timeout=300)
+    assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+def dry(script: str, *arguments: str, cwd: Path, **env: str) -> list[list[str]]:
+    """Return the words of each command that a dry run prints."""
+    out = launch(script, arguments[0], "--dry-run", *arguments[1:], cwd=cwd, **env).stdout
+    return [shlex.split(line) for line in out.splitlines()]

@@ -1,23 +1,19 @@
 """What each launcher installs is what the command needs; environment variables reach it by name, never by value."""
 
 import functools
-import os
 import re
-import shlex
 import shutil
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
 import yaml
-from helpers.cloud_programs import recorded_calls, recording_programs
+from helpers.cloud_programs import LAUNCH, dry, launch, recorded_calls, recording_programs
+from helpers.refusals import refused
 
-from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_reachable
 
 ROOT = Path(__file__).parents[2]
-LAUNCH = ROOT / "launch"
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 TRAIN = ["python", "-m", "t2t_flax", "train", "--config=configs/toy.py"]
@@ -40,11 +36,8 @@ def packages(extras) -> set[str]:
     return names
 
 
-def dry(script, *arguments, **env) -> str:
-    return subprocess.run(
-        [str(LAUNCH / f"{script}.sh"), arguments[0], "--dry-run", *arguments[1:]],
-        cwd=ROOT, env=os.environ | env, capture_output=True, text=True, timeout=300, check=True,
-    ).stdout  # fmt: skip
+def dry_text(*call, **env) -> str:
+    return "\n".join(map(" ".join, dry(*call, cwd=ROOT, **env)))
 
 
 def image() -> list[str]:
@@ -57,7 +50,7 @@ def installed(launcher, command) -> set[str]:
     if launcher in ("gke", "xpk"):
         return packages(image())
     flags = {"slurm": ("create", "--name=n", "--gpus-per-node=8"), "skypilot": ("run", "--name=n")}
-    out = dry(launcher, *flags.get(launcher, ("run", *TPU)), "--", *command)
+    out = dry_text(launcher, *flags.get(launcher, ("run", *TPU)), "--", *command)
     (found,) = set(re.findall(r"T2T_EXTRAS=(\S+)|-e \S*\[(.*?)\]", out))
     return packages("".join(found).split(","))
 
@@ -85,14 +78,13 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("launcher", LAUNCHERS)
-@pytest.mark.parametrize("command", COMMANDS)
-def test_launcher_installs_what_the_command_needs(launcher, command):
-    words, needed = COMMANDS[command]
-    found = installed(launcher, words)
-    assert needed <= found, f"{launcher} installs {sorted(found)}"
-    assert any(package.startswith("jax[") for package in found), "an accelerator's packages"
-    if command == "plain" and launcher not in ("gke", "xpk"):
-        assert len(found) == 1, "and nothing else"
+def test_launcher_installs_what_each_command_needs(launcher):
+    for name, (words, needed) in COMMANDS.items():
+        found = installed(launcher, words)
+        assert needed <= found, f"{launcher} installs {sorted(found)} for {name}"
+        assert any(package.startswith("jax[") for package in found), "an accelerator's packages"
+        if name == "plain" and launcher not in ("gke", "xpk"):
+            assert len(found) == 1, "and nothing else"
 
 
 def test_keys_that_a_config_file_sets_count(tmp_path):
@@ -103,10 +95,9 @@ def test_keys_that_a_config_file_sets_count(tmp_path):
 
 
 def test_extras_can_be_added():
-    out = dry(
-        "skypilot", "run", "--name=n", "--accelerators=H100:8", "--extras=hf,gcs", "--", *TRAIN, "--workdir=gs://b"
-    )
-    assert "--env=T2T_EXTRAS=cuda,hf,gcs " in out
+    flags = ("--name=n", "--accelerators=H100:8", "--extras=hf,gcs")
+    (words,) = dry("skypilot", "run", *flags, "--", *TRAIN, "--workdir=gs://b", cwd=ROOT)
+    assert "--env=T2T_EXTRAS=cuda,hf,gcs" in words
 
 
 def test_every_extra_is_known_to_the_launchers():
@@ -123,9 +114,9 @@ def test_hint_of_a_missing_store_is_the_extra_that_launchers_install(monkeypatch
         raise ImportError("no such package")
 
     monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
-    out = dry("skypilot", "run", "--name=n", "--", *TRAIN, f"--workdir={scheme}://b")
+    out = dry_text("skypilot", "run", "--name=n", "--", *TRAIN, f"--workdir={scheme}://b")
     extra = re.search(r"T2T_EXTRAS=tpu,(\w+) ", out)[1]
-    with pytest.raises(UserError, match=rf"\.\[{extra}\]"):
+    with refused(f"[{extra}]"):
         check_reachable(f"{scheme}://bucket/run")
 
 
@@ -140,19 +131,14 @@ FLAGS = {
 def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
     env = {"TOKEN": SECRET, "OTHER": "x"}
     call = ["run", *FLAGS[launcher], "--env=TOKEN,OTHER", "--", *TRAIN]
-    assert "a secret" not in dry(launcher, *call, **env)
-    result = subprocess.run(
-        [str(LAUNCH / f"{launcher}.sh"), *call], cwd=tmp_path, capture_output=True, text=True, check=True, timeout=300,
-        env=os.environ | recording_programs(tmp_path) | env,
-    )  # fmt: skip
+    assert "a secret" not in launch(launcher, call[0], "--dry-run", *call[1:], cwd=tmp_path, **env).stdout
+    result = launch(launcher, *call, cwd=tmp_path, **recording_programs(tmp_path) | env)
     assert "a secret" not in result.stdout + result.stderr + (tmp_path / "calls").read_text()
 
 
 def test_gke_passes_variables_in_a_secret(tmp_path):
-    subprocess.run(
-        [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--env=TOKEN,OTHER", "--", *TRAIN], check=True, timeout=300,
-        env=os.environ | recording_programs(tmp_path) | {"TOKEN": SECRET, "OTHER": "two words"},
-    )  # fmt: skip
+    env = recording_programs(tmp_path) | {"TOKEN": SECRET, "OTHER": "two words"}
+    launch("gke", "run", *FLAGS["gke"], "--env=TOKEN,OTHER", "--", *TRAIN, cwd=tmp_path, **env)
     secret, jobset = (each for each in yaml.safe_load_all((tmp_path / "manifests").read_text()) if each)
     assert secret["kind"] == "Secret" and secret["stringData"] == {"TOKEN": SECRET, "OTHER": "two words"}
     (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
@@ -160,25 +146,14 @@ def test_gke_passes_variables_in_a_secret(tmp_path):
 
 
 def test_skypilot_and_xpk_read_the_values_themselves(tmp_path):
-    out = shlex.split(dry("skypilot", "run", "--name=n", "--env=TOKEN", "--", *TRAIN, TOKEN=SECRET))
-    assert "--secret=TOKEN" in out
+    (words,) = dry("skypilot", "run", "--name=n", "--env=TOKEN", "--", *TRAIN, cwd=ROOT, TOKEN=SECRET)
+    assert "--secret=TOKEN" in words
     programs = recording_programs(tmp_path)
     Path(programs["PATH"].split(":")[0], "xpk").write_text(
         f'#!/bin/sh\nfor word; do case $word in --env-file=*) cat "${{word#*=}}" >{tmp_path}/names ;; esac; done\n'
     )
-    command = [str(LAUNCH / "xpk.sh"), "run", *FLAGS["xpk"], "--env=TOKEN", "--", *TRAIN]
-    subprocess.run(command, env=os.environ | programs | {"TOKEN": SECRET}, check=True, timeout=300)
+    launch("xpk", "run", *FLAGS["xpk"], "--env=TOKEN", "--", *TRAIN, cwd=tmp_path, **programs, TOKEN=SECRET)
     assert (tmp_path / "names").read_text() == "PYTHONUNBUFFERED=1\nTOKEN\n"
-
-
-@pytest.mark.parametrize("flag, message", [
-    ("--env=NO_SUCH_VARIABLE_1", "--env=NO_SUCH_VARIABLE_1: this variable is not set"),
-    ("--env=TOKEN=value", "expected names of environment variables"), ("--extras=a;b", "expected names of extras"),
-])  # fmt: skip
-def test_user_errors(flag, message):
-    command = [str(LAUNCH / "tpu_vm.sh"), "run", *TPU, flag, "--dry-run", "--", *TRAIN]
-    result = subprocess.run(command, capture_output=True, text=True, timeout=300)
-    assert result.returncode == 2 and message in result.stderr and "=value" not in result.stderr.partition("usage")[0]
 
 
 @pytest.mark.parametrize("state, replaced", [
@@ -188,7 +163,6 @@ def test_only_a_jobset_that_has_ended_is_replaced(tmp_path, state, replaced):
     programs = recording_programs(tmp_path)
     kubectl = Path(programs["PATH"].split(":")[0], "kubectl")
     kubectl.write_text(kubectl.read_text() + f"if sys.argv[1] == 'get': print({state!r})\n")
-    command = [str(LAUNCH / "gke.sh"), "run", *FLAGS["gke"], "--", *TRAIN]
-    subprocess.run(command, env=os.environ | programs, check=True, timeout=300, capture_output=True)
+    launch("gke", "run", *FLAGS["gke"], "--", *TRAIN, cwd=tmp_path, **programs)
     words = [call[1] for call in recorded_calls(tmp_path)]
     assert words == (["get", "delete", "apply"] if replaced else ["get", "apply"])

@@ -33,21 +33,6 @@ def test_shellcheck(path):
     assert result.returncode == 0, result.stdout
 
 
-def test_launchers_do_not_depend_on_the_model():
-    for path in (p for p in LAUNCH.iterdir() if p.is_file() and p.name != "README.md"):
-        text = "\n".join(
-            line for line in path.read_text().splitlines() if not line.lstrip().startswith(("#", "usage_error"))
-        )
-        assert not re.search(r"--config\b|model|checkpoint|t2t_flax (train|evaluate)", text), path.name
-
-
-def test_readme_has_a_row_per_launcher():
-    table = [line for line in (LAUNCH / "README.md").read_text().splitlines() if line.startswith("|")]
-    for path in SHELL:
-        if path.name not in ("shared.sh", "retry.sh", "mount_nfs.sh", "slurm.sbatch"):
-            assert any(f"launch/{path.name}" in line for line in table), path.name
-
-
 @pytest.fixture(scope="module")
 def jobset(tmp_path_factory):
     result = subprocess.run(
@@ -106,14 +91,6 @@ def test_jobset_fits_the_published_schema(jobset):
     del container["resources"]["limits"]  # the models do not accept quantities
     read = models.JobsetV1alpha2JobSet.model_validate(jobset)
     assert missing_paths(jobset, read.to_dict()) == []
-    jobset["spec"]["failurePolicy"]["maxRestart"] = 3
-    assert missing_paths(jobset, models.JobsetV1alpha2JobSet.model_validate(jobset).to_dict()) == [
-        ".spec.failurePolicy.maxRestart"
-    ]
-    wrong = yaml.safe_load(yaml.safe_dump(jobset))
-    wrong["spec"]["failurePolicy"]["maxRestarts"] = "many"
-    with pytest.raises(ValueError, match="maxRestarts"):
-        models.JobsetV1alpha2JobSet.model_validate(wrong)
 
 
 def test_skypilot_task():
@@ -129,8 +106,6 @@ def test_skypilot_task_fits_the_published_schema():
     schemas = pytest.importorskip("sky.utils.schemas", reason="pip install skypilot")
     task = yaml.safe_load((LAUNCH / "skypilot.yaml").read_text())
     jsonschema.validate(task, schemas.get_task_schema())
-    with pytest.raises(jsonschema.ValidationError):
-        jsonschema.validate(task | {"nodes": 2}, schemas.get_task_schema())
 
 
 def run_skypilot(tmp_path, **env) -> list[str]:

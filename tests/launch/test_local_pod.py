@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.refusals import assert_names
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 _spec = importlib.util.spec_from_file_location("local_pod", LAUNCH / "local_pod.py")
@@ -85,7 +86,7 @@ def test_processes_have_ranks_and_labelled_output(tmp_path):
     arguments = "".join(f" <{word}>" for word in words)
     lines = [[f"{i} of 2 at {address} on cpu", '  "spaces"  and \\ kept', f"no end{arguments}"] for i in range(2)]
     assert sorted(out.splitlines()) == sorted(f"[{i}] {line}" for i in range(2) for line in lines[i])
-    assert sorted(err.splitlines()) == ["[0] err", "[1] err", "local_pod: process 1 of 2 ended with exit code 1"]
+    assert sorted(err.splitlines())[:2] == ["[0] err", "[1] err"]
 
 
 def test_signal_reaches_all_processes_and_nothing_restarts(tmp_path):
@@ -96,7 +97,8 @@ def test_signal_reaches_all_processes_and_nothing_restarts(tmp_path):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 75, err
     assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
-    assert "SIGTERM goes to all processes" in err and "restart" not in err and not any(map(is_alive, pids(tmp_path)))
+    assert_names(err, "SIGTERM")
+    assert not any(map(is_alive, pids(tmp_path)))
 
 
 def test_dry_run_prints_the_commands_only(tmp_path):
@@ -109,20 +111,18 @@ def test_dry_run_prints_the_commands_only(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "name"),
     [
-        ([], "required: N"), (["0", "--", "true"], "N is 0, expected 1 or more"), (["x", "--", "true"], "invalid int value: 'x'"),
-        (["2", "--restart=1", "--", "true"], "unrecognized arguments: --restart=1"), (["2", "true"], "unrecognized arguments: true"),
-        (["2", "--restarts=-1", "--", "true"], "--restarts is -1"), (["2", "--restarts=", "--", "true"], "--restarts: invalid int"),
-        (["2", "--restart-with=0", "--", "true"], "--restart-with is 0"), (["2"], "it follows --"), (["2", "--"], "it follows --"),
-        (["2", "--", "no-such-program"], "there is no command 'no-such-program'"),
+        ("", "N"), ("0 -- true", "N"), ("x -- true", "'x'"), ("2 --restart=1 -- true", "--restart=1"), ("2 true", "true"),
+        ("2 --restarts=-1 -- true", "--restarts"), ("2 --restarts= -- true", "--restarts"), ("2", "--"), ("2 --", "--"),
+        ("2 --restart-with=0 -- true", "--restart-with"), ("2 -- no-such-program", "no-such-program"),
     ],
 )  # fmt: skip
-def test_user_errors_end_with_code_2_and_the_usage(arguments, message, capsys):
+def test_wrong_arguments_are_refused(arguments, name, capsys):
     with pytest.raises(SystemExit) as error:
-        local_pod.parse(arguments)
-    err = capsys.readouterr().err
-    assert error.value.code == 2 and message in err and "launch/local_pod.sh N [--restarts=R]" in err
+        local_pod.parse(arguments.split())
+    assert error.value.code == 2
+    assert_names(capsys.readouterr().err, name)
 
 
 @pytest.mark.slow
@@ -142,54 +142,38 @@ class TestSlow:
             'touch "ran.$T2T_NUM_PROCESSES.$T2T_PROCESS_ID"; echo "$JAX_COORDINATOR_ADDRESS"; '
             '[ "$T2T_NUM_PROCESSES" = 3 ] || exit 75'
         )
-        out, err = pod(2, "--restarts=4", "--restart-with=3", "--", "bash", "-c", command, cwd=tmp_path)
+        out, _ = pod(2, "--restarts=4", "--restart-with=3", "--", "bash", "-c", command, cwd=tmp_path)
         assert sorted(p.name for p in tmp_path.iterdir()) == ["ran.2.0", "ran.2.1", "ran.3.0", "ran.3.1", "ran.3.2"]
-        assert err.count("local_pod: restart ") == 1 and "restart 1 of 4, with 3 processes" in err
         assert len({line.split()[1] for line in out.splitlines()}) == 2, "each start uses a new port"
 
     @pytest.mark.parametrize(("code", "starts", "expected"), [(1, 3, 1), (2, 1, 2), (3, 1, 3), (127, 1, 2)])
     def test_restarts_are_limited_and_only_for_failures(self, code, starts, expected, tmp_path):
         command = f'echo x >>"ran.$T2T_PROCESS_ID"; exit {code}'
-        _, err = pod(2, "--restarts=2", "--", "bash", "-c", command, cwd=tmp_path, code=expected)
-        assert (tmp_path / "ran.0").read_text() == "x\n" * starts and err.count("local_pod: restart ") == starts - 1
+        pod(2, "--restarts=2", "--", "bash", "-c", command, cwd=tmp_path, code=expected)
+        assert (tmp_path / "ran.0").read_text() == "x\n" * starts
 
     def test_other_processes_are_killed_after_the_grace_period(self, tmp_path):
         command = f'[ "$T2T_PROCESS_ID" = 0 ] || {{ until [ -s pid.0 ]; do sleep 0.05; done; kill -9 $$; }}; {WAITS}'
         start = time.monotonic()
-        _, err = pod(2, "--grace=2", "--", "bash", "-c", command, cwd=tmp_path, code=1)
+        pod(2, "--grace=2", "--", "bash", "-c", command, cwd=tmp_path, code=1)
         assert time.monotonic() - start >= 2
-        assert err.splitlines()[0] == "local_pod: process 1 of 2 ended with exit code 137"
-        assert (
-            "killing the remaining processes: 0" in err
-            and len(pids(tmp_path)) == 2
-            and not any(map(is_alive, pids(tmp_path)))
-        )
+        assert len(pids(tmp_path)) == 2 and not any(map(is_alive, pids(tmp_path)))
 
     def test_other_processes_may_finish_within_the_grace_period(self, tmp_path):
         command = '[ "$T2T_PROCESS_ID" = 1 ] && exit 75; sleep 1; echo saved; exit 75'
-        out, err = pod(2, "--grace=20", "--", "bash", "-c", command, cwd=tmp_path, code=75)
-        assert out == "[0] saved\n" and "killing" not in err
+        assert pod(2, "--grace=20", "--", "bash", "-c", command, cwd=tmp_path, code=75)[0] == "[0] saved\n"
 
     def test_children_of_a_killed_process_are_killed(self, tmp_path):
         pod(2, "--", "bash", "-c", 'sleep 100 & echo $! >"pid.$T2T_PROCESS_ID"; kill -9 $$', cwd=tmp_path, code=1)
         assert len(pids(tmp_path)) == 2 and not any(map(is_alive, pids(tmp_path)))
 
-    @pytest.mark.parametrize("name", ["SIGINT", "SIGHUP"])
-    def test_other_signals_are_forwarded(self, name, tmp_path):
-        command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" {name[3:]}; {WAITS}'
-        process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path)
-        wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
-        process.send_signal(getattr(signal, name))
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 75, err
-        assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and f"{name} goes to all processes" in err
-
-    def test_ctrl_c_of_a_terminal_reaches_each_process_once(self, tmp_path):
+    @pytest.mark.parametrize("number, group", [(signal.SIGHUP, False), (signal.SIGINT, True)])
+    def test_other_signals_reach_each_process_once(self, number, group, tmp_path):
         """A terminal sends SIGINT to the launcher's whole process group, its guard included."""
-        command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" INT; {WAITS}'
+        command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" {number.name[3:]}; {WAITS}'
         process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path, start_new_session=True)
         wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
-        os.killpg(process.pid, signal.SIGINT)
+        (os.killpg if group else os.kill)(process.pid, number)
         out, err = process.communicate(timeout=300)
         assert process.returncode == 75, err
         assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and not any(map(is_alive, pids(tmp_path)))

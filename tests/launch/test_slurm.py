@@ -1,6 +1,5 @@
 """launch/slurm.sh on a real SLURM cluster of one node, which the test starts from Debian's packages."""
 
-import json
 import os
 import re
 import secrets
@@ -189,22 +188,6 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
         Path(keep).write_text(text())
 
 
-def test_failures_are_requeued_up_to_the_limit(slurm, tmp_path):
-    job = submit(slurm, tmp_path, "run", "--name=fails", "--restarts=1", "--", "bash", "-c", "exit 1")
-    start_requeued(slurm, job, 1)
-    wait_for(lambda: state(slurm, job) in ("FAILED", ""), "it has failed")
-    log = (tmp_path / "fails.log").read_text()
-    assert [int(n) for n in re.findall(r"start (\d) of job", log)] == [1, 2]
-
-
-def test_user_error_is_not_requeued(slurm, tmp_path):
-    job = submit(slurm, tmp_path, "run", "--name=mistake", "--", "bash", "-c", "exit 2")
-    wait_for(lambda: state(slurm, job) in ("FAILED", ""), "it has failed")
-    assert "start 1 of job" in (tmp_path / "mistake.log").read_text()
-    time.sleep(2)
-    assert state(slurm, job) in ("FAILED", "")
-
-
 def test_deleted_job_is_not_requeued_and_resume_waits(slurm, tmp_path):
     job = submit(slurm, tmp_path, "run", "--name=stays", "--", sys.executable, "-c", SAVES)
     wait_for(lambda: "up" in ((p := tmp_path / "stays.log").exists() and p.read_text() or ""), "it runs")
@@ -225,34 +208,3 @@ signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
 print("up", flush=True)
 while True: time.sleep(0.1)
 """
-
-
-def test_two_jobs_share_a_sweep(slurm, tmp_path):
-    """Two jobs share the trials; the trial of a cancelled job is taken over."""
-    pytest.importorskip("t2t_flax.extensions.sweeps")
-    small = {
-        "data.train": "toy:train:300", "data.valid": "", "data.test": "toy:test:10", "data.vocab_size": 300,
-        "data.batch_tokens": 256, "model.d_model": 32, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1,
-        "model.num_decoder_layers": 1, "mesh.cpu_devices": 1, "train.steps": 40, "checkpoint.every_steps": 10,
-        "eval.every_steps": 0, "decode.max_length_offset": 5,
-    }  # fmt: skip
-    sweep = tmp_path / "sweep"
-    words = [
-        sys.executable, "-m", "t2t_flax", "sweep", f"--config={ROOT}/configs/toy.py", f"--workdir={sweep}",
-        "--set", "model.dropout=0.0,0.1,0.2,0.3", *(f"--config.{key}={value}" for key, value in small.items()),
-    ]  # fmt: skip
-    path = f"{Path(sys.executable).parent}{os.pathsep}{slurm['PATH']}"
-    env = slurm | {"PYTHONPATH": str(ROOT), "PATH": path}
-    jobs = [submit(env, tmp_path, "run", f"--name=sweep-{i}", "--time=30", "--", *words) for i in (1, 2)]
-    logs = lambda: "\n".join(p.read_text()[-1500:] for p in tmp_path.glob("sweep-*.log"))  # noqa: E731
-    wait_for(lambda: len(list(sweep.glob("trials/*/metrics.jsonl"))) >= 2, logs, seconds=200)
-    output_of(["scancel", jobs[0]], env)
-    wait_for(lambda: len(list(sweep.glob("trials/*/complete.json"))) == 4, logs, seconds=300)
-    wait_for(lambda: not output_of(["squeue", "--noheader"], env), "both jobs have ended", seconds=60)
-    attempts = [json.loads(p.read_text())["attempts"] for p in sweep.glob("status/*.json")]
-    assert len(attempts) == 4 and sum(attempts) >= 5, "the trial of the cancelled job started twice"
-    report = subprocess.run(
-        [sys.executable, "-m", "t2t_flax", "sweep", f"--workdir={sweep}", "--report"], env=env, cwd=tmp_path, capture_output=True,
-        text=True,
-    )  # fmt: skip
-    assert report.stdout.count("1 complete") == 4, report.stdout + report.stderr

