@@ -17,7 +17,6 @@ from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import SUMMARIES
 from t2t_flax.training.workdir import (
     adopt_config,
     advice,
@@ -266,6 +265,7 @@ def evaluate(loaded: "TrainedModel", sets: Sequence[str], supervisor: RunSupervi
     """Decodes and scores sets, writes a record of each, and prints samples and scores. why: reason for the choice of
     checkpoints, for the records.
     """
+    from t2t_flax.evaluation.direction_table import direction_table
     from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
     from t2t_flax.tasks import task_of
 
@@ -280,10 +280,9 @@ def evaluate(loaded: "TrainedModel", sets: Sequence[str], supervisor: RunSupervi
         result.records[name], result.paths[name] = record, path_of(loaded, record)
         result.texts.append(summary(record, task_of(loaded.for_set(name).config)))
         say(f"\n{result.texts[-1]}\nrecord: {result.paths[name]}")
-    for module in SUMMARIES.load_all() if len(sets) > 1 else ():
-        if text := module.summary(list(result.records.values())):
-            result.texts.append(text)
-            say(text)
+    if len(sets) > 1 and (text := direction_table(list(result.records.values()))):
+        result.texts.append(text)
+        say(text)
     return result
 
 

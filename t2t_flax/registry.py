@@ -222,12 +222,10 @@ AHEAD: Table[str] = Table()
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other and for users. `attend`: a function
-(model, source, target or None). `score`: a function (model, pairs, where), see `TrainedModel.score`. `html`: a class (text) with
-`lines` to be translated, and `translated(model, lines as the model reads them, translations)`.
+"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other and for users. `score`: a function
+(model, pairs, where), see `TrainedModel.score`. `html`: a class (text) with `lines` to be translated, and
+`translated(model, lines as the model reads them, translations)`.
 """
-SUMMARIES: Table[str] = Table()
-"""Modules with `summary(records)`: text after the records of an evaluation of several sets; "" for none."""
 FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core and to each other's."""
 HOOKS = Features()

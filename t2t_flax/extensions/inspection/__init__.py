@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ANALYSES, COMMANDS, GROUPS, HOOKS, Command
+from t2t_flax.registry import COMMANDS, GROUPS, HOOKS, Command
 
 
 @dataclass(frozen=True)
@@ -62,4 +62,3 @@ COMMANDS.add(
 GROUPS.add("inspection", Inspection)
 HOOKS.add("t2t_flax.extensions.inspection.layers", "inspection.layers_every")
 HOOKS.add("t2t_flax.extensions.inspection.profile", "inspection.profile_steps")
-ANALYSES.add("attend", "t2t_flax.extensions.inspection.maps:attend")

@@ -1,13 +1,21 @@
-"""`attend`: the attention of every layer and head for a pair."""
+"""`attend`: the attention of every layer and head for a pair, as arrays, statistics and a picture."""
 
+import io
 from typing import TYPE_CHECKING
 
+import numpy as np
+from etils import epath
+
 from t2t_flax.cli import arguments
-from t2t_flax.extensions.inspection import attention
+from t2t_flax.errors import UserError, require
+from t2t_flax.filesystem import atomic_write
 from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:
-    from t2t_flax.extensions.inspection.maps import AttentionMaps
+    from t2t_flax.extensions.shared.attention_maps import AttentionMaps
+
+KINDS = ("encoder", "decoder", "cross")
+_LABELS = ("source_tokens", "target_tokens", "decoder_tokens")
 
 
 def run(argv: list[str]) -> int:
@@ -32,25 +40,75 @@ def run(argv: list[str]) -> int:
     arguments.check_output("--output", args.output)
     if args.picture:
         arguments.check_output("--picture", args.picture)
-        attention.check_picture(args.picture)
-    from t2t_flax.extensions.inspection.maps import attend
+        check_picture(args.picture)
+    from t2t_flax.extensions.shared.attention_maps import attend
 
     loaded = arguments.load_run(args, overrides)
     source = arguments.Changes(loaded, arguments.given_flags(args)).source(args.source)
     maps = attend(loaded, source, args.target)
     if args.picture:
-        attention.draw(maps, args.picture)
-    attention.save(maps, args.output)
+        draw(maps, args.picture)
+    save(maps, args.output)
     print(_table(maps))
     return 0
+
+
+def entropy(weights: np.ndarray) -> np.ndarray:
+    """Return the mean entropy in nats of each head's rows, [L, N, T, S] -> [L, N]; 0 = all weight on one token."""
+    logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
+    return -(weights * logs).sum(-1).mean(-1)
+
+
+def mean_distance(weights: np.ndarray) -> np.ndarray:
+    """Return the expected |row - column| under the weights in tokens, [L, N, T, S] -> [L, N]."""
+    rows, columns = (np.arange(n) for n in weights.shape[-2:])
+    return (weights * np.abs(rows[:, None] - columns)).sum(-1).mean(-1)
+
+
+def save(maps: "AttentionMaps", path: epath.PathLike) -> None:
+    """Write an .npz with the three arrays and their token labels."""
+    buffer = io.BytesIO()
+    labels = {name: np.array(getattr(maps, name)) for name in _LABELS}
+    np.savez_compressed(buffer, **{kind: getattr(maps, kind) for kind in KINDS}, **labels)
+    atomic_write(path, buffer.getvalue())
+
+
+def draw(maps: "AttentionMaps", path: epath.PathLike) -> None:
+    """Plot one row of heads per layer of each kind. Raises UserError as `check_picture`."""
+    check_picture(path)
+    from matplotlib.figure import Figure
+
+    layers = [(kind, layer) for kind in KINDS for layer in range(len(getattr(maps, kind)))]
+    heads = max(getattr(maps, kind).shape[1] for kind, _ in layers)
+    side = 0.6 + 0.16 * max(len(maps.source_tokens), len(maps.target_tokens))
+    figure = Figure(figsize=(side * heads + 1, side * len(layers) + 1), layout="constrained")
+    axes = figure.subplots(len(layers), heads, squeeze=False)
+    for row, (kind, layer) in zip(axes, layers, strict=True):
+        columns = maps.decoder_tokens if kind == "decoder" else maps.source_tokens
+        rows = maps.source_tokens if kind == "encoder" else maps.target_tokens
+        for head, axis in enumerate(row):
+            axis.imshow(getattr(maps, kind)[layer, head], vmin=0, vmax=1, cmap="Blues", aspect="auto")
+            axis.set_title(f"{kind} {layer + 1}, head {head + 1}", fontsize=7)
+            axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=5)
+            axis.set_yticks(range(len(rows)), rows if head == 0 else [], fontsize=5)
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=epath.Path(path).suffix.removeprefix("."), dpi=120)
+    atomic_write(path, buffer.getvalue())
+
+
+def check_picture(path: epath.PathLike) -> None:
+    """Raise UserError for an unsupported file type, or if matplotlib is not installed."""
+    if epath.Path(path).suffix not in (".png", ".pdf", ".svg"):
+        raise UserError(f"{path}: a picture is a .png, .pdf or .svg file.")
+    require("matplotlib", "plots", "drawing a picture")
 
 
 def _table(maps: "AttentionMaps") -> str:
     lines = ["source  " + " ".join(maps.source_tokens), "target  " + " ".join(maps.target_tokens), ""]
     lines.append("layer             " + "head: entropy in nats / mean distance in tokens")
-    for kind in attention.KINDS:
+    for kind in KINDS:
         weights = getattr(maps, kind)
-        statistics = zip(attention.entropy(weights), attention.mean_distance(weights), strict=True)
+        statistics = zip(entropy(weights), mean_distance(weights), strict=True)
         for layer, heads in enumerate(statistics, 1):
             values = "  ".join(f"{e:.2f}/{d:.1f}" for e, d in zip(*heads, strict=True))
             lines.append(f"{kind:8} {layer:2}       {values}")

@@ -1,13 +1,6 @@
 """Hidden states of a trained model, and the file that holds them."""
 
-import array
-import contextlib
-import json
-import shutil
-import tempfile
-import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -134,65 +127,19 @@ def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params
     return [found[name].astype(jnp.float32) for name in modules]
 
 
-class StatesFile:
-    """An .npz that is written line by line; memory does not grow with it but for 8 bytes a line and side.
+def save(path: str, layers: Sequence[Layer], lines: Sequence[States | None], width: int, *, targets: bool) -> None:
+    """Write the states of lines to an .npz; None = a line without rows.
 
     NAME of a layer: float32 [tokens of all lines, D]. source_tokens, target_tokens: their strings. source_offsets,
-    target_offsets: int64 [lines + 1]; the rows of line i are offsets[i] to offsets[i + 1]. folder: of its parts until then.
+    target_offsets: int64 [lines + 1]; the rows of line i are offsets[i] to offsets[i + 1].
     """
-
-    def __init__(self, folder: Path, layers: Sequence[Layer], width: int, *, targets: bool):
-        self._files, self._width, self._layers = contextlib.ExitStack(), width, layers
-        part = lambda: self._files.enter_context(tempfile.TemporaryFile(dir=folder))  # noqa: E731
-        sides = ("source", "target") if targets else ("source",)
-        self._hidden: dict[str, Any] = {layer.name: part() for layer in layers}
-        self._tokens: dict[str, Any] = {side: part() for side in sides}
-        self._widest = dict.fromkeys(sides, 1)
-        self._offsets = {side: array.array("q", [0]) for side in sides}
-
-    @property
-    def lines(self) -> int:
-        """Lines so far."""
-        return len(self._offsets["source"]) - 1
-
-    def __enter__(self) -> "StatesFile":
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self._files.close()
-
-    def add(self, states: States | None) -> None:
-        """Adds a line; None = one without rows."""
-        for name, x in states.hidden.items() if states else ():
-            self._hidden[name].write(np.ascontiguousarray(x, "<f4").tobytes())
-        for side, offsets in self._offsets.items():
-            tokens = states.tokens[side] if states else []
-            self._tokens[side].write(json.dumps(tokens).encode() + b"\n")
-            self._widest[side] = max([self._widest[side], *map(len, tokens)])
-            offsets.append(offsets[-1] + len(tokens))
-
-    def save(self, path: str) -> None:
-        """Writes the lines so far under this name, which the file gets when it is complete."""
-        with atomic_file(path) as file, zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
-            for layer in self._layers:
-                shape, content = (self._offsets[layer.side][-1], self._width), self._hidden[layer.name]
-                with _entry(archive, layer.name, "<f4", shape) as entry:
-                    content.seek(0)
-                    shutil.copyfileobj(content, entry)
-            for side, offsets in self._offsets.items():
-                with _entry(archive, f"{side}_offsets", "<i8", (len(offsets),)) as entry:
-                    entry.write(np.array(offsets, "<i8").tobytes())
-                text, content = f"<U{self._widest[side]}", self._tokens[side]
-                with _entry(archive, f"{side}_tokens", text, (offsets[-1],)) as entry:
-                    content.seek(0)
-                    for line in content:
-                        entry.write(np.array(json.loads(line), text).tobytes())
-
-
-@contextlib.contextmanager
-def _entry(archive: zipfile.ZipFile, name: str, dtype: str, shape: tuple[int, ...]) -> Iterator[Any]:
-    """An array of an .npz whose bytes are to be written; no times, so that equal arrays make equal files."""
-    with archive.open(zipfile.ZipInfo(f"{name}.npy"), "w", force_zip64=True) as entry:
-        header = {"descr": dtype, "fortran_order": False, "shape": shape}
-        np.lib.format.write_array_header_1_0(entry, header)
-        yield entry
+    arrays: dict[str, np.ndarray] = {}
+    for layer in layers:
+        found = [np.zeros((0, width), np.float32), *(line.hidden[layer.name] for line in lines if line)]
+        arrays[layer.name] = np.concatenate(found)
+    for side in ("source", "target") if targets else ("source",):
+        tokens = [line.tokens[side] if line else [] for line in lines]
+        arrays[f"{side}_offsets"] = np.cumsum([0, *map(len, tokens)])
+        arrays[f"{side}_tokens"] = np.array([token for each in tokens for token in each], np.str_)
+    with atomic_file(path) as file:
+        np.savez(file, **arrays)

@@ -3,7 +3,6 @@
 import argparse
 import os
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from t2t_flax.cli import arguments, lines
@@ -58,27 +57,24 @@ def run(argv: list[str]) -> int:
         lines.iterate_lines(args.input), targets, (args.input, args.target), "line i of --target goes with line i"
     )
     loaded = arguments.load_run(args, overrides)
-    from t2t_flax.extensions.inspection.hidden_states import StatesFile, hidden_states, layers_of
+    from t2t_flax.extensions.inspection.hidden_states import States, hidden_states, layers_of, save
 
-    layers = layers_of(args.layers, loaded.config.model)
+    model = loaded.config.model
+    layers, found = layers_of(args.layers, model), list[States | None]()
     source = arguments.Changes(loaded, arguments.given_flags(args)).source
-    folder = Path(args.output).absolute().parent
-    folder.mkdir(parents=True, exist_ok=True)
-    with StatesFile(folder, layers, loaded.config.model.d_model, targets=targets is not None) as file:
 
-        def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-            notes, texts = [], [(source(line.text), line.beside) for line in window]
-            for line, states in zip(window, hidden_states(loaded, layers, texts, progress), strict=True):
-                if isinstance(states, UserError):
-                    notes.append(Note("have no states", line.number, str(states).rstrip(".")))
-                file.add(None if isinstance(states, UserError) else states)
-            return "", notes
+    def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
+        notes, texts = [], [(source(line.text), line.beside) for line in window]
+        for line, states in zip(window, hidden_states(loaded, layers, texts, progress), strict=True):
+            if isinstance(states, UserError):
+                notes.append(Note("have no states", line.number, str(states).rstrip(".")))
+            found.append(None if isinstance(states, UserError) else states)
+        return "", notes
 
-        windows = lines.windows(pairs, window_size(loaded))
-        lines.answer_windows("inspected", answer, windows, lambda window, text: None)
-        if not file.lines:
-            raise UserError(f"{args.input} has no lines.")
-        file.save(args.output)
+    lines.answer_windows("inspected", answer, lines.windows(pairs, window_size(loaded)), lambda window, text: None)
+    if not found:
+        raise UserError(f"{args.input} has no lines.")
+    save(args.output, layers, found, model.d_model, targets=targets is not None)
     return 0
 
 

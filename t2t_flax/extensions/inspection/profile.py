@@ -17,12 +17,8 @@ class Profile(Hook):
     """Traces updates `steps` = (first, last) into `folder`. Each process writes its own files.
 
     An update is reported while the next one runs, so the trace also has parts of the updates before and after. The profiler
-    writes to local disk only; for a folder in an object store the trace is copied there when it ends. A process can make one
-    trace at a time: of runs that train together, the first one's has all.
+    writes to local disk only; for a folder in an object store the trace is copied there when it ends.
     """
-
-    _running = False
-    """Whether any run of this process makes a trace."""
 
     def __init__(self, folder: epath.PathLike, steps: tuple[int, int]):
         self._folder, (self._first, self._last) = epath.Path(folder), steps
@@ -43,17 +39,15 @@ class Profile(Hook):
         self.close()
 
     def _start(self) -> None:
-        if Profile._running:
-            return
         self._local = tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None
         jax.profiler.start_trace(self._local.name if self._local else str(self._folder))
-        self._tracing = Profile._running = True
+        self._tracing = True
 
     def close(self) -> None:
         """Ends the trace, if one is running."""
         if not self._tracing:
             return
-        self._tracing = Profile._running = False
+        self._tracing = False
         jax.profiler.stop_trace()
         if self._local:
             local = Path(self._local.name)

@@ -13,7 +13,7 @@ from t2t_flax.config.keys import key
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.extensions.shared.named_entries import named_entries
-from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, SUMMARIES, Flag
+from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, Flag
 
 BY_NAME = "by_name"
 _LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
@@ -114,7 +114,6 @@ def _names(data: Data) -> dict[str, str]:
 
 GROUPS.add("languages", Languages)
 DATA_HOOKS.add("t2t_flax.extensions.languages.hook", "languages.directions")
-SUMMARIES.add("directions", "t2t_flax.extensions.languages.table")
 FLAGS.add(
     "--target-language",
     Flag(

@@ -28,6 +28,7 @@ from t2t_flax.extensions.serving.probe import NotFinite, check_finite
 from t2t_flax.extensions.serving.reload import other_checkpoints
 from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.extensions.serving.warm_up import USUAL_LENGTHS, WarmUp, own_text, rest_of_usual, usual
+from t2t_flax.extensions.shared import attention_maps
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
 from t2t_flax.registry import ANALYSES, STEPS
 from t2t_flax.tasks import task_of
@@ -354,7 +355,7 @@ class ServedModel:
         return results
 
     def _attend(self, source: str, target: str | None) -> Any:
-        maps = ANALYSES.load("attend")(self._loaded(1), source, target)
+        maps = attention_maps.attend(self._loaded(1), source, target)
         if len(maps.target_tokens) > MAX_ATTENTION_TOKENS:
             raise UserError(_too_long_for_attention("target", len(maps.target_tokens)))
         if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):

@@ -12,7 +12,6 @@ from fastapi.responses import JSONResponse, Response
 from t2t_flax.extensions.serving import schemas
 from t2t_flax.extensions.serving.service import Service
 from t2t_flax.extensions.serving.text import RequestError, split_lines
-from t2t_flax.registry import ANALYSES
 
 
 def router(service: Service) -> APIRouter:
@@ -44,6 +43,7 @@ def router(service: Service) -> APIRouter:
         ]
         return JSONResponse({"model": model.name, "translations": translations})
 
+    @routes.post("/attention", openapi_extra=schemas.request_schema(schemas.AttentionRequest))
     async def attention(request: Request) -> Response:
         """Attention weights of every layer and head for a pair, in thousandths."""
         body = await service.read(request, schemas.AttentionRequest)
@@ -53,9 +53,6 @@ def router(service: Service) -> APIRouter:
         (maps,) = await service.wait(request, job)
         text = await asyncio.to_thread(_attention_json, model.name, maps)
         return Response(text, media_type="application/json")
-
-    if "attend" in ANALYSES:
-        routes.post("/attention", openapi_extra=schemas.request_schema(schemas.AttentionRequest))(attention)
 
     @routes.post("/score", openapi_extra=schemas.request_schema(schemas.ScoreRequest))
     async def score(request: Request) -> Response:

@@ -2,22 +2,16 @@
 
 import numpy as np
 import pytest
+from helpers.refusals import refused, refused_command
 
 from t2t_flax.__main__ import main
 from t2t_flax.api import load
 from t2t_flax.data.sources import toy
-from t2t_flax.errors import UserError
-from t2t_flax.extensions.inspection import attention
-from t2t_flax.extensions.inspection.maps import attend
+from t2t_flax.extensions.inspection import attend as attention
+from t2t_flax.extensions.shared.attention_maps import attend
 
 RUN, ALL_DEVICES = "pretrained:toy", "--config.mesh.cpu_devices=8"
 PAIRS = list(toy.pairs("test", 3))
-
-
-def error_of(capsys, *command: str) -> str:
-    """The message of a command that the user got wrong."""
-    assert main(list(command)) == 2
-    return capsys.readouterr().err
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +36,7 @@ def test_arrays_and_picture_are_written(maps, tmp_path):
     assert tuple(stored["decoder_tokens"]) == ("<start>", *maps.target_tokens[:-1])
     attention.draw(maps, tmp_path / "a.png")
     assert (tmp_path / "a.png").read_bytes()[:4] == b"\x89PNG"
-    with pytest.raises(UserError, match=r"a .png, .pdf or .svg file"):
+    with refused("a.doc"):
         attention.draw(maps, tmp_path / "a.doc")
 
 
@@ -57,18 +51,21 @@ def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
     s, t = (len(arrays[f"{side}_tokens"]) for side in ("source", "target"))
     assert arrays["cross"].shape[-2:] == (t, s)
     np.testing.assert_allclose(arrays["cross"].sum(-1), 1, atol=1e-5)
-    assert "attends to most" in printed and all(str(token) in printed for token in arrays["target_tokens"])
+    assert all(str(token) in printed for token in arrays["target_tokens"])
 
 
-def test_attend_refuses_wrong_arguments(tmp_path, capsys):
-    command = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--output={tmp_path / 'a.npz'}"]
-    assert "--source= is empty" in error_of(capsys, *command, "--source= ")
-    assert "--target= is empty" in error_of(capsys, *command, "--source=A word.", "--target=")
-    assert "the source has" in error_of(capsys, *command, "--source=" + "word " * 2000)
-    assert "the target has" in error_of(capsys, *command, "--source=A word.", "--target=" + "Wort " * 2000)
+@pytest.mark.parametrize(
+    ("flags", "name"),
+    [
+        (["--source= "], "--source"),
+        (["--source=A word.", "--target="], "--target"),
+        (["--source=" + "word " * 2000], "source"),
+        (["--source=A word.", "--target=" + "Wort " * 2000], "target"),
+        (["--source=One.", "--picture=a.doc"], "a.doc"),
+    ],
+    ids=["empty source", "empty target", "long source", "long target", "picture"],
+)
+def test_attend_refuses(tmp_path, monkeypatch, flags, name):
+    monkeypatch.chdir(tmp_path)
+    refused_command(["attend", f"--workdir={RUN}", ALL_DEVICES, "--output=a.npz", *flags], name)
     assert not list(tmp_path.iterdir())
-
-
-def test_attend_checks_the_picture_format_first(tmp_path, capsys):
-    command = ["attend", f"--workdir={tmp_path / 'nowhere'}", "--source=One.", f"--output={tmp_path / 'a.npz'}"]
-    assert "a picture is a .png, .pdf or .svg file" in error_of(capsys, *command, f"--picture={tmp_path / 'a.doc'}")

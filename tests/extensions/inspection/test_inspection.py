@@ -1,13 +1,21 @@
-"""Profiles of a run."""
+"""Profiles of a run, and the keys of inspection."""
 
 from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
+import pytest
+from helpers.refusals import refused
 from helpers.runs import start, tiny_run
 
-from t2t_flax.extensions.inspection import profile
+from t2t_flax.config import from_json, override, resolve, to_json
+from t2t_flax.config.presets import preset
+from t2t_flax.extensions.inspection import Inspection, profile
 from t2t_flax.training import loop
+
+
+def config_of(keys):
+    return resolve(override(preset("aiayn_base"), keys))
 
 
 def test_a_run_writes_a_profile(tmp_path, cache):
@@ -29,10 +37,19 @@ def test_profile_in_an_object_store_is_copied_when_it_ends(tmp_path, monkeypatch
     assert any(content and target.match("*/profile/plugins/profile/*/*.xplane.pb") for content, target in sent)
 
 
-def test_of_two_runs_in_a_process_one_is_traced(tmp_path):
-    first, second = (profile.Profile(tmp_path / name, (1, 1)) for name in "ab")
-    for trace in (first, second):
-        trace.on_start(None, SimpleNamespace(step=0))
-    for trace in (second, first):
-        trace.on_update(1, None, {})
-    assert list((tmp_path / "a").rglob("*.xplane.pb")) and not (tmp_path / "b").exists()
+@pytest.mark.parametrize("text", ["3,5", "(3, 5)"])
+def test_two_updates_are_read_and_stored(text):
+    config = config_of({"inspection.profile_steps": text})
+    assert Inspection.of(config).profile_steps == (3, 5) and from_json(to_json(config)) == config
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        *({"inspection.profile_steps": steps} for steps in ("3", "5,3", "0,5")),
+        {"inspection.layers_every": "150", "log.every_steps": "100"},
+    ],
+)
+def test_impossible_updates_are_refused(keys):
+    with refused(next(iter(keys))):
+        config_of(keys)

@@ -12,9 +12,9 @@ from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
+from t2t_flax.evaluation.direction_table import direction_table
 from t2t_flax.evaluation.evaluate import compute_scores, evaluate, validation_score
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.languages.table import summary
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import validation_loss, with_means
@@ -200,7 +200,7 @@ def test_the_table_keeps_zero_shot_apart():
         return {"split": direction, "scores": scores, "data": {"direction": direction, "zero_shot": zero_shot}}
 
     rows = [record("en-de", 10.0), record("de-fr", 2.0, True), record("fr-en", 20.0), record("en-th", 6.0, ter=False)]
-    assert summary(rows).splitlines() == [
+    assert direction_table(rows).splitlines() == [
         "| direction | set | sacreBLEU | chrF | tokenizer of sacreBLEU |",
         "| --- | --- | ---: | ---: | --- |",
         "| en-de | en-de | 10.00 | 1.00 | 13a |",
@@ -210,4 +210,4 @@ def test_the_table_keeps_zero_shot_apart():
         "| de-fr (zero-shot) | de-fr | 2.00 | 1.00 | 13a |",
     ]
     plain = {"split": "test", "scores": {}, "data": {}}
-    assert summary([plain, plain]) == ""
+    assert direction_table([plain, plain]) == ""

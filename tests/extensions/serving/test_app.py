@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.serving.programs import Programs
-from t2t_flax.registry import ANALYSES
+from t2t_flax.extensions.shared.attention_maps import attend
 from t2t_flax.tasks import task_of
 
 pytest.importorskip("fastapi", reason="needs the extra serve")
@@ -141,13 +141,13 @@ def test_scores_and_attention_are_those_of_the_run(server, run):
     assert [p["piece"] for p in answer["pieces"]] == list(alone.tokens)
     assert sum(p["log_prob"] for p in answer["pieces"]) == pytest.approx(answer["log_prob"], abs=1e-3)
     answer = server.post("/api/attention", {"source": source, "target": target}).json()
-    maps = ANALYSES.load("attend")(run, source, target)
+    maps = attend(run, source, target)
     assert answer["source_pieces"] == list(maps.source_tokens) and answer["target_pieces"] == list(maps.target_tokens)
     for kind in ("cross", "encoder", "decoder"):
         assert answer[kind] == np.rint(1000 * getattr(maps, kind)).tolist()
     own = server.post("/api/attention", {"source": "Yes."}).json()
     try:
-        pieces = list(ANALYSES.load("attend")(run, "Yes.").target_tokens)
+        pieces = list(attend(run, "Yes.").target_tokens)
     except UserError as error:  # the translation of a model that is hardly trained may be empty
         assert own == {"error": str(error)}
     else:

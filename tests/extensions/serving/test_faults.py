@@ -19,7 +19,7 @@ from helpers.http_server import serving, wait_for  # noqa: E402
 from helpers.processes import environment, free_port  # noqa: E402
 
 from t2t_flax.extensions.serving.healthcheck import is_well  # noqa: E402
-from t2t_flax.registry import ANALYSES  # noqa: E402
+from t2t_flax.extensions.shared import attention_maps  # noqa: E402
 
 ROOT = Path(__file__).parents[3]
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
@@ -101,8 +101,8 @@ def test_scores_and_attention_that_are_not_finite_are_500(run, monkeypatch):
         maps = maps_of(*arguments, **keys)
         return dataclasses.replace(maps, cross=maps.cross * math.nan)
 
-    maps_of = ANALYSES.load("attend")
-    monkeypatch.setattr("t2t_flax.extensions.inspection.maps.attend", attend)
+    maps_of = attention_maps.attend
+    monkeypatch.setattr(attention_maps, "attend", attend)
     wrong = Wrong(**{field.name: getattr(run, field.name) for field in dataclasses.fields(run)})
     with serving({"tiny": wrong}) as server:
         for path in ("score", "attention"):

@@ -7,7 +7,7 @@ from typing import Any
 _METRICS = {"sacrebleu": "sacreBLEU", "chrf": "chrF", "ter": "TER"}
 
 
-def summary(records: Sequence[dict[str, Any]]) -> str:
+def direction_table(records: Sequence[dict[str, Any]]) -> str:
     """Markdown: a row for each record, then the means of directions with and without training text; "" unless each has a
     direction. TER is left out where a target language has none.
     """
