@@ -70,7 +70,9 @@ def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
     special = [PAD, EOS, UNK]
     rows[special] = special
     if (rows >= 0).sum() == len(special):
-        raise UserError("no piece is in both vocabularies: are the tokenizers of the same kind?")
+        raise UserError(
+            "config.finetuning.init_vocabulary = by_piece: no piece is in both vocabularies. Use tokenizers of the same kind."
+        )
     return rows
 
 

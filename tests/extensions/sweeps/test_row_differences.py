@@ -19,10 +19,6 @@ SPREADS = {
 }
 
 
-TABLES = {2: 1000, 3: 500, 5: 400, 10: 250, 40: 80, 200: 40}
-"""Simulated tables of the drill, by rows."""
-
-
 @pytest.fixture
 def few_tables(monkeypatch):
     """For speed, corrections are simulated with fewer tables."""
@@ -82,17 +78,6 @@ LESS_POWER = {(3, 3, "one wild"): 0.21, (3, 3, "half wide"): 0.15, (5, 3, "one w
 )  # fmt: skip
 def test_equal_rows_rarely_differ_and_others_do(few_tables, monkeypatch, rows, seeds, spreads, tables):
     assert_rates(measure(monkeypatch, rows, seeds, spreads, tables), rows, seeds, spreads, tables)
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize("spreads", SPREADS)
-@pytest.mark.parametrize("seeds", [2, 3, 5, 10])
-@pytest.mark.parametrize("rows", TABLES)
-def test_rates_in_tables_of_any_size(few_tables, monkeypatch, rows, seeds, spreads):
-    """Prints the rates, of which docs/sweeps.md gives the range."""
-    measured = measure(monkeypatch, rows, seeds, spreads, TABLES[rows])
-    print(f"{rows} rows, {seeds} seeds, {spreads}: " + ", ".join(f"{n} {100 * v:.1f} %" for n, v in measured.items()))
-    assert_rates(measured, rows, seeds, spreads, TABLES[rows])
 
 
 @pytest.mark.parametrize("rows, tables", [(2, 100), (20, 60), pytest.param(200, 100, marks=pytest.mark.slow)])
