@@ -100,8 +100,7 @@ def test_top_k_and_top_p_renormalize_the_likeliest_tokens(options, size):
     assert chi_square(result.tokens[:, :, 0], expected) < 20.5
 
 
-@pytest.mark.parametrize("temperature", [1.0, 0.5])
-@pytest.mark.parametrize("epsilon", [0.02, 0.15, 0.99])
+@pytest.mark.parametrize("epsilon, temperature", [(0.02, 1.0), (0.15, 0.5), (0.99, 1.0)])
 def test_tokens_below_epsilon_are_never_drawn(epsilon, temperature):
     """The others follow the softmax; of none, the likeliest token is drawn."""
     expected = distribution(8, temperature=temperature)

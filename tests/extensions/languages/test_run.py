@@ -141,6 +141,9 @@ def test_commands_take_the_target_language(workdir, tmp_path, run):
     assert main(["translate", *words, f"--input={tmp_path / 'in'}", f"--output={output}"]) == 0
     expected = [t.text for t in run.translate(to("en"))]
     assert output.read_text().splitlines() == expected
+    aligned = [*words, "--alignments=hard", "--config.alignments.layer=1", f"--output={tmp_path / 'aligned'}"]
+    assert main(["translate", *aligned, f"--input={tmp_path / 'in'}"]) == 0
+    assert [line.split(" ||| ")[0] for line in (tmp_path / "aligned").read_text().splitlines()] == expected
     scores = tmp_path / "scores"
     pair = f"--source={tmp_path / 'in'}", f"--target={tmp_path / 'in'}"
     assert main(["score", *words, *pair, f"--output={scores}"]) == 0
