@@ -7,34 +7,29 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.configs import SMALL_KEYS
 from helpers.refusals import assert_names, refused
 
 import t2t_flax
 from t2t_flax.config import default_config, load_config
 from t2t_flax.evaluation.restore import stored_config
 
-KEYS = {
-    "data.train": "toy:train:300", "data.valid": "toy:valid:20", "data.test": "toy:test:10", "data.vocab_size": 300,
-    "data.byte_fallback": False, "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 256,
-    "model.d_model": 16, "model.d_ff": 32, "model.num_heads": 2, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
-    "model.pad_vocab_to_multiple": 8, "train.steps": 4, "eval.every_steps": 2,
-    "checkpoint.every_steps": 2, "decode.beam_size": 2, "decode.max_length_offset": 2,
-}  # fmt: skip
+KEYS = SMALL_KEYS | {"train.steps": 4, "eval.every_steps": 2, "checkpoint.every_steps": 2}
 
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    return t2t_flax.train("aiayn_base", tmp_path_factory.mktemp("api") / "run", KEYS)
+    return t2t_flax.train("toy", tmp_path_factory.mktemp("api") / "run", KEYS)
 
 
 def test_train_returns_the_records_it_wrote(result):
     assert result.finished and (result.step, result.reason) == (4, "steps")
     record = json.loads(result.records["test"].read_text())
-    assert record["counts"]["sentences"] == 10 and "signature" in record["scores"]["sacrebleu"]
+    assert record["counts"]["sentences"] == 20 and "signature" in record["scores"]["sacrebleu"]
 
 
 def test_complete_run_is_returned_unchanged(result):
-    repeated = t2t_flax.train("aiayn_base", result.workdir, KEYS)
+    repeated = t2t_flax.train("toy", result.workdir, KEYS)
     assert repeated == result
 
 
@@ -77,7 +72,7 @@ def test_load_keeps_compiled_programs_and_explain_comes_after_it(tmp_path):
 
 
 def test_prepare_returns_the_pairs_of_each_split(tmp_path):
-    assert t2t_flax.prepare("aiayn_base", tmp_path / "run", KEYS) == {"train": 300, "valid": 20}
+    assert t2t_flax.prepare("toy", tmp_path / "run", KEYS) == {"train": 500, "valid": 20}
 
 
 def test_explain_accepts_every_form_of_a_config(tmp_path):

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from helpers.configs import SMALL_KEYS
 from helpers.processes import environment
 from helpers.refusals import assert_names, refused_command
 
@@ -23,13 +24,7 @@ from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 
 ROOT = Path(__file__).parents[2]
 TOY = f"--config={ROOT / 'configs' / 'toy.py'}"
-SMALL = [
-    "--config.model.d_model=32", "--config.model.d_ff=64", "--config.data.vocab_size=400", "--config.data.batch_tokens=512",
-    "--config.model.num_encoder_layers=1", "--config.model.num_decoder_layers=1", "--config.mesh.cpu_devices=1",
-    "--config.eval.every_steps=10", "--config.checkpoint.every_steps=10", "--config.log.every_steps=5",
-    "--config.data.train=toy:train:500", "--config.data.valid=toy:valid:20", "--config.data.test=toy:test:20",
-    "--config.decode.max_length_offset=5",
-]  # fmt: skip
+SMALL = [f"--config.{key}={value}" for key, value in SMALL_KEYS.items()]
 
 
 @pytest.fixture

@@ -3,17 +3,16 @@
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import model_and_state, rows_alone, small_config
+from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
 
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.data.dataset import prepare_corpus, split_store
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.tasks import task_of
-from t2t_flax.training.optimizer import learning_rate_schedule
-from t2t_flax.training.train_state import make_model
+from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
+from t2t_flax.training.train_state import init_state, make_model
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
 D = 16
@@ -42,16 +41,6 @@ def packed_row():
     return arrays
 
 
-def test_scaled_lookups_equal_scaled_logits():
-    """A table of std 1 with logits divided by sqrt(d) equals the paper's model with the table divided by sqrt(d)."""
-    config, params = params_of()
-    other = small_config(model=dict(dropout=0.0, embed_scale="none", logit_scale="rsqrt_d"))
-    table = params["shared_embedding"]["table"]
-    scaled = params | {"shared_embedding": {"table": table * np.float32(D**0.5)}}
-    batch = rows_alone(PAIRS)
-    np.testing.assert_allclose(logits(config, params, batch), logits(other, scaled, batch), atol=2e-5)
-
-
 @pytest.mark.parametrize(
     ("tying", "tables"),
     [
@@ -61,27 +50,10 @@ def test_scaled_lookups_equal_scaled_logits():
     ],
 )
 def test_tie_embeddings_sets_the_number_of_tables(tying, tables):
-    _, params = params_of(tie_embeddings=tying)
+    config = small_config(model=dict(tie_embeddings=tying))
+    model, optimizer = make_model(config, 37, 37), make_optimizer(config)
+    params = init_state(config, model, optimizer, devices_mesh(), abstract=True)[0].params
     assert {name for name in params if name.endswith("_embedding")} == tables
-
-
-@pytest.mark.parametrize("start", ["zeros", "eos", "bos", "pad"])
-def test_decoder_start_tokens(start):
-    """The first prediction depends on the start vector and on no other row of the table."""
-    config, params = params_of(decoder_start_token=start, tie_embeddings="none")
-    batch = rows_alone(PAIRS)
-    before = logits(config, params, batch)[:, 0]
-
-    def moved(row):
-        table = params["target_embedding"]["table"].copy()
-        table[row] += 1.0
-        return logits(config, params | {"target_embedding": {"table": table}}, batch)[:, 0]
-
-    rows = {row for row in (0, 1, 2, 8) if np.abs(moved(row) - before).max() > 1e-4}
-    assert rows == {"zeros": set(), "eos": {1}, "bos": set(), "pad": {0}}[start]
-    if start == "bos":
-        shifted = params | {"decoder_start_token": {"bos": params["decoder_start_token"]["bos"] + 1}}
-        assert np.abs(logits(config, shifted, batch)[:, 0] - before).max() > 1e-4
 
 
 def test_packed_pairs_begin_with_the_decoder_start():
@@ -101,8 +73,6 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
     assert (corpus.train.source(0)[-1] == 1) == eos and corpus.train.target(0)[-1] == 1
     model, _, state, _ = model_and_state(config, vocab=300)
-    from helpers.configs import devices_mesh
-
     translator = Translator(model, corpus.tokenizers, devices_mesh(), config)
     seen = []
     real = translator._decode
@@ -122,28 +92,6 @@ def test_schedule_first_step_is_the_number_of_the_first_update():
     o = Optimizer(schedule="inverse_sqrt", peak_lr=5e-3, warmup_steps=2000, warmup_init=1e-7, schedule_first_step=0)
     later = learning_rate_schedule(Config(optimizer=o))
     np.testing.assert_allclose([float(later(u)) for u in (1, 2001, 8001)], [1e-7, 5e-3, 2.5e-3], rtol=1e-6)
-
-
-def test_position_offset_shifts_sinusoids():
-    config, params = params_of(position_offset=2)
-    batch = rows_alone(PAIRS)
-    moved = batch | {name: batch[name] + 2 for name in ("source_positions", "target_positions")}
-    zero, _ = params_of()
-    model = make_model(zero, 37, 37)
-
-    def encode(model, b):
-        return model.apply(
-            {"params": params}, b["source"], b["source_segments"], jnp.asarray(b["source_positions"]), method="encode"
-        )
-
-    np.testing.assert_allclose(encode(make_model(config, 37, 37), batch), encode(model, moved), atol=1e-6)
-
-
-def test_encoder_without_positions_ignores_token_order():
-    config, params = params_of(position="none")
-    batch = rows_alone([([5, 6, 7, 1], [8, 1]), ([7, 6, 5, 1], [8, 1])])
-    out = logits(config, params, batch)
-    np.testing.assert_allclose(out[0, :2], out[1, :2], atol=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -22,10 +22,9 @@ SMALL = dict(d_model=16, d_ff=24, num_heads=4, max_positions=64, dropout=0.0, dr
 
 
 def small(m: Model) -> Model:
-    """The config at a small size: at most two layers per stack, d_k and d_v set only if the config sets them."""
+    """The config at a small size: one layer per stack, d_k and d_v set only if the config sets them."""
     widths = dict(d_k=3 * bool(m.d_k), d_v=5 * bool(m.d_v))
-    layers = dict(num_encoder_layers=min(2, m.num_encoder_layers), num_decoder_layers=min(2, m.num_decoder_layers))
-    return dataclasses.replace(m, **SMALL | widths | layers)
+    return dataclasses.replace(m, **SMALL | widths, num_encoder_layers=1, num_decoder_layers=1)
 
 
 EXTRA = (
@@ -34,11 +33,11 @@ EXTRA = (
          tie_embeddings="none"),
     dict(final_norm="both", activation="swish", position="learned", norm_eps=1e-2, embed_scale="none"),
     dict(norm_placement="pre", logit_scale="rsqrt_d", position_offset=1, attention_bias=True),
-    dict(attention_bias=True, num_encoder_layers=2, pad_vocab_to_multiple=1),
+    dict(attention_bias=True, num_encoder_layers=2, num_decoder_layers=2, pad_vocab_to_multiple=1),
     dict(num_kv_heads=2, attention_score="dot", attention_bias=True, d_k=3, d_v=5),
     dict(num_heads=6, num_kv_heads=1, d_k=4, d_v=4, num_decoder_layers=2),
 )  # fmt: skip
-TINY = dataclasses.replace(small(Model()), num_encoder_layers=1, num_decoder_layers=1)
+TINY = small(Model())
 
 
 def cases() -> dict[Model, list[str]]:

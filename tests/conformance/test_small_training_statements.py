@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from t2t_flax.config import Config, Model, Optimizer, resolve
-from t2t_flax.config.presets import preset
+from t2t_flax.config import Config, Model, Optimizer
 from t2t_flax.models.attention import MultiHeadAttention
 from t2t_flax.models.dropout import Dropout, Noise, noise_key
 from t2t_flax.models.embeddings import Embedding
@@ -28,23 +27,6 @@ def test_schedules_coincide_where_their_peaks_do(constant, d_model, warmup, orig
     updates = jnp.arange(2, 5 * warmup, 13)
     np.testing.assert_allclose(noam(updates), other(updates), rtol=1e-5)
     assert float(noam(warmup + 1 - origin)) == pytest.approx(peak, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("name", "peak"), [("aiayn_base", 6.988e-4), ("aiayn_big", 4.941e-4), ("t2t_v3", 9.882e-4), ("wu2021_tiny", 5e-3)]
-)
-def test_peak_learning_rates_of_presets(name, peak):
-    config = resolve(preset(name))
-    rates = learning_rate_schedule(config)(jnp.arange(1, 20_000))
-    assert float(rates.max()) == pytest.approx(peak, rel=1e-4)
-    assert int(rates.argmax()) + config.optimizer.schedule_first_step == config.optimizer.warmup_steps
-
-
-def test_learning_rates_of_wu2021():
-    """Update u uses 1e-7 + (u - 1) * (5e-3 - 1e-7) / 2000, later 5e-3 * sqrt(2000 / (u - 1))."""
-    rate = learning_rate_schedule(resolve(preset("wu2021_tiny")))
-    for update, expected in ((1, 1e-7), (1001, 1e-7 + (5e-3 - 1e-7) / 2), (2001, 5e-3), (8001, 2.5e-3)):
-        assert float(rate(update)) == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("mass", ["all", "non_target"])

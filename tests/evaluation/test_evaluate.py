@@ -3,7 +3,6 @@
 import hashlib
 import json
 
-import pytest
 from helpers.refusals import refused
 
 from t2t_flax.__main__ import main
@@ -13,26 +12,8 @@ from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.tasks import task_of
 
 
-@pytest.fixture(scope="module")
-def run_of_updates(tmp_path_factory, cache):
-    from helpers.runs import start, tiny_run
-
-    from t2t_flax.training import loop
-
-    workdir = tmp_path_factory.mktemp("evaluated")
-    config = tiny_run(
-        workdir,
-        steps=4,
-        checkpoint=dict(every_steps=2, keep_last=2),
-        data=dict(test="toy:test:30", corpus="built-in captions"),
-        eval=dict(bootstrap_samples=0),
-        decode=dict(beam_size=1, max_length_offset=2),
-    )
-    loop.train(start(config, workdir, cache), score=None)
-    return workdir
-
-
-def test_record_has_all_references_of_a_test_set(run_of_updates, tmp_path):
+def test_record_has_all_references_of_a_test_set(finished, tmp_path):
+    workdir, _ = finished
     pairs = [("the dog sleeps .", "der Hund schläft ."), ("it is late .", "es ist spät .")]
     for name, lines in (
         ("s.en", [source for source, _ in pairs]),
@@ -41,8 +22,8 @@ def test_record_has_all_references_of_a_test_set(run_of_updates, tmp_path):
     ):
         (tmp_path / name).write_text("".join(line + "\n" for line in lines))
     overrides = {"mesh.data": "-1", "data.root": str(tmp_path), "data.test": "s.en,r1.de,r2.de"}
-    record, triples = evaluate(load(run_of_updates, step=2, overrides=overrides), "test")
-    folder = run_of_updates / "eval"
+    record, triples = evaluate(load(workdir, step=2, overrides=overrides), "test")
+    folder = workdir / "eval"
     name = record["hypotheses"].removesuffix(".hyp.txt")
     assert record["references"] == [f"{name}.ref.txt", f"{name}.ref2.txt"]
     for text, file, digest in zip(
@@ -52,17 +33,18 @@ def test_record_has_all_references_of_a_test_set(run_of_updates, tmp_path):
         assert hashlib.sha256((folder / file).read_bytes()).hexdigest() == digest
     assert record["scores"]["sacrebleu"]["signature"].startswith("nrefs:2|")
     assert [(source, reference) for source, reference, _ in triples] == pairs
-    one = evaluate(load(run_of_updates, step=4, overrides=overrides | {"data.test": "s.en,r1.de"}), "test")[0]
+    one = evaluate(load(workdir, step=4, overrides=overrides | {"data.test": "s.en,r1.de"}), "test")[0]
     other = one["hypotheses"].removesuffix(".hyp.txt")
     assert one["references"] == f"{other}.ref.txt" and one["scores"]["nll"] > 0
     with refused("data.train", "'s.en,r1.de,r2.de'"):
-        split_source(task_of(stored_config(run_of_updates, overrides | {"data.train": "s.en,r1.de,r2.de"})), "train")
+        split_source(task_of(stored_config(workdir, overrides | {"data.train": "s.en,r1.de,r2.de"})), "train")
 
 
-def test_evaluate_stores_texts_and_scores(run_of_updates, capsys):
-    flags = [f"--workdir={run_of_updates}", "--config.mesh.data=-1"]  # all simulated devices
+def test_evaluate_stores_texts_and_scores(finished, capsys):
+    workdir, _ = finished
+    flags = [f"--workdir={workdir}", "--config.mesh.data=-1"]  # all simulated devices
     assert main(["evaluate", *flags, "--step=2"]) == 0
-    first = run_of_updates / "eval" / "test-2.json"
+    first = workdir / "eval" / "test-2.json"
     stored = json.loads(first.read_text())
     assert stored["data"]["corpus"] == "built-in captions" and stored["references"] == "test-2.ref.txt"
     for kind in ("hypotheses", "references"):

@@ -14,26 +14,10 @@ from helpers.runs import start, tiny_run
 from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
 from t2t_flax.tasks import task_of
-from t2t_flax.training import loop
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_step import loss_sums
 
 ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
-
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory, cache):
-    workdir = tmp_path_factory.mktemp("finished")
-    config = tiny_run(
-        workdir,
-        steps=6,
-        optimizer=dict(ema_decay=0.5),
-        checkpoint=dict(every_steps=2, keep_last=3),
-        data=dict(test="toy:test:30", source_language="en", corpus="the built-in one"),
-        eval=dict(bootstrap_samples=50),
-        decode=dict(beam_size=2, max_length_offset=4),
-    )
-    return workdir, loop.train(start(config, workdir, cache), score=None)
 
 
 def test_evaluation_uses_the_moving_average(finished):
@@ -118,7 +102,7 @@ def test_record_describes_how_the_score_was_computed(finished):
     assert record["counts"]["hit_max_length"] == sum(t.hit_cap for t in translations)
     assert record["checkpoint"] == {"step": 6, "averaged": [6]}
     assert {"jax", "flax", "sacrebleu", "python", "t2t_flax"} <= set(record["versions"])
-    assert record["data"]["corpus"] == "the built-in one"
+    assert record["data"]["corpus"] == "built-in captions"
     for digest in (record["data"]["digest"], record["digests"]["tokenizer"], record["digests"]["config"]):
         assert len(digest) == 64
     hypotheses = (workdir / "eval" / record["hypotheses"]).read_text().split("\n")[:-1]

@@ -40,8 +40,9 @@ def test_tf32_and_bfloat16_products_on_a_gpu():
     assert {dot[:2] for dot in dots("bfloat16", "cuda")} == {("DEFAULT", "DEFAULT")}
 
 
-@pytest.mark.parametrize("platform", ["cuda", "tpu"])
-@pytest.mark.parametrize("model", [{}, dict(tie_embeddings="none", output_bias=True, num_kv_heads=2)])
+@pytest.mark.parametrize(
+    ("platform", "model"), [("cuda", {}), ("tpu", dict(tie_embeddings="none", output_bias=True, num_kv_heads=2))]
+)
 def test_every_product_of_a_bfloat16_step_multiplies_bfloat16(platform, model):
     assert {dot[2:] for dot in dots("bfloat16", platform, **model)} == {("bf16", "bf16")}
 

@@ -113,26 +113,10 @@ def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setu
         assert metas[0] == metas[1] and list(metas[0]) == kept
 
 
-def wrapped_error(error):
-    """An exception as Orbax raises it, with TensorStore's error as its cause."""
-    wrapper = Exception("Encountered error while reading array index ()")
-    wrapper.__cause__ = error
-    return wrapper
-
-
-@pytest.mark.parametrize(
-    "error",
-    [ConnectionError("reset by peer"), PermissionError("no"), ValueError("UNAVAILABLE: try later"), MemoryError("no room"),
-     jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), OSError(errno.EIO, "Input/output error"),
-     jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE"), OSError(errno.ESTALE, "Stale file handle"),
-     jax.errors.JaxRuntimeError("FAILED_PRECONDITION: CUDA_ERROR_LAUNCH_FAILED"),
-     wrapped_error(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")),
-     wrapped_error(OSError(errno.EIO, "Input/output error"))],
-    ids=lambda error: f"{type(error).__name__} {error}"[:50],
-)  # fmt: skip
-def test_failing_device_disk_or_network_is_not_damage(tmp_path, three, training_setup, monkeypatch, error):
+def test_failing_device_is_not_damage(tmp_path, three, training_setup, monkeypatch):
     """Intact checkpoints stay in place, and the error is raised unchanged."""
     shutil.copytree(three, tmp_path / "checkpoints")
+    error = jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE")
 
     def restore(*args, **kwargs):
         raise error

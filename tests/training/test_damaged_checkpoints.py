@@ -317,6 +317,13 @@ def test_metric_that_is_not_finite_is_not_the_best(training_setup, tmp_path, bad
     assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 5]
 
 
+def wrapped_error(error):
+    """An exception as Orbax raises it, with TensorStore's error as its cause."""
+    wrapper = Exception("Encountered error while reading array index ()")
+    wrapper.__cause__ = error
+    return wrapper
+
+
 @pytest.mark.parametrize(
     ("error", "damage"),
     [(json.JSONDecodeError("Expecting value", "", 0), True), (FileNotFoundError(errno.ENOENT, "no such file"), True),
@@ -324,7 +331,15 @@ def test_metric_that_is_not_finite_is_not_the_best(training_setup, tmp_path, bad
      (ValueError("NOT_FOUND: Error opening zarr"), True), (ValueError("DATA_LOSS: Error reading x"), True),
      (OSError(errno.EIO, "Input/output error"), False), (OSError(errno.EROFS, "Read-only"), False),
      (jax.errors.JaxRuntimeError("INTERNAL: CUDA_ERROR_ECC_UNCORRECTABLE"), False), (ImportError("zstandard"), False),
-     (RuntimeError("something else"), False), (KeyboardInterrupt(), False)],
+     (RuntimeError("something else"), False), (KeyboardInterrupt(), False),
+     (ConnectionError("reset by peer"), False), (PermissionError("no"), False), (MemoryError("no room"), False),
+     (ValueError("UNAVAILABLE: try later"), False), (OSError(errno.ESTALE, "Stale file handle"), False),
+     (jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory"), False),
+     (jax.errors.JaxRuntimeError("FAILED_PRECONDITION: CUDA_ERROR_LAUNCH_FAILED"), False),
+     (wrapped_error(ValueError("INTERNAL: Error reading x [OS error 5: EIO Input/output error]")), False),
+     (wrapped_error(OSError(errno.EIO, "Input/output error")), False),
+     (OSError("Forbidden: https://storage/bucket/x"), False), (requests.ConnectionError(), False),
+     (requests.exceptions.ProxyError(), False)],
     ids=lambda x: repr(x)[:40],
 )  # fmt: skip
 def test_errors_classified_as_damage(error, damage):
@@ -346,11 +361,3 @@ def test_failing_disk_is_reported_despite_an_older_checkpoint(
     with caplog.at_level(logging.WARNING, "t2t_flax"), refused("Input/output", error=OSError):
         restored(tmp_path / "checkpoints", training_setup)
     assert "damaged" not in caplog.text and content(tmp_path / "checkpoints") == content(three_checkpoints)
-
-
-@pytest.mark.parametrize(
-    "error",
-    [OSError("Forbidden: https://storage/bucket/x"), requests.exceptions.ProxyError(), requests.ConnectionError()],
-)
-def test_transient_object_store_errors_are_not_damage(error):
-    assert not is_damage(error)

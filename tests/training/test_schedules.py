@@ -83,13 +83,6 @@ def test_noam_matches_the_papers_rates(d_model, t, rate):
     assert float(learning_rate_schedule(config)(t)) == pytest.approx(rate, rel=1e-5)
 
 
-def test_noam_equals_inverse_sqrt_of_the_same_peak():
-    peak = (512 * 4000) ** -0.5
-    inverse_sqrt = Config(optimizer=Optimizer(schedule="inverse_sqrt", peak_lr=peak))
-    t = jnp.arange(1, 20_000, 7)
-    np.testing.assert_allclose(learning_rate_schedule(Config())(t), learning_rate_schedule(inverse_sqrt)(t), rtol=1e-5)
-
-
 def test_unknown_schedule_raises():
     with refused("'step'", "noam", "inverse_sqrt", error=ValueError):
         learning_rate_schedule(Config(optimizer=Optimizer(schedule="step")))
