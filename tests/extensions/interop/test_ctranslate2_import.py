@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh
+from helpers.refusals import refused
 
 from t2t_flax.config import Config, Data, Decode
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
@@ -191,56 +191,49 @@ def without(*names):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("change", "names"),
     [
-        (without("encoder/layer_0/ffn/linear_0/bias"), "no array 'encoder/layer_0/ffn/linear_0/bias'"),
-        (without("decoder/layer_norm/gamma"), "encoder and decoder differ: .*'layer_norm': True.*'layer_norm': False"),
-        (without("decoder/projection/weight"), "no array 'decoder/projection/weight'.*output projection"),
-        (lambda a: {k: v for k, v in a.items() if "decoder/layer_0/" not in k}, "no array 'decoder/layer_0/"),
-        (lambda a: a | {"decoder/scale": np.ones(1)}, "has 1 unexpected array: decoder/scale"),
-        (lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)}, "unexpected array: encoder/layer_2/ffn"),
+        (without("encoder/layer_0/ffn/linear_0/bias"), ("'encoder/layer_0/ffn/linear_0/bias'",)),
+        (without("decoder/layer_norm/gamma"), ("'layer_norm': True", "'layer_norm': False")),
+        (without("decoder/projection/weight"), ("'decoder/projection/weight'",)),
+        (lambda a: {k: v for k, v in a.items() if "decoder/layer_0/" not in k}, ("'decoder/layer_0/",)),
+        (lambda a: a | {"decoder/scale": np.ones(1)}, ("decoder/scale",)),
+        (lambda a: a | {"encoder/layer_2/ffn/linear_0/bias": np.ones(FF)}, ("encoder/layer_2/ffn",)),
         (
             lambda a: a | {"encoder/layer_0/self_attention/linear_0/weight": np.ones((2 * D, D))},
-            r"'encoder/layer_0/self_attention/linear_0/weight' has shape \(8, 4\), expected \(12, 4\)",
+            ("'encoder/layer_0/self_attention/linear_0/weight'", "(8, 4)", "(12, 4)"),
         ),
-        (lambda a: a | {"decoder/embeddings/weight": np.ones((6, 5))}, r"has shape \(6, 5\), expected \(any, 4\)"),
-        (
-            lambda a: a | {"decoder/projection/bias": np.ones(6, np.int8)},
-            "'decoder/projection/bias' is int8.*quantized",
-        ),
+        (lambda a: a | {"decoder/embeddings/weight": np.ones((6, 5))}, ("'decoder/embeddings/weight'", "(6, 5)")),
+        (lambda a: a | {"decoder/projection/bias": np.ones(6, np.int8)}, ("'decoder/projection/bias'", "int8")),
     ],
 )
-def test_invalid_arrays_are_named(tmp_path, change, message):
-    with pytest.raises(UserError, match=message):
+def test_invalid_arrays_are_named(tmp_path, change, names):
+    with refused(*names):
         read_ctranslate2(write(tmp_path, change(fake_arrays())), num_heads=2)
 
 
 @pytest.mark.parametrize(
-    ("tokens", "message"),
+    ("tokens", "names"),
     [
-        (TOKENS[:-1], "has 5 tokens including <unk>, but the embedding has 6 rows"),
-        ([*TOKENS[:-1], "a"], "the token 'a' more than once"),
-        (["<blank>", "<s>", "a", "b", "c"], "has no </s>"),
+        (TOKENS[:-1], ("5 tokens", "6 rows")),
+        ([*TOKENS[:-1], "a"], ("'a'",)),
+        (["<blank>", "<s>", "a", "b", "c"], ("</s>",)),
     ],
 )
-def test_invalid_vocabularies_are_named(tmp_path, tokens, message):
-    with pytest.raises(UserError, match=f"source_vocabulary.txt.*{message}"):
+def test_invalid_vocabularies_are_named(tmp_path, tokens, names):
+    with refused("source_vocabulary.txt", *names):
         read_ctranslate2(write(tmp_path, fake_arrays(), source=tokens), num_heads=2)
 
 
-def test_missing_and_broken_files_are_named(tmp_path):
-    with pytest.raises(UserError, match="there is no .*weights.npz"):
+def test_missing_files_and_heads_are_named(tmp_path):
+    with refused("weights.npz"):
         read_ctranslate2(tmp_path, num_heads=2)
     write(tmp_path, fake_arrays())
-    with pytest.raises(UserError, match="num_heads = 3 does not divide the model's width, 4"):
+    with refused("num_heads", "3", "4"):
         read_ctranslate2(tmp_path, num_heads=3)
     (tmp_path / "target_vocabulary.txt").unlink()
-    with pytest.raises(UserError, match="there is no .*target_vocabulary.txt"):
+    with refused("target_vocabulary.txt"):
         read_ctranslate2(tmp_path, num_heads=2)
-    for content in (b"", b"PK\x03\x04 broken", b"no archive"):
-        (tmp_path / "weights.npz").write_bytes(content)
-        with pytest.raises(UserError, match="weights.npz is not a readable NumPy archive"):
-            read_ctranslate2(tmp_path, num_heads=2)
 
 
 MORE = [*TOKENS, "c", "d"]
@@ -252,12 +245,12 @@ def test_the_file_that_is_named_is_read(tmp_path):
     (folder / "model.bin").write_bytes(b"not a model at all")
     codes = dict(num_heads=2, languages=("ar", "en"))
     for path in (folder, folder / "model.bin"):
-        with pytest.raises(UserError, match=r"model\.bin begins with version"):
+        with refused("model.bin"):
             read_model(path, **codes)
     params = read_model(folder / "weights.npz", **codes).params
     np.testing.assert_array_equal(
         params["encoder_0"]["feed_forward"]["Einsum_0"]["kernel"].T,
         fake_arrays(8)["encoder/layer_0/ffn/linear_0/weight"],
     )
-    with pytest.raises(UserError, match=r"not the file of a model's weights: name .*model\.bin or .*weights\.npz"):
+    with refused("source_vocabulary.txt", "model.bin", "weights.npz"):
         read_model(folder / "source_vocabulary.txt", **codes)

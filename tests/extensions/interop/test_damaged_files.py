@@ -8,11 +8,10 @@ import zipfile
 
 import numpy as np
 import pytest
+from helpers.refusals import refused, refused_command
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from t2t_flax.__main__ import main
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.ctranslate2_file import read_model_bin, read_npz, read_tokens
 from t2t_flax.extensions.interop.import_model import read_model
@@ -39,40 +38,33 @@ def own_folder(path, toy_file, changes, more_arrays=()):
     return path
 
 
-@pytest.mark.parametrize("steps", [["../../../evil"], 5, [], [1.5], [True], [-1], None, "12", [[3]]])
-def test_steps_that_are_no_numbers_of_steps_are_refused(toy_file, steps, tmp_path):
-    """Records are named after them."""
-    folder = own_folder(tmp_path, toy_file, {"checkpoint": {"steps": steps}})
-    for read in (read_model, stored_config):
-        with pytest.raises(UserError, match=r"model\.safetensors has steps = .* expected whole numbers"):
-            read(folder)
+NO_STEPS = (["../../../evil"], 5, [], [1.5], [True], [-1], None)
+"""Records are named after the steps."""
 
 
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("changes", "names"),
     [
-        ({"config": None}, "no JSON object as the config"),
-        ({"config": "{"}, "no JSON object as the config"),
-        ({"config": "[" * 100_000}, "no JSON object as the config"),
-        ({"config": "[]"}, "no JSON object as the config"),
-        ({"checkpoint": "[]"}, "no JSON object as the checkpoint"),
-        ({"checkpoint": {"tokenizer": 5}}, "tokenizer = 5 in its metadata; expected a digest"),
-        ({"checkpoint": {"dtype": []}}, r"dtype = \[\] in its metadata; expected float32 or float16"),
+        *(({"checkpoint": {"steps": steps}}, ("steps",)) for steps in NO_STEPS),
+        *(({"config": text}, ("config",)) for text in (None, "{", "[" * 100_000, "[]")),
+        ({"checkpoint": "[]"}, ("checkpoint",)),
+        ({"checkpoint": {"tokenizer": 5}}, ("tokenizer", "5")),
+        ({"checkpoint": {"dtype": []}}, ("dtype", "[]", "float32")),
     ],
 )
-def test_metadata_of_our_own_format(toy_file, changes, message, tmp_path):
+def test_metadata_of_our_own_format(toy_file, changes, names, tmp_path):
     folder = own_folder(tmp_path, toy_file, changes)
     for read in (read_model, stored_config):
-        with pytest.raises(UserError, match=rf"model\.safetensors has {message}"):
+        with refused("model.safetensors", *names):
             read(folder)
 
 
-@pytest.mark.parametrize("inner", [True, False])
-def test_an_array_within_another_one(toy_file, inner, tmp_path):
+def test_an_array_within_another_one(toy_file, tmp_path):
     name = next(iter(toy_file[2]))
-    clash = f"{name}/inner" if inner else name.rpartition("/")[0]
-    with pytest.raises(UserError, match=r"model\.safetensors does not hold parameters of t2t_flax"):
-        read_model(own_folder(tmp_path, toy_file, {}, {clash: np.zeros(1, np.float32)}))
+    for number, clash in enumerate((f"{name}/inner", name.rpartition("/")[0])):
+        (tmp_path / str(number)).mkdir()
+        with refused("model.safetensors"):
+            read_model(own_folder(tmp_path / str(number), toy_file, {}, {clash: np.zeros(1, np.float32)}))
 
 
 def zip_of(members):
@@ -96,6 +88,8 @@ def damaged_deflate():
 
 
 ARCHIVES = {
+    "empty": lambda: b"",
+    "no archive": lambda: b"no archive",
     "an array alone": lambda: npy(np.zeros(3)),
     "damaged deflate": damaged_deflate,
     "no array": lambda: zip_of({"a.txt": b"text"}),
@@ -109,7 +103,7 @@ ARCHIVES = {
 @pytest.mark.parametrize("kind", ARCHIVES)
 def test_numpy_archives(kind, tmp_path):
     (tmp_path / "weights.npz").write_bytes(ARCHIVES[kind]())
-    with pytest.raises(UserError, match=r"weights\.npz is not a readable NumPy archive"):
+    with refused("weights.npz", "NumPy"):
         read_npz(tmp_path / "weights.npz")
 
 
@@ -117,7 +111,7 @@ def test_an_archive_that_would_fill_the_memory_is_not_unpacked(tmp_path, monkeyp
     path = tmp_path / "weights.npz"
     np.savez_compressed(path, a=np.zeros(4_000_000, np.float32))
     monkeypatch.setattr(np, "load", lambda *_, **__: pytest.fail("it was unpacked"))
-    with pytest.raises(UserError, match=r"weights\.npz would unpack to 16,000,1\d\d bytes"):
+    with refused("weights.npz", "16,000,1"):
         read_npz(path)
 
 
@@ -139,38 +133,27 @@ def model_bin(*arrays):
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("arrays", "names"),
     [
-        ([("x", [1] * 70, 0, bytes(4))], "gives 'x' 70 dimensions"),
-        (
-            [("x", [2, 3], 1, bytes(6)), ("x_scale", [5], 0, bytes(20))],
-            r"scales of shape \(5,\) for 'x' of shape \(2, 3\)",
-        ),
-        ([("x", [2], 1, bytes(2)), ("x_scale", [2, 1, 1], 0, bytes(8))], r"scales of shape \(2, 1, 1\)"),
+        ([("x", [1] * 70, 0, bytes(4))], ("70 dimensions",)),
+        ([("x", [2, 3], 1, bytes(6)), ("x_scale", [5], 0, bytes(20))], ("'x'", "(5,)", "(2, 3)")),
+        ([("x", [2], 1, bytes(2)), ("x_scale", [2, 1, 1], 0, bytes(8))], ("'x'", "(2,)")),
     ],
 )
-def test_arrays_of_a_model_bin(arrays, message, tmp_path):
+def test_arrays_of_a_model_bin(arrays, names, tmp_path):
     (tmp_path / "model.bin").write_bytes(model_bin(*arrays))
-    with pytest.raises(UserError, match=rf"model\.bin .*{message}"):
+    with refused("model.bin", *names):
         read_model_bin(tmp_path / "model.bin")
 
 
 @pytest.mark.parametrize("array", [np.zeros(0), np.array(["a"]), np.array([np.nan]), np.zeros(1, "V3")])
 def test_arrays_that_are_no_numbers(array, tmp_path):
     arrays = NamedArrays(tmp_path / "weights.npz", {"a": array}, "")
-    with pytest.raises(UserError, match=r"weights\.npz: 'a' is .*; expected a finite number"):
+    with refused("weights.npz", "'a'"):
         arrays.scalar("a", 0)
     if array.dtype.kind != "f":
-        with pytest.raises(UserError, match=r"weights\.npz: 'a' is .*; expected floating-point weights"):
+        with refused("weights.npz", "'a'"):
             arrays.take("a", 1)
-
-
-@pytest.mark.parametrize("key, value", [("unk_token", ["a"]), ("eos_token", {}), ("layer_norm_epsilon", "small")])
-def test_settings_of_ctranslate2(key, value, tmp_path):
-    (tmp_path / "model.bin").write_bytes(model_bin())
-    (tmp_path / "config.json").write_text(json.dumps({key: value}))
-    with pytest.raises(UserError, match=rf"config\.json: {key} = .*; expected (text|a number)\."):
-        read_model(tmp_path)
 
 
 SIZES = ("d_model", "encoder_layers", "decoder_layers", "encoder_ffn_dim", "decoder_ffn_dim")
@@ -178,6 +161,9 @@ HEADS = ("encoder_attention_heads", "decoder_attention_heads")
 MARIAN = dict.fromkeys(SIZES, 8) | dict.fromkeys(HEADS, 2) | dict(
     model_type="marian", vocab_size=4, pad_token_id=0, eos_token_id=1, activation_function="relu"
 )  # fmt: skip
+
+
+PARTS = {"config": "changes", "generation_config": "generation", "tokenizer_config": "tokenizer"}
 
 
 def marian_folder(folder, changes=(), generation=(), tokenizer=()):
@@ -192,32 +178,52 @@ def marian_folder(folder, changes=(), generation=(), tokenizer=()):
     return folder
 
 
+BOOLEANS = ("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings")
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("file", "key", "value"),
     [
-        (dict.fromkeys(HEADS, 0), "encoder_attention_heads = 0; expected a whole number from 1 on"),
-        ({"d_model": -8}, "d_model = -8; expected a whole number from 1 on"),
-        ({"encoder_layers": True}, "encoder_layers = True; expected a whole number"),
-        ({"pad_token_id": -1}, "pad_token_id = -1; expected a whole number from 0 on"),
-        ({"activation_function": []}, r"activation_function = \[\] is not one of relu"),
-        ({"decoder_start_token_id": [3]}, r"decoder_start_token_id = \[3\]; expected a whole number"),
-        ({"max_position_embeddings": "many"}, "max_position_embeddings = 'many'; expected a whole number"),
+        ("config", HEADS[0], 0),
+        ("config", "d_model", -8),
+        ("config", "encoder_layers", True),
+        ("config", "pad_token_id", -1),
+        ("config", "activation_function", []),
+        ("config", "decoder_start_token_id", [3]),
+        ("config", "max_position_embeddings", "many"),
+        ("config", "dropout", "0.1"),
+        *(("config", key, "false") for key in BOOLEANS),
+        ("generation_config", "num_beams", [4]),
+        ("generation_config", "max_length", "long"),
+        ("generation_config", "length_penalty", "large"),
+        ("generation_config", "renormalize_logits", "false"),
+        ("generation_config", "forced_bos_token_id", 7),  # where Transformers 5 writes it
+        ("tokenizer_config", "pad_token", ["<pad>"]),
+        ("tokenizer_config", "separate_vocabs", "false"),
+        ("tokenizer_config", "source_lang", ["en"]),
     ],
 )
-def test_config_of_marian(changes, message, tmp_path):
-    with pytest.raises(UserError, match=rf"config\.json: {message}"):
-        read_model(marian_folder(tmp_path, changes))
+def test_settings_of_marian(file, key, value, tmp_path):
+    changes = {key: value} | ({HEADS[1]: 0} if key == HEADS[0] else {})
+    with refused(f"{file}.json", key):
+        read_model(marian_folder(tmp_path, **{PARTS[file]: changes}))
 
 
-@pytest.mark.parametrize("key, value", [("num_beams", [4]), ("max_length", "long"), ("length_penalty", "large")])
-def test_search_of_marian(key, value, tmp_path):
-    with pytest.raises(UserError, match=rf"generation_config\.json: {key} = .*; expected a (whole )?number"):
-        read_model(marian_folder(tmp_path, generation={key: value}))
-
-
-def test_a_forced_first_token_of_marian_is_refused_where_transformers_5_writes_it(tmp_path):
-    with pytest.raises(UserError, match=r"generation_config\.json: forced_bos_token_id = 7 is not supported"):
-        read_model(marian_folder(tmp_path, generation={"forced_bos_token_id": 7}))
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("unk_token", ["a"]),
+        ("eos_token", {}),
+        ("layer_norm_epsilon", "small"),
+        ("add_source_eos", "false"),
+        ("add_source_bos", "false"),
+    ],
+)
+def test_settings_of_ctranslate2(key, value, tmp_path):
+    (tmp_path / "model.bin").write_bytes(model_bin())
+    (tmp_path / "config.json").write_text(json.dumps({key: value}))
+    with refused("config.json", key):
+        read_model(tmp_path)
 
 
 def test_no_length_penalty_is_the_default_of_marian():
@@ -226,80 +232,45 @@ def test_no_length_penalty_is_the_default_of_marian():
     assert [_decode(MARIAN, {"length_penalty": x})["alpha"] for x in (None, 1.0, 0.5)] == [1.0, 1.0, 0.5]
 
 
-def test_tokens_of_marian(tmp_path):
-    with pytest.raises(UserError, match=r"tokenizer_config\.json: pad_token = \['<pad>'\]; expected a token"):
-        read_model(marian_folder(tmp_path, tokenizer={"pad_token": ["<pad>"]}))
-
-
 NESTED = '{"a":' * 3000 + "1" + "}" * 3000
 
 
-@pytest.mark.parametrize("name", ["config", "generation_config", "tokenizer_config", "vocab"])
-def test_nested_json_of_marian(name, tmp_path):
-    folder = marian_folder(tmp_path)
-    (folder / f"{name}.json").write_text(NESTED)
-    with pytest.raises(UserError, match=rf"{name}\.json cannot be read as JSON: more than 64 levels"):
-        read_model(folder)
-
-
-def test_nested_json_of_ctranslate2_and_of_tokenizers(toy_file, tmp_path):
+def test_nested_json(toy_file, tmp_path):
+    for name in ("config", "generation_config", "tokenizer_config", "vocab"):
+        folder = tmp_path / name
+        folder.mkdir()
+        marian_folder(folder)
+        (folder / f"{name}.json").write_text(NESTED)
+        with refused(f"{name}.json", "64"):
+            read_model(folder)
     (tmp_path / "model.bin").write_bytes(model_bin())
     (tmp_path / "config.json").write_text(NESTED)
-    with pytest.raises(UserError, match=r"config\.json cannot be read as JSON"):
+    with refused("config.json"):
         read_model(tmp_path)
     (tmp_path / "vocabulary.json").write_text("[" * 3000)
-    with pytest.raises(UserError, match=r"vocabulary\.json is not a list of tokens"):
+    with refused("vocabulary.json"):
         read_tokens(tmp_path / "vocabulary.json")
     folder = own_folder(tmp_path, toy_file, {})
     (folder / "config.json").unlink()
     for file in (folder / "tokenizer").iterdir():
         file.write_text(NESTED)
-    with pytest.raises(UserError, match="is not a tokenizer"):
+    with refused("tokenizer.model"):
         load(folder)
 
 
-BOOLEANS = ("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_embeddings")
-
-
-@pytest.mark.parametrize(
-    ("files", "key"),
-    [
-        *(({"changes": {key: "false"}}, key) for key in BOOLEANS),
-        ({"changes": {"dropout": "0.1"}}, "dropout"),
-        ({"generation": {"renormalize_logits": "false"}}, "renormalize_logits"),
-        ({"tokenizer": {"separate_vocabs": "false"}}, "separate_vocabs"),
-        ({"tokenizer": {"source_lang": ["en"]}}, "source_lang"),
-    ],
-)
-def test_fields_of_another_type_are_not_taken_for_true(files, key, tmp_path):
-    with pytest.raises(UserError, match=rf"config\.json: {key} = .*; expected (true or false|a number|text)"):
-        read_model(marian_folder(tmp_path, **files))
-
-
-@pytest.mark.parametrize("key", ["add_source_eos", "add_source_bos"])
-def test_flags_of_ctranslate2(key, tmp_path):
-    (tmp_path / "model.bin").write_bytes(model_bin())
-    (tmp_path / "config.json").write_text(json.dumps({key: "false"}))
-    with pytest.raises(UserError, match=rf'config\.json: {key} = "false"; expected true or false'):
-        read_model(tmp_path)
-
-
 @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_numbers_that_are_not_finite_do_not_enter(bad, toy_file, tmp_path, capsys):
+def test_numbers_that_are_not_finite_do_not_enter(bad, toy_file, tmp_path):
     """Of our own files by every way in, and of another program's array by array."""
     name, x = next((name, x) for name, x in toy_file[2].items() if x.ndim == 2)
     damaged = x.copy()
     damaged[1, 0] = bad
     folder = own_folder(tmp_path, toy_file, {}, {name: damaged})
     for read in (read_model, load):
-        with pytest.raises(
-            UserError, match=rf"model\.safetensors: '{name}' holds 1 of {x.size:,} numbers that are not finite"
-        ):
+        with refused("model.safetensors", f"'{name}'", f"{x.size:,}"):
             read(folder)
     flags = "--config.mesh.cpu_devices=1", "--config.mesh.data=-1"
-    assert main(["translate", f"--workdir={folder}", "--input=/dev/null", *flags]) == 2
-    assert "not finite" in capsys.readouterr().err
-    with pytest.raises(UserError, match=r"model\.bin: 'a' holds 1 of 2 numbers"):
+    refused_command(["translate", f"--workdir={folder}", "--input=/dev/null", *flags], f"'{name}'")
+    with refused("model.bin", "'a'"):
         NamedArrays("model.bin", {"a": np.array([1, bad], np.float16)}, "a model").take("a", 2)
 
 
@@ -308,5 +279,5 @@ def test_a_scale_of_zero_makes_no_finite_weight(tmp_path):
     scales = np.array([1.0, 0.0], np.float32).tobytes()
     (tmp_path / "model.bin").write_bytes(model_bin(("a", [2, 3], 1, b"\1" * 6), ("a_scale", [2], 0, scales)))
     file = read_model_bin(tmp_path / "model.bin")
-    with pytest.raises(UserError, match="'a' holds 3 of 6 numbers that are not finite"):
+    with refused("'a'", "6 numbers"):
         NamedArrays(file.path, file.arrays, "a model").take("a", 2, 3)

@@ -2,18 +2,17 @@
 
 import io
 import json
-import re
 import shutil
 import sys
 
 import numpy as np
 import pytest
+from helpers.refusals import assert_names, refused
 
 import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.sources import toy
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
 from t2t_flax.extensions.interop.safetensors_file import flatten
@@ -187,7 +186,7 @@ def test_conversion_by_ctranslate2_is_the_same_model(opus, quantization, tmp_pat
     folder, _, _, run = opus
     converter = ctranslate2.converters.TransformersConverter(str(folder), copy_files=["source.spm", "target.spm"])
     converter.convert(str(tmp_path / "ct2"), quantization=quantization)
-    with pytest.raises(UserError, match="--source-language=CODE"):
+    with refused("--source-language=CODE"):
         read_model(tmp_path / "ct2")
     read = read_model(tmp_path / "ct2", languages=("en", "de"))
     assert read.config.model == run.config.model and read.config.data == run.config.data
@@ -209,60 +208,49 @@ def test_pytorch_files_are_read_with_their_duplicates(opus, tmp_path, monkeypatc
     read = read_model(copy)
     for path, x in flatten(run.params).items():
         np.testing.assert_array_equal(flatten(read.params)[path], x, err_msg=path)
-    for name, message in [
-        (
-            "lm_head.weight",
-            "lm_head.weight differs from model.encoder.embed_tokens.weight, with which config.json ties it",
-        ),
-        ("model.encoder.embed_positions.weight", "holds no sinusoids; learned positions are not supported"),
-    ]:
+    for name in ("lm_head.weight", "model.encoder.embed_positions.weight"):
         torch.save(state | {name: state[name] + 1.0}, copy / "pytorch_model.bin")
-        with pytest.raises(UserError, match=message):
+        with refused(name):
             read_model(copy)
     with monkeypatch.context() as without_torch:
         without_torch.setitem(sys.modules, "torch", None)
-        with pytest.raises(UserError, match=r"needs the package torch: pip install -e '\.\[torch\]'"):
+        with refused("torch", ".[torch]"):
             read_model(copy)
     with monkeypatch.context() as old_torch:
         old_torch.setattr(torch, "load", lambda *_, **__: pytest.fail("it was read"))
         for version in ("2.5.1+cpu", "1.13.0a0"):
             old_torch.setattr(torch, "__version__", version)
-            with pytest.raises(UserError, match=rf"with torch {re.escape(version)}: .* pip install -e '\.\[torch\]'"):
+            with refused(f"torch {version}", ".[torch]"):
                 read_model(copy)
     (copy / "pytorch_model.bin").write_bytes(b"PK no weights")
-    with pytest.raises(UserError, match="pytorch_model.bin cannot be read as PyTorch's weights"):
+    with refused("pytorch_model.bin"):
         read_model(copy)
 
 
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
 @pytest.mark.parametrize(
-    "file, change, message",
+    "file, change, names",
     [
-        ("config.json", dict(decoder_ffn_dim=50), "encoder_ffn_dim and decoder_ffn_dim differ"),
-        ("config.json", dict(encoder_attention_heads=8), "encoder_attention_heads and decoder_attention_heads differ"),
-        ("config.json", dict(activation_function="gelu"), "activation_function = 'gelu' is not one of relu, swish"),
-        ("config.json", dict(normalize_before=True), "normalize_before = True is not supported; expected False"),
-        ("config.json", dict(static_position_embeddings=False), "static_position_embeddings = False is not supported"),
-        ("config.json", dict(add_final_layer_norm=True), "add_final_layer_norm = True is not supported"),
-        ("config.json", dict(normalize_embedding=True), "normalize_embedding = True is not supported"),
-        ("config.json", dict(d_model="wide"), "d_model = 'wide'; expected a whole number"),
-        ("config.json", dict(encoder_layers=3), "no array 'model.encoder.layers.2.self_attn.q_proj.weight'"),
-        ("config.json", dict(encoder_layers=1), "unexpected arrays: model.encoder.layers.1"),
-        ("config.json", dict(eos_token_id=5), "eos_token_id = 5, but .*vocab.json has '</s>' as 0"),
-        (
-            "config.json",
-            dict(decoder_start_token_id=10**6),
-            "decoder_start_token_id = 1000000 is not in the vocabulary",
-        ),
-        ("vocab.json", {"more": 10**6}, "does not number its pieces"),
-        ("tokenizer_config.json", dict(source_lang=None), "does not say the source language .*--source-language=CODE"),
+        ("config.json", dict(decoder_ffn_dim=50), ("encoder_ffn_dim", "decoder_ffn_dim")),
+        ("config.json", dict(encoder_attention_heads=8), ("encoder_attention_heads", "decoder_attention_heads")),
+        ("config.json", dict(activation_function="gelu"), ("activation_function", "'gelu'")),
+        ("config.json", dict(normalize_before=True), ("normalize_before",)),
+        ("config.json", dict(static_position_embeddings=False), ("static_position_embeddings",)),
+        ("config.json", dict(add_final_layer_norm=True), ("add_final_layer_norm",)),
+        ("config.json", dict(normalize_embedding=True), ("normalize_embedding",)),
+        ("config.json", dict(encoder_layers=3), ("'model.encoder.layers.2.self_attn.q_proj.weight'",)),
+        ("config.json", dict(encoder_layers=1), ("model.encoder.layers.1",)),
+        ("config.json", dict(eos_token_id=5), ("eos_token_id", "vocab.json", "'</s>'")),
+        ("config.json", dict(decoder_start_token_id=10**6), ("decoder_start_token_id", "1000000")),
+        ("vocab.json", {"more": 10**6}, ("vocab.json",)),
+        ("tokenizer_config.json", dict(source_lang=None), ("--source-language=CODE",)),
     ],
 )
-def test_files_that_do_not_fit_are_refused_by_name(opus, file, change, message, tmp_path):
+def test_files_that_do_not_fit_are_refused_by_name(opus, file, change, names, tmp_path):
     copy = shutil.copytree(opus[0], tmp_path / "bad")
     content = json.loads((copy / file).read_text())
     (copy / file).write_text(json.dumps(content | change))
-    with pytest.raises(UserError, match=message):
+    with refused(*names):
         read_model(copy)
 
 
@@ -287,7 +275,7 @@ def test_languages_of_opus_are_read(opus, tmp_path):
             )  # a text that has its tag gets no second one
             expected = [pieces[i] for i in theirs(f">>{language}<< {LINES[0]}").input_ids]
             assert loaded.tokenizers.source.pieces(pair.source) == expected
-    with pytest.raises(UserError, match="translates into deu, fra: begin each line"):
+    with refused("deu, fra"):
         loaded.translate(LINES)
 
 
@@ -310,18 +298,14 @@ def test_missing_files_and_foreign_rules_are_named(opus, tmp_path):
     rules |= {"sequence_bias": [[[5], 1.0]], "do_sample": True}
     without_effect = {"temperature": 0.7, "num_return_sequences": 1, "min_length": 0, "max_time": None}
     (copy / "generation_config.json").write_text(json.dumps(generation | rules | without_effect))
-    notes = [f"generation_config.json: {key} = {rules[key]!r} is not taken over" for key in sorted(rules)]
-    assert list(read_model(copy).notes) == notes
-    with pytest.raises(UserError, match="--num-heads=2, but .*encoder_attention_heads = 4"):
+    for note, key in zip(read_model(copy).notes, sorted(rules), strict=True):
+        assert_names(note, "generation_config.json", key, repr(rules[key]))
+    with refused("--num-heads=2", "encoder_attention_heads", "4"):
         read_model(copy, num_heads=2)
     (copy / "source.spm").write_bytes(b"no model")
-    with pytest.raises(UserError, match=r"source\.spm is not a SentencePiece model"):
+    with refused("source.spm"):
         read_model(copy)
-    for name, message in [
-        ("target.spm", "there is no .*source.spm and target.spm"),
-        ("model.safetensors", "there is no model.safetensors or pytorch_model.bin in"),
-        ("vocab.json", "there is no .*vocab.json"),
-    ]:
+    for name in ("target.spm", "model.safetensors", "vocab.json"):
         (copy / name).unlink()
-        with pytest.raises(UserError, match=message):
+        with refused(name):
             read_model(copy)
