@@ -5,30 +5,18 @@ import io
 import sys
 
 import pytest
-from helpers.runs import start, tiny_run
+from helpers.refusals import refused, refused_command
 
 import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import check_decoder
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_decoder as engine_module
-from t2t_flax.training import loop
 
 RULES = {"decode.length_penalty": "power", "decode.early_stopping": "beam_full", "decode.max_length_offset": "4"}
 CT2 = RULES | {"decode.engine": "ctranslate2"}
 needs_extra = pytest.mark.skipif(engine_module.installed_version() is None, reason="needs the extra ctranslate2")
-
-
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("engine") / "run"
-    config = tiny_run(
-        folder, steps=2, data=dict(test="toy:test:12"), checkpoint=dict(every_steps=1), eval=dict(bootstrap_samples=0)
-    )
-    loop.train(start(config, folder, cache), score=None)
-    return folder
 
 
 def flags(overrides):
@@ -63,7 +51,7 @@ def test_commands_name_the_engine(workdir, capsys, monkeypatch):
         return capsys.readouterr()
 
     by_jax, by_ctranslate2 = translated(*flags(RULES)), translated(*flags(CT2))
-    assert "decoding with" not in by_jax.err and "decoding with ctranslate2 4" in by_ctranslate2.err
+    assert "ctranslate2" not in by_jax.err and "ctranslate2 4" in by_ctranslate2.err
     texts = [[line.split("\t")[0] for line in out.splitlines()] for out in (by_jax.out, by_ctranslate2.out)]
     assert texts[0] == texts[1] and len(texts[0]) == 2
 
@@ -86,10 +74,10 @@ def config_of(**decode):
 @pytest.mark.parametrize(
     "keys, named",
     [
-        ({}, "decode.early_stopping = beam_full"),
-        ({"decode.strategy": "sample"}, "decode.strategy = sample"),
+        ({}, "decode.early_stopping"),
+        ({"decode.strategy": "sample"}, "decode.strategy"),
         ({"decode.strategy": "greedy", "decode.max_length_offset": "5000"}, "decode.max_length_offset"),
-        ({"decode.strategy": "greedy", "model.position": "rotary"}, "model.position = rotary"),
+        ({"decode.strategy": "greedy", "model.position": "rotary"}, "model.position"),
     ],
 )
 def test_what_is_impossible_is_refused_by_key(keys, named):
@@ -97,25 +85,20 @@ def test_what_is_impossible_is_refused_by_key(keys, named):
     for key, value in ({"decode.engine": "ctranslate2"} | keys).items():
         group, name = key.split(".")
         config[group][name] = int(value) if value.isdigit() else value
-    with pytest.raises(UserError, match="config.decode.engine = ctranslate2: ") as refused:
+    with refused("config.decode.engine", named):
         check_decoder(resolve(config))
-    assert named in str(refused.value)
 
 
 def test_quantization_is_for_ctranslate2():
     config = to_config_dict(Config())
     config.ctranslate2.quantization = "int8"
-    with pytest.raises(
-        UserError, match="config.ctranslate2.quantization = int8 is for config.decode.engine = ctranslate2"
-    ):
+    with refused("config.ctranslate2.quantization", "config.decode.engine"):
         resolve(config)
 
 
-def test_without_the_extra_it_is_refused(workdir, capsys, monkeypatch):
+def test_without_the_extra_it_is_refused(workdir, monkeypatch):
     monkeypatch.setitem(sys.modules, "ctranslate2", None)
     for command in ("translate", "evaluate"):
-        assert main([command, f"--workdir={workdir}", *flags(CT2)]) == 2
-        message = capsys.readouterr().err
-        assert "config.decode.engine = ctranslate2" in message and "pip install -e '.[ctranslate2]'" in message
-    with pytest.raises(UserError, match="pip install"):
+        refused_command([command, f"--workdir={workdir}", *flags(CT2)], "config.decode.engine", ".[ctranslate2]")
+    with refused(".[ctranslate2]"):
         t2t_flax.load(workdir, overrides=CT2).translate(["It is late."])

@@ -9,28 +9,19 @@ import sys
 
 import pytest
 from helpers import fake_hub
-from helpers.runs import start, tiny_run
+from helpers.refusals import assert_names, refused_command
 
 import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.extensions.interop import export as export_lib
 from t2t_flax.extensions.interop import hub
-from t2t_flax.training import loop
 
 
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("export") / "run"
-    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=1, keep_last=2))
-    loop.train(start(config, folder, cache), score=None)
-    return folder
-
-
-def export(workdir, tmp_path, *words, code=0):
+def export(workdir, tmp_path, *words):
     """The exported folder."""
     folder = tmp_path / "exported"
-    assert main(["export", f"--workdir={workdir}", f"--output={folder}", *words]) == code
+    assert main(["export", f"--workdir={workdir}", f"--output={folder}", *words]) == 0
     return folder
 
 
@@ -38,7 +29,7 @@ def test_ctranslate2_folder_translates_as_its_readme_says(workdir, tmp_path):
     pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
     folder = export(workdir, tmp_path, "--format=ctranslate2", "--quantization=float32", "--step=1")
     readme = (folder / "README.md").read_text()
-    assert "# en-de model, ctranslate2 float32" in readme and "step 1 of run" in readme
+    assert_names(readme, "en-de", "ctranslate2 float32", "step 1")
     code = re.search(r"```python\n(.*?)```", readme, re.S)[1]
     done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert done.returncode == 0 and done.stdout.strip(), done.stderr
@@ -88,30 +79,31 @@ def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_pa
     assert flatten(params).keys() == flatten(t2t_flax.load(workdir).params).keys()
 
 
-def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path, capsys):
-    for words, message in [
-        (["--format=ctranslate2", "--quantization=int4"], "--quantization=int4 is not a type of --format=ctranslate2"),
-        (["--format=safetensors", "--step=77"], "77"),
-        (["--format=onnx"], "invalid choice: 'onnx'"),
+def test_wrong_use_is_refused_and_leaves_nothing(workdir, tmp_path):
+    folder = tmp_path / "exported"
+    for words, names in [
+        (["--format=ctranslate2", "--quantization=int4"], ["--quantization=int4", "--format=ctranslate2"]),
+        (["--format=safetensors", "--step=77"], ["77"]),
+        (["--format=onnx"], ["'onnx'"]),
+        (["--format=safetensors", "--license=Apache 2.0"], ["--license=Apache 2.0"]),
+        (["--format=safetensors", "--public"], ["--public", "--push"]),
+        (["--format=safetensors", "--push=toy"], ["hub:USER/NAME"]),
+        (["--format=safetensors", "--output=gs://bucket/toy"], ["--output=gs://bucket/toy"]),
     ]:
-        folder = export(workdir, tmp_path, *words, code=2)
-        assert message in capsys.readouterr().err
-        assert not folder.exists() and os.listdir(tmp_path) == []
-    (tmp_path / "exported").mkdir()
-    export(workdir, tmp_path, "--format=safetensors", code=2)
-    assert "already exists: name a new folder" in capsys.readouterr().err
-    assert main(["export", f"--workdir={workdir}", "--output=gs://bucket/toy", "--format=safetensors"]) == 2
-    assert "--output=gs://bucket/toy: name a folder on this machine" in capsys.readouterr().err
+        refused_command(["export", f"--workdir={workdir}", f"--output={folder}", *words], *names)
+        assert os.listdir(tmp_path) == []
+    folder.mkdir()
+    refused_command(["export", f"--workdir={workdir}", f"--output={folder}", "--format=safetensors"], str(folder))
 
 
-def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, monkeypatch, capsys):
+def test_a_folder_that_another_process_makes_meanwhile_stays(workdir, tmp_path, monkeypatch):
     def write(folder, *_, **__):
         (tmp_path / "exported").mkdir()
         (tmp_path / "exported" / "results.txt").write_text("of another process")
 
     monkeypatch.setattr(export_lib, "write_model", write)
-    folder = export(workdir, tmp_path, "--format=safetensors", code=2)
-    assert "already exists: name a new folder" in capsys.readouterr().err
+    folder = tmp_path / "exported"
+    refused_command(["export", f"--workdir={workdir}", f"--output={folder}", "--format=safetensors"], str(folder))
     assert os.listdir(tmp_path) == ["exported"] and os.listdir(folder) == ["results.txt"]
 
 
@@ -128,20 +120,22 @@ def test_model_card_has_scores_and_licence(workdir, tmp_path):
         },
         "checkpoint": {"averaged": [2]},
     }
-    (workdir / "eval").mkdir(exist_ok=True)
+    run = tmp_path / "run"
+    shutil.copytree(workdir, run, ignore=shutil.ignore_patterns("eval"))
+    (run / "eval").mkdir()
     for name, steps in (("test-2", [2]), ("test-2-best", [2]), ("test-1", [1]), ("test-2-mean2", [2, 1])):
-        (workdir / "eval" / f"{name}.json").write_text(json.dumps(record | {"checkpoint": {"averaged": steps}}))
+        (run / "eval" / f"{name}.json").write_text(json.dumps(record | {"checkpoint": {"averaged": steps}}))
     together = record | {
         "checkpoint": {"averaged": [2], "models": ["a", "b"]},
         "scores": {"sacrebleu": {"score": 30.0}},
     }
-    (workdir / "eval" / "test-2-of-two.json").write_text(json.dumps(together))
-    folder = export(workdir, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
+    (run / "eval" / "test-2-of-two.json").write_text(json.dumps(together))
+    folder = export(run, tmp_path, "--format=safetensors", "--license=cc-by-4.0")
     card = hf.ModelCard.load(folder / "README.md")
     assert card.data.license == "cc-by-4.0" and card.data.language == ["en", "de"]
     assert card.data.pipeline_tag == "translation"
     assert "30.00" not in card.content, "the score of two models together"
-    assert "/home/" not in card.content and "## Data\n\nTrained on toy:train:300 (en-de)" in card.text
+    assert "/home/" not in card.content and "toy:train:300 (en-de)" in card.text
     assert "| test.en,test.de (test, 200 sentences) | chrF | 55.50 |" in card.text
     signature = r"`nrefs:1\|case:mixed\|version:2.5.1`"
     assert f"| test.en,test.de (test, 200 sentences) | BLEU | 27.46 | {signature} |" in card.text
@@ -173,20 +167,7 @@ def test_files_that_are_no_records_are_left_out_with_a_warning(workdir, tmp_path
     )
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["--license=Apache 2.0"], "expected the identifier of a licence"),
-        (["--public"], "--public is for --push"),
-        (["--push=toy"], "expected hub:USER/NAME"),
-    ],
-)
-def test_wrong_flags_write_nothing(workdir, tmp_path, words, message, capsys):
-    folder = export(workdir, tmp_path, "--format=safetensors", *words, code=2)
-    assert message in capsys.readouterr().err and not folder.exists()
-
-
-def test_export_pushes_the_folder_it_wrote(workdir, tmp_path, monkeypatch, capsys):
+def test_export_pushes_the_folder_it_wrote(workdir, tmp_path, monkeypatch):
     pushed = []
     monkeypatch.setattr(hub, "check_push", lambda name: pushed.append(name))
     monkeypatch.setattr(
@@ -194,7 +175,6 @@ def test_export_pushes_the_folder_it_wrote(workdir, tmp_path, monkeypatch, capsy
     )
     export(workdir, tmp_path, "--format=safetensors", "--push=hub:me/toy", "--public")
     assert pushed == ["hub:me/toy", (["README.md", "model.safetensors", "tokenizer"], "hub:me/toy", True)]
-    assert "pushed: " in capsys.readouterr().out
 
 
 def test_import_reads_what_the_hub_has(workdir, tmp_path, monkeypatch):

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from helpers import fake_hub
+from helpers.refusals import assert_names, refused
 
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import hub as hub_lib
 
 FILES = {"README.md": b"---\nlicense: mit\n---\n", "model.bin": bytes(range(256)) * 40, "tokenizer/source.json": b"{}"}
@@ -86,7 +86,7 @@ def test_pushed_folder_is_pulled_again_also_by_revision_and_from_the_cache(serve
     old = client("pull", f"hub:writer/toy@{first}").removeprefix("OUT ")
     assert read(old) == READ
     assert client("pull", "hub:writer/toy", HF_HUB_OFFLINE="1") == f"OUT {pulled}"
-    assert "cannot be reached" in client("pull", "hub:writer/other", HF_HUB_OFFLINE="1")
+    assert_names(client("pull", "hub:writer/other", HF_HUB_OFFLINE="1"), "USER ERROR", "hub:writer/other")
 
 
 def test_of_the_weights_in_a_repository_one_file_is_downloaded(server, client):
@@ -101,14 +101,12 @@ def test_of_the_weights_in_a_repository_one_file_is_downloaded(server, client):
     assert client("pull", "hub:opus/both", HF_HUB_OFFLINE="1") == first
     hub.repos["opus/none"] = {"private": False, "commits": {}}
     hub.commit("opus/none", {"README.md": b"card", "tf_model.h5": b"h"})
-    assert "is not a model that can be read: it has none of config.json" in client("pull", "hub:opus/none")
+    assert_names(client("pull", "hub:opus/none"), "USER ERROR", "hub:opus/none", "config.json")
 
 
 def test_errors_of_a_pull_are_one_line(client):
-    assert "USER ERROR --from=hub:writer/none: there is no such model, or it is private" in client(
-        "pull", "hub:writer/none"
-    )
-    assert "USER ERROR" in client("pull", "hub:writer/toy@nothing")
+    for name in ("hub:writer/none", "hub:writer/toy@nothing"):
+        assert_names(client("pull", name), "USER ERROR", f"--from={name}")
 
 
 def test_errors_of_a_push_keep_the_folder(server, client, folder):
@@ -116,33 +114,31 @@ def test_errors_of_a_push_keep_the_folder(server, client, folder):
         unused.bind(("127.0.0.1", 0))
         nobody = f"http://127.0.0.1:{unused.getsockname()[1]}"
     cases = [
-        ("hub:other/toy", {}, "needs the permission to write"),
-        ("hub:writer/toy", {"HF_TOKEN": "hf_wrong"}, "the token is not valid"),
-        ("hub:writer/toy", {"HF_ENDPOINT": nobody}, "cannot be reached"),
-        ("hub:writer/to--y", {}, "--push=hub:writer/to--y"),
+        ("hub:other/toy", {}, "permission"),
+        ("hub:writer/toy", {"HF_TOKEN": "hf_wrong"}, "token"),
+        ("hub:writer/toy", {"HF_ENDPOINT": nobody}, "reached"),
+        ("hub:writer/to--y", {}, "hub:writer/to--y"),
     ]
-    for name, variables, message in cases:
+    for name, variables, cause in cases:
         line = client("push", folder, name, **variables)
-        assert line.startswith(f"USER ERROR --push={name}") and message in line, line
-        later = f"`hf upload {name.removeprefix('hub:')} {folder} --private`"
-        assert f"{folder} is written; {later} sends it later" in line, line
-    assert "needs a token that may write: `hf auth login`" in client("push", folder, "hub:writer/toy", HF_TOKEN=None)
+        assert_names(line, "USER ERROR", f"--push={name}", cause, "`hf upload", f"{folder} --private`")
+    assert_names(client("push", folder, "hub:writer/toy", HF_TOKEN=None), "USER ERROR", "auth login`")
     assert read(folder) == FILES
 
 
 @pytest.mark.parametrize("name", ["hub:", "hub:toy", "hub:a/b/c", "hub:a b/c", "hub:../x", "hub:a/b@", "toy"])
 def test_wrong_names_are_refused_before_anything_is_done(name):
     for call in (hub_lib.check_push, hub_lib.pull):
-        with pytest.raises(UserError, match="expected hub:USER/NAME"):
+        with refused("hub:USER/NAME"):
             call(name)
 
 
 def test_a_push_names_no_revision():
-    with pytest.raises(UserError, match="leave out @v1"):
+    with refused("@v1"):
         hub_lib.check_push("hub:a/b@v1")
 
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
-    with pytest.raises(UserError, match=r"needs the package huggingface_hub: pip install -e '\.\[hf\]'"):
+    with refused("huggingface_hub", ".[hf]"):
         hub_lib.pull("hub:a/b")

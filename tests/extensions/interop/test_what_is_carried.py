@@ -6,31 +6,21 @@ import types
 
 import numpy as np
 import pytest
-from helpers.runs import start, tiny_run
+from helpers.refusals import refused
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import Config, Decode, Model
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, marian_import
 from t2t_flax.extensions.interop import export as export_lib
 from t2t_flax.extensions.interop.export import export
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.safetensors_file import check_representable, flatten, read_tensors
-from t2t_flax.training import loop
 
 LINES = ["Where is the dog?", "It is late.", "The small house is old."]
 EXACT = dict(max_length_ratio=0.0, max_length_offset=12)
 GREEDY = dict(EXACT, strategy="greedy")
 POWER = dict(EXACT, beam_size=3, length_penalty="power", alpha=0.8, early_stopping="beam_full")
-
-
-@pytest.fixture(scope="module")
-def workdir(tmp_path_factory, cache):
-    folder = tmp_path_factory.mktemp("carried") / "run"
-    config = tiny_run(folder, steps=2, checkpoint=dict(every_steps=2), model=dict(norm_eps=1e-5), decode=GREEDY)
-    loop.train(start(config, folder, cache), score=None)
-    return folder
 
 
 @pytest.mark.parametrize("beams", [1, 5])
@@ -93,10 +83,10 @@ def test_the_command_and_the_readme_say_it(workdir, tmp_path, capsys):
     assert main(["export", *words, "--config.decode.strategy=beam", "--config.decode.length_penalty=gnmt"]) == 0
     (note,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("note: ")]
     readme = (tmp_path / "m" / "README.md").read_text()
-    assert "## What this format does not hold" in readme and f"- {note.removeprefix('note: ')}\n" in readme
+    assert f"- {note.removeprefix('note: ')}\n" in readme
     run = load(workdir)
     assert export(tmp_path / "s", "safetensors", run.config, run.params, run.tokenizers, steps=[2]) == []
-    assert "does not hold" not in (tmp_path / "s" / "README.md").read_text()
+    assert "decode." not in (tmp_path / "s" / "README.md").read_text()
 
 
 @pytest.mark.torch
@@ -118,7 +108,7 @@ def test_generate_without_options_decodes_as_the_run(workdir, tmp_path, keys):
 def test_float16_has_every_number(workdir, tmp_path, kind):
     """The bias of padding, too: what is exported is read again."""
     pytest.importorskip({"ctranslate2": "ctranslate2"}.get(kind, "numpy"), reason="needs the extra ctranslate2")
-    run = load(workdir)
+    run = load(workdir, overrides={"decode.strategy": "greedy"})
     model = (
         dataclasses.replace(run.config.model, decoder_start_token="bos") if kind == "ctranslate2" else run.config.model
     )
@@ -142,7 +132,7 @@ def test_weights_too_large_for_float16_are_refused(workdir, tmp_path):
     name = "encoder_0/feed_forward/Einsum_0/kernel"
     large = {name: np.asarray(params[name]) * 0 + 7e4}
     for dtype in ("float16", "int8_float16"):
-        with pytest.raises(UserError, match=f"--quantization={dtype}: {name} has a number of 70000"):
+        with refused(f"--quantization={dtype}", name):
             check_representable(large, dtype)
     for dtype in ("float32", "bfloat16", "int8_bfloat16", "int8"):
         check_representable(large, dtype)
@@ -163,7 +153,7 @@ def test_rules_of_this_search_alone_are_said(kind):
 
 def test_sources_without_eos_are_refused():
     config = Config(model=Model(norm_eps=1e-5)).with_values({"data.source_eos": False})
-    with pytest.raises(UserError, match="config.data.source_eos = false cannot be exported to Hugging Face's Marian"):
+    with refused("config.data.source_eos"):
         marian_export.check_exportable(config)
 
 
