@@ -141,8 +141,6 @@ STEPS = Features()
 `decoding.translator.DecodeStep`, and with `prepare(config, tokenizers, lines, first_line)`: source lines as the model reads
 them, and arrays [lines, ...] by name for `Sentences.more`.
 """
-PROGRAMS: Table[str] = Table()
-"""At most one row: a module whose `keep_programs()` has a command that decodes keep its compiled programs for the next one."""
 SOURCES = Table(
     {
         "toy": SourceForm(

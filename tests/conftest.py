@@ -80,24 +80,6 @@ def multiprocessing_servers() -> set[psutil.Process]:
     return found
 
 
-@pytest.fixture(scope="session", autouse=True)
-def programs_of_jax():
-    """Commands that run in the tests' own process, those of shared fixtures too, leave JAX's cache on."""
-    from t2t_flax.cli import arguments
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(arguments, "keep_programs", lambda: None)
-        yield
-
-
-@pytest.fixture(autouse=True)
-def jitted_programs(monkeypatch):
-    """How programs run is put back after each test."""
-    from t2t_flax.decoding.programs import Program
-
-    monkeypatch.setattr(Program, "run", Program.run)
-
-
 @pytest.fixture(scope="module", autouse=True)
 def no_process_stays():
     """Kills the processes that the tests of a file leave behind, and fails: they take the processor and ports from others."""

@@ -17,7 +17,6 @@ from t2t_flax.registry import (
     FURTHER_WORKDIRS,
     LINES,
     MODEL_FORMS,
-    PROGRAMS,
     load_extensions,
 )
 
@@ -262,7 +261,6 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
     from t2t_flax.evaluation.restore import load
 
     prepare_to_load(args.workdir, overrides)
-    keep_programs()
     return load(args.workdir, **checkpoint(args), overrides=overrides)
 
 
@@ -289,9 +287,3 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
             f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
             "launch/README.md says which variables start several, where a command can use them."
         )
-
-
-def keep_programs() -> None:
-    """Compiled programs of this process are kept for the next one, where an extension does so."""
-    for module in PROGRAMS.load_all():
-        module.keep_programs()

@@ -15,7 +15,6 @@ from t2t_flax.decoding.search_loop import (
     Sentences,
     forced_tokens,
     log_sum_exp,
-    program,
     top_k,
 )
 
@@ -145,7 +144,7 @@ def random_keys(seed: int, ids_B: jax.Array, num_samples: int) -> jax.Array:
     return _keys(key, ids_B, num_samples)
 
 
-@program(2)
+@jax.jit(static_argnums=2)
 def _keys(key, ids_B, num_samples: int):
     sentence_keys_B = jax.vmap(lambda i: jax.random.fold_in(key, i))(ids_B.astype(jnp.uint32))
     return jax.vmap(lambda k: jax.vmap(lambda i: jax.random.fold_in(k, i))(jnp.arange(num_samples)))(sentence_keys_B)

@@ -18,7 +18,6 @@ import numpy as np
 from jax.sharding import PartitionSpec
 
 from t2t_flax.config.data_keys import PAD
-from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.decoding_cache import DecodingCache
 
@@ -106,24 +105,23 @@ def run_search(
     sentences: Sentences,
     *,
     lengths: Sequence[int] = LENGTHS,
-    longest: int = 0,
 ) -> SearchResult:
     """Decodes until every sentence is done.
 
     The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
     generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
-    searches compile once. longest: with abstract arrays, for which programs are only compiled: tokens of the longest output.
+    searches compile once.
     """
     shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
     position, length = 0, lengths[0]
     state = _start(search, sentences, length)
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
-        stop = length if longest else min(position + steps, length)
+        stop = min(position + steps, length)
         bounds = jax.device_put((np.int32(position), np.int32(stop)))  # jnp.int32 would be a program
         state, self_cache, all_done = run_stage(step_fn, search, params, shared, sentences, *bounds, state, self_cache)
         position = stop
-        if position >= longest if longest else all_done:
+        if all_done:
             return _result(search, sentences, state)
         if position == length:
             length = next_length(length, lengths)
@@ -135,7 +133,7 @@ def next_length(length: int, lengths: Sequence[int]) -> int:
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
-@program(1)
+@jax.jit(static_argnums=1)
 def grow(tree: Any, length: int) -> Any:
     """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
 
@@ -153,7 +151,7 @@ def _is_cache(x: Any) -> bool:
     return isinstance(x, DecodingCache)
 
 
-@program(0, 2)
+@jax.jit(static_argnums=(0, 2))
 def _start(search: Search, sentences: Sentences, length: int) -> Any:
     return by_rows(search.start(sentences, length))
 
@@ -170,12 +168,12 @@ def by_rows(tree: Any) -> Any:
     return jax.tree.map(divide, tree)
 
 
-@program(0)
+@jax.jit(static_argnums=0)
 def _result(search: Search, sentences: Sentences, state: Any) -> SearchResult:
     return search.result(sentences, state)
 
 
-@program(0, 1, donate_argnums=(7, 8))
+@jax.jit(static_argnums=(0, 1), donate_argnums=(7, 8))
 def run_stage(step_fn, search, params, shared, sentences, position, stop, state, self_cache):
     """Decodes from `position` until all sentences are done or have `stop` tokens, at most those for which the cache has room.
 

@@ -20,13 +20,11 @@ from t2t_flax.decoding.batches import (
     PREFIX_LENGTHS,
     Batch,
     encode_lines,
-    output_cap,
     padded,
     plan_batches,
     read_lines,
     round_up,
 )
-from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.sampling import random_keys
 from t2t_flax.decoding.search_loop import (
     LENGTHS,
@@ -35,7 +33,6 @@ from t2t_flax.decoding.search_loop import (
     SearchResult,
     Sentences,
     by_rows,
-    next_length,
     run_search,
 )
 from t2t_flax.distributed import mesh as mesh_lib
@@ -144,9 +141,7 @@ class Translator:
             ids_B[: len(indices)] = [(first_line + i) % 2**31 for i in indices]
             sentences = Sentences(caps_B, more={name: _rows(x[indices], rows) for name, x in more.items()})
             arrays = source_BxS, ids_B, sentences
-            with self._first_compiles((batch.shape, *shapes), compiling) as first:
-                if first:  # the programs are compiled at the same time, before the first of them runs
-                    self._decode(params, *self._abstract(arrays), longest=1)
+            with self._first_compiles((batch.shape, *shapes), compiling):
                 result = self._decode(params, *jax.tree.map(functools.partial(_put, self._rows), arrays))
                 result = jax.device_get(mesh_lib.replicated(result, self._mesh))
             return batch, [self._hypotheses(result, b) for b in range(len(indices))]
@@ -163,34 +158,16 @@ class Translator:
         return translations
 
     @contextlib.contextmanager
-    def _first_compiles(self, shape: Hashable, compiling: Callable) -> Iterator[bool]:
-        """The first batch of a shape is decoded within `compiling()`, while other batches of that shape wait for its programs.
-        Yields whether it is the first.
-        """
+    def _first_compiles(self, shape: Hashable, compiling: Callable) -> Iterator[None]:
+        """Decode the first batch of a shape within `compiling()`, while other batches of that shape wait."""
         lock = self._locks.setdefault(shape, threading.Lock())
         with contextlib.nullcontext() if shape in self._compiled else lock:
-            first = shape not in self._compiled
-            with compiling() if first else contextlib.nullcontext():
-                yield first
+            with contextlib.nullcontext() if shape in self._compiled else compiling():
+                yield
             self._compiled.add(shape)
 
-    def compile(self, params: Any, shape: tuple[int, int], longest: int) -> None:
-        """Has all programs compiled for batches of this `Batch.shape`, of which no sentence is longer than the padded length
-        and no output longer than `longest`; does not wait where `Programs` need not.
-        """
-        most = min(longest, output_cap(self._config, self._model.config, shape[1]))
-        each_B, more = np.zeros(shape[0], np.int32), self._prepare([""] * shape[0], 0)[1]
-        arrays = self._abstract((np.zeros(shape, np.int32), each_B, Sentences(each_B, more=more)))
-        params, length = in_compute_type(self._model, params), 0
-        while length < most:  # the programs that make the result depend on the length that is reached
-            length = next_length(length, LENGTHS)
-            self._decode(params, *arrays, longest=length)
-
-    def _abstract(self, tree: Any) -> Any:
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._rows), tree)
-
-    def _decode(self, params: Any, source_BxS, ids_B, sentences: Sentences, *, longest: int = 0) -> SearchResult:
-        """The result of a search. longest: see `search_loop.run_search`."""
+    def _decode(self, params: Any, source_BxS, ids_B, sentences: Sentences) -> SearchResult:
+        """Run the search."""
         search = self._strategy
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
@@ -198,7 +175,7 @@ class Translator:
                 keys_BxK = random_keys(self._config.seed, ids_B, search.width)
                 sentences = dataclasses.replace(sentences, keys_BxK=keys_BxK)
             cache = self._step.start(params, source_BxS, sentences, search.width, lengths[0])
-            return run_search(self._step, params, cache, search, sentences, lengths=lengths, longest=longest)
+            return run_search(self._step, params, cache, search, sentences, lengths=lengths)
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
@@ -246,7 +223,7 @@ def _cast(dtype: jnp.dtype, params: Any) -> Any:
     return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 else x, params)
 
 
-@program(0, 3, 4)
+@jax.jit(static_argnums=(0, 3, 4))
 def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> dict[str, Any]:
     """Encodes the sources and creates an empty cache for `length` target tokens; see `Transformer.start_cache`."""
     return by_rows(model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache"))
@@ -309,10 +286,6 @@ class JaxDecoder(Decoder):
     def translate(self, lines, **options) -> list[Translation]:
         """See `Decoder`."""
         return self._translator.translate(self._params, lines, **options)
-
-    def compile(self, shape: tuple[int, int], longest: int) -> None:
-        """See `Translator.compile`."""
-        self._translator.compile(self._params, shape, longest)
 
 
 def check_decoder(config: Config) -> None:

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
@@ -119,7 +118,7 @@ def _sides(run: TrainedModel, pair: Pair) -> tuple[WordTokens, WordTokens]:
     )
 
 
-@program(0, 3)
+@jax.jit(static_argnums=(0, 3))
 def _cross_attention(model: Transformer, params: Any, batch: dict[str, jax.Array], head: Head | None) -> jax.Array:
     """Weights of the decoder's attention to the source: float32 [B, T, S] of a head, [B, L, N, T, S] of all."""
     _, state = model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])

@@ -10,7 +10,6 @@ import numpy as np
 
 from t2t_flax.config import Model
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
@@ -106,7 +105,7 @@ def _source_alone(run: TrainedModel, source: str) -> PairIds:
     return PairIds(encode_source(run, source), [EOS])  # of a decoder that is not computed
 
 
-@program(0, 1, 2)
+@jax.jit(static_argnums=(0, 1, 2))
 def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params: Any, batch: dict[str, jax.Array]):
     """The output of each module, float32 [B, L, D]."""
     found: dict[str, jax.Array] = {}

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from t2t_flax.decoding.programs import program
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.shared.scoring import encode_pair, rows_of
@@ -70,6 +69,6 @@ def attend(run: TrainedModel, source: str, target: str | None = None) -> Attenti
     )
 
 
-@program(0)
+@jax.jit(static_argnums=0)
 def _forward(model: Transformer, params: Any, batch):
     return model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])

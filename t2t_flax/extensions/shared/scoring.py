@@ -12,7 +12,6 @@ import numpy as np
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up, source_ids
-from t2t_flax.decoding.programs import program
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
@@ -141,7 +140,7 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
     return arrays
 
 
-@program(0)
+@jax.jit(static_argnums=0)
 def _token_log_probs(model: Transformer, params, batch):
     """Log-probability of each target token, float32 [B, T]."""
     hidden_BxTxD: Any = model.apply({"params": params}, batch, method="hidden")

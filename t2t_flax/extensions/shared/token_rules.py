@@ -10,7 +10,6 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config.data_keys import PAD
-from t2t_flax.decoding.programs import program
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, by_rows, forced_tokens, log_sum_exp
 
 
@@ -64,6 +63,6 @@ class RuledStep:
         return logits_BxKxV, after | {"self": {"model": after["self"], "rule": state}}
 
 
-@program(0, 2, 3)
+@jax.jit(static_argnums=(0, 2, 3))
 def _start(rule: TokenRule, sentences: Sentences, width: int, length: int) -> Any:
     return by_rows(rule.start(sentences, width, length))
