@@ -29,8 +29,6 @@ WORKDIR /home/t2t
 COPY configs configs
 ENV PYTHONUNBUFFERED=1 JAX_COMPILATION_CACHE_DIR=/cache/jax
 VOLUME /cache
-# Of `serve` on its usual port; a container in which nothing listens there runs another command and is well.
-HEALTHCHECK --interval=30s --timeout=10s CMD ["python", "-m", "t2t_flax.extensions.serving.healthcheck"]
 # Where device files belong to root and the launcher cannot choose a user: --build-arg RUN_AS=root
 ARG RUN_AS=t2t
 USER ${RUN_AS}

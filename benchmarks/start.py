@@ -91,7 +91,7 @@ def time_until_ready(folder: Path, workdir: str) -> tuple[float, float]:
     """(with no compiled programs, with those of the first time)."""
     out = []
     for _ in range(2):
-        with served(workdir, {}, programs=folder / "programs") as server:
+        with served(workdir, programs=folder / "programs") as server:
             out.append(server.started)
     return out[0], out[1]
 

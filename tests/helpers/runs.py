@@ -9,6 +9,7 @@ from etils import epath
 
 from helpers.configs import small_config
 from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.tasks import task_of
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.workdir import adopt_config
@@ -54,3 +55,10 @@ def start(config, workdir, cache, devices=1):
     corpus = prepare_corpus(task_of(config), workdir)
     with jax.default_device(jax.devices()[0]):
         return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:devices])
+
+
+def on_one_device(loaded):
+    """A restored run on one of the simulated devices, as a user's machine has one."""
+    mesh = mesh_lib.make_mesh(dataclasses.replace(loaded.config.mesh, data=1), jax.devices()[:1])
+    params = jax.device_put(jax.device_get(loaded.params), mesh_lib.named(mesh, mesh_lib.REPLICATED))
+    return dataclasses.replace(loaded, mesh=mesh).with_params(params)

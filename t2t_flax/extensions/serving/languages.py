@@ -1,4 +1,4 @@
-"""Codes and names of languages, and the language of a text."""
+"""Codes and names of languages, and detection of the language of a text."""
 
 import functools
 import importlib.util
@@ -6,8 +6,9 @@ import threading
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from fastapi import HTTPException
+
 from t2t_flax.errors import install_hint
-from t2t_flax.extensions.serving.text import RequestError
 from t2t_flax.tasks.translation import language_of
 
 _NAMES = {
@@ -26,15 +27,11 @@ _NAMES = {
     "zu": "Zulu",
 }  # fmt: skip
 """English names of language codes (ISO 639), as translation clients show them."""
-_SAME = {"iw": "he", "in": "id", "ji": "yi", "jw": "jv", "mo": "ro", "nb": "no", "zt": "zh"}
-"""Codes of the same language: older ones, and LibreTranslate's for traditional Chinese."""
-_SCRIPTS = {"cn": "hans", "sg": "hans", "my": "hans", "tw": "hant", "hk": "hant", "mo": "hant"}
-"""Of Chinese by region."""
 _loading = threading.Lock()
 
 
 def name_of(code: str) -> str:
-    """ "German" for "de" and "German (AT)" for "de-AT"; a code that is not in the table is its own name."""
+    """Return "German" for "de" and "German (AT)" for "de-AT"; a code that is not in the table is its own name."""
     language, _, region = code.replace("_", "-").partition("-")
     name = _NAMES.get(language.lower())
     if name is None:
@@ -43,61 +40,39 @@ def name_of(code: str) -> str:
 
 
 def matching(code: str, known: Iterable[str]) -> str | None:
-    """The one of the known codes that a client means: in another case or spelling, with a region or script too many or too few.
-    None if there is none, or several would do.
+    """Return the known code that a client means, in another case or spelling, or with another region or script.
+
+    Returns:
+      None if no code matches, or several do.
     """
     known = list(dict.fromkeys(known))
-    alike = [each for each in known if _parts(each) == _parts(code)]
-    if not alike:
-        alike = [each for each in known if _language(each) == _language(code) and _fit(_script(each), _script(code))]
-        alike = [each for each in alike if len(_parts(each)) == 1] or alike
-    return alike[0] if len(alike) == 1 else None
-
-
-def _parts(code: str) -> list[str]:
-    return code.replace("_", "-").lower().split("-")
-
-
-def _language(code: str) -> str:
-    language = language_of(code)
-    return _SAME.get(language, language)
-
-
-def _script(code: str) -> str:
-    first, *others = _parts(code)
-    scripts = [part for part in others if len(part) == 4]
-    if scripts or _language(code) != "zh":
-        return scripts[0] if scripts else ""
-    return "hant" if first == "zt" else next(filter(None, map(_SCRIPTS.get, others)), "" if others else "hans")
-
-
-def _fit(one: str, other: str) -> bool:
-    return not one or not other or one == other
+    spelled = code.replace("_", "-").lower()
+    same = [each for each in known if each.replace("_", "-").lower() == spelled]
+    same = same or [each for each in known if language_of(each) == language_of(code)]
+    return same[0] if len(same) == 1 else None
 
 
 def can_detect() -> bool:
-    """Whether the package that identifies languages is installed."""
+    """Return whether the package that identifies languages is installed."""
     return importlib.util.find_spec("py3langid") is not None
 
 
 def detected(text: str, known: Sequence[str]) -> list[tuple[str, int]]:
-    """The known languages with the probability in percent that the text is in each, among all that py3langid knows; the most
-    probable first, and all with 0 for a text without letters. Raises RequestError without py3langid.
+    """Return the known languages with the probability in percent that the text is in each, the most probable first.
+
+    Raises HTTPException without py3langid.
     """
     if not can_detect():
-        raise RequestError(501, f"the server lacks py3langid, which detects languages: {install_hint('langid')}.")
-    ranked = dict(_identifier().rank(text)) if any(map(str.isalpha, text)) else {}
-    shares = {code: ranked.get(_language(code), 0.0) for code in known}
+        raise HTTPException(501, f"the server lacks py3langid, which detects languages: {install_hint('langid')}.")
+    with _loading:  # once, in one of the threads that want it
+        identifier = _identifier()
+    ranked = dict(identifier.rank(text)) if any(map(str.isalpha, text)) else {}
+    shares = {code: ranked.get(language_of(code), 0.0) for code in known}
     return [(code, round(100 * shares[code])) for code in sorted(known, key=lambda code: -shares[code])]
 
 
-def _identifier() -> Any:
-    with _loading:  # once, not in each of the threads that want it
-        return _loaded_identifier()
-
-
 @functools.cache
-def _loaded_identifier() -> Any:
+def _identifier() -> Any:
     from py3langid.langid import MODEL_FILE, LanguageIdentifier
 
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)

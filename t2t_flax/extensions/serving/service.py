@@ -1,131 +1,118 @@
-"""What all routes share: the models and their names, reading a request within its limits, waiting for its result."""
+"""What all routes share: who may ask, the limits of a request, and waiting for its result."""
 
 import asyncio
+import collections
 import contextlib
 import dataclasses
-import functools
-import time
+import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from fastapi import Request
-from starlette.requests import ClientDisconnect
+from fastapi import HTTPException, Request
 
-from t2t_flax.errors import UserError
-from t2t_flax.extensions.serving.access import Access
-from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
+from t2t_flax.extensions.serving.batching import Closed, Job
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
-from t2t_flax.extensions.serving.probe import NotFinite
-from t2t_flax.extensions.serving.schemas import Shape, parse_body, read_body
-from t2t_flax.extensions.serving.text import RequestError, check_text
 
-CLIENT_GONE = 499
-"""Status in the metrics of a request whose client closed the connection."""
-_GONE = "the client closed the connection."
-_LARGE = 2**15
-"""Bytes of a body above which it is parsed after the others of its size, which have at most a `_SHARE` of the interpreter."""
-_SHARE = 0.2
-_REFUSED_AFTER = 0.5
-"""Seconds until a body that is too large is refused: a client that sends nothing else has few answers."""
-_RETRY_SOON, _RETRY_LATER = {"Retry-After": "1"}, {"Retry-After": "5"}
+_RETRY = {"Retry-After": "2"}
 
 
 @dataclasses.dataclass(frozen=True)
-class Limits:
-    """max_body_bytes: of a request. max_text_length: characters of a request. max_lines: of a request, empty ones included.
-    timeout: seconds for a request, reading it included.
+class Settings:
+    """Limits of a server, and who may use it.
+
+    Args:
+      max_text_length: characters of a request.
+      max_lines: lines of a request, empty ones included.
+      max_body_bytes: bytes of a request's body.
+      timeout: seconds of a request, reading and waiting included.
+      keys: API keys; empty = none is needed.
+      max_client_requests: requests of a key, or else an address, at the same time; 0 = any number.
+      hosts: names by which requests may call the server.
+      origins: origins of other servers' pages that may use it.
+      split_sentences: whether LibreTranslate's clients send paragraphs.
     """
 
-    max_body_bytes: int = 2**18
     max_text_length: int = 20_000
     max_lines: int = 1000
+    max_body_bytes: int = 2**18
     timeout: float = 60.0
+    keys: Sequence[str] = ()
+    max_client_requests: int = 0
+    hosts: Sequence[str] = ("*",)
+    origins: Sequence[str] = ()
+    split_sentences: bool = False
 
 
 class Service:
-    """The models of a server, by name and by languages. split: see `create_app`. stopping: no more work is to be sent here."""
+    """The models of a server, by name, and the requests that are answered."""
 
-    def __init__(
-        self, models: Sequence[ServedModel], limits: Limits, access: Access | None = None, *, split: bool = False
-    ):
-        self.models, self.limits, self.access, self.split = models, limits, access or Access(), split
-        self.stopping = False
-        self._large = asyncio.Lock()
-
-    @property
-    def ready(self) -> bool:
-        return all(model.ready for model in self.models)
+    def __init__(self, models: Sequence[ServedModel], settings: Settings):
+        self.models = models
+        self.settings = settings
+        self._keys = {_digest(key) for key in settings.keys}
+        self._active: collections.Counter[str] = collections.Counter()
 
     def require_ready(self) -> None:
-        """Raises RequestError while models are loaded."""
-        if not self.ready:
-            raise RequestError(503, "the models are being loaded: try again in some seconds.", _RETRY_LATER)
-
-    def stop(self) -> None:
-        """From now on /ready fails."""
-        self.stopping = True
-
-    def require_open(self) -> None:
-        """Raises RequestError once the server is about to stop, although it still answers."""
-        if self.stopping:
-            raise RequestError(503, "the server is stopping.", _RETRY_LATER)
+        """Raise HTTPException while models are loaded."""
+        if not all(model.ready for model in self.models):
+            raise HTTPException(503, "the models are being loaded: try again in some seconds.", _RETRY)
 
     def require_health(self) -> None:
-        """Raises RequestError for a model that does not answer as it should."""
-        if faults := [fault for model in self.models if (fault := model.fault())]:
-            raise RequestError(503, "; ".join(faults) + ".")
+        """Raise HTTPException for a model that does not answer as it should."""
+        if faults := list(filter(None, (model.fault() for model in self.models))):
+            raise HTTPException(503, "; ".join(faults) + ".")
 
     def model(self, name: str | None) -> ServedModel:
-        """The model of that name, or the first. Raises RequestError."""
-        self.require_ready()
+        """Return the model of that name, or the first. Raises HTTPException."""
         for model in self.models:
             if name in (None, model.name):
                 return model
         names = ", ".join(model.name for model in self.models)
-        raise RequestError(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
+        raise HTTPException(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
 
-    async def read(self, request: Request, shape: type[Shape], *, form: bool = False) -> Shape:
-        """The request's body, once its client is admitted. Raises RequestError."""
+    @contextlib.contextmanager
+    def admitted(self, request: Request, api_key: str | None = None) -> Iterator[None]:
+        """Answer a request within this block. Raises HTTPException for a wrong key or too many requests of its client."""
         self.require_ready()
-        request.state.deadline = asyncio.get_running_loop().time() + self.limits.timeout
+        scheme, _, token = request.headers.get("authorization", "").partition(" ")
+        key = token.strip() if scheme.lower() == "bearer" else api_key or ""
+        if self._keys and _digest(key) not in self._keys:
+            wanted = 'send a known key as "api_key", or as "Authorization: Bearer KEY".'
+            raise HTTPException(403, f"an API key is needed: {wanted}")
+        client = key if self._keys else request.client.host if request.client else ""
+        most = self.settings.max_client_requests
+        if most and self._active[client] >= most:
+            raise HTTPException(429, f"more than {most} requests at the same time: wait for an answer.", _RETRY)
+        self._active[client] += 1
         try:
-            async with asyncio.timeout_at(request.state.deadline):
-                try:
-                    body = await read_body(request, self.limits.max_body_bytes)
-                except RequestError as error:
-                    if error.status == 413:
-                        await asyncio.sleep(_REFUSED_AFTER)
-                    raise
-        except TimeoutError:
-            raise RequestError(
-                408, f"the body did not arrive within {self.limits.timeout:g} s.", {"Connection": "close"}
-            ) from None
-        except ClientDisconnect:
-            raise RequestError(CLIENT_GONE, _GONE) from None
-        # In a thread, as everything that takes longer for a larger body: others are answered meanwhile. Large ones take turns.
-        parse = functools.partial(parse_body, body, request.headers.get("content-type", ""), shape, form=form)
-        if len(body) <= _LARGE:
-            return self._admitted(request, await asyncio.to_thread(parse))
-        async with self._large:
-            began = time.monotonic()
-            try:
-                return self._admitted(request, await asyncio.to_thread(parse))
-            finally:
-                await asyncio.sleep((time.monotonic() - began) * (1 / _SHARE - 1))
+            yield
+        finally:
+            self._active[client] -= 1
+            if not self._active[client]:
+                del self._active[client]
 
-    def _admitted(self, request: Request, body: Shape) -> Shape:
-        """The body, whose characters are taken from the account of its client. Raises RequestError."""
-        scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        given = key.strip() if scheme.lower() == "bearer" else getattr(body, "api_key", None)
-        address = request.client.host if request.client else ""
-        request.state.client = client = self.access.client(address, given)
-        request.state.characters = body.characters
-        self.access.take(client, body.characters)
-        return body
+    def check_text(self, field: str, texts: Sequence[str]) -> None:
+        """Raise HTTPException for a text that is empty or too long."""
+        characters, lines = sum(map(len, texts)), sum(text.count("\n") + 1 for text in texts)
+        if not any(text.strip() for text in texts):
+            raise HTTPException(400, f"{field} has no text.")
+        if characters > (most := self.settings.max_text_length):
+            raise HTTPException(400, f"{field} has {characters} characters: at most {most} are allowed.")
+        self.check_lines(field, lines)
 
-    def check_text(self, field: str, texts: Sequence[str], *, several_lines: bool = True) -> None:
-        """`text.check_text` with the server's limits."""
-        check_text(field, texts, self.limits.max_text_length, self.limits.max_lines, several_lines=several_lines)
+    def check_lines(self, field: str, lines: int) -> None:
+        """Raise HTTPException for too many lines."""
+        if lines > (most := self.settings.max_lines):
+            raise HTTPException(400, f"{field} has {lines} lines or sentences: at most {most} are allowed.")
+
+    async def translate(
+        self, request: Request, model: ServedModel, lines: Sequence[str], n_best: int, target_language: str | None
+    ) -> list[Hypotheses]:
+        """Return the hypotheses of each line. Empty lines do not wait for the device."""
+        job = await asyncio.to_thread(model.translate, lines, n_best, target_language)
+        found = await self.wait(request, job)
+        results = {item.number: result for item, result in zip(job.items, found, strict=True)}
+        return [results.get(i) or model.untranslated(line, n_best) for i, line in enumerate(lines)]
 
     async def translate_paragraphs(
         self,
@@ -136,92 +123,47 @@ class Service:
         target_language: str | None,
         source_language: str,
     ) -> list[Hypotheses]:
-        """As `translate`; with `split` without scores and pieces, each line made of the translations of its sentences."""
-        if not self.split:
-            return await self.translate(request, model, lines, [""] * len(lines), n_best, target_language)
-        with _refusals():
-            paragraphs = await asyncio.to_thread(model.sentences, lines, target_language, source_language)
-        places, sentences = [], []
-        for number, paragraph in enumerate(paragraphs, 1):
-            one = len(paragraph.sentences) == 1
-            places += [
-                f"line {number}{'' if one else f', sentence {i}'}" for i in range(1, len(paragraph.sentences) + 1)
-            ]
-            sentences += paragraph.sentences
-        if len(sentences) > self.limits.max_lines:
-            raise RequestError(400, f"q has {len(sentences)} sentences: at most {self.limits.max_lines} are allowed.")
-        request.state.sentences = len(sentences)
-        prefixes = [""] * len(sentences)
-        results = iter(await self.translate(request, model, sentences, prefixes, n_best, target_language, places))
-        answers = []
+        """Return the hypotheses of each line, with --split-sentences as texts made of the translations of its sentences."""
+        if not self.settings.split_sentences:
+            return await self.translate(request, model, lines, n_best, target_language)
+        paragraphs = await asyncio.to_thread(model.sentences, lines, target_language, source_language)
+        sentences = [sentence for paragraph in paragraphs for sentence in paragraph.sentences]
+        self.check_lines("q", len(sentences))
+        results = iter(await self.translate(request, model, sentences, n_best, target_language))
+        answers: list[Hypotheses] = []
         for paragraph in paragraphs:
             parts = [next(results) for _ in paragraph.sentences]
-            ranks = range(max(map(len, parts)))
-            texts = [paragraph.join([part[min(rank, len(part) - 1)]["text"] for part in parts]) for rank in ranks]
+            texts = by_rank(parts, max(map(len, parts)), paragraph.join)
             answers.append([{"text": text} for text in texts])
         return answers
 
-    async def translate(
-        self,
-        request: Request,
-        model: ServedModel,
-        lines: Sequence[str],
-        prefixes: Sequence[str],
-        n_best: int,
-        target_language: str | None = None,
-        places: Sequence[str] | None = None,
-    ) -> list[Hypotheses]:
-        """The hypotheses of each line. Lines that need no search do not wait for the device. places: what errors call each line.
-        Raises RequestError.
-        """
-        job = await self.submit(model.translate, lines, prefixes, n_best, target_language, places)
-        queued = zip((item.number for item in job.items), await self.wait(request, job), strict=True)
-        results: dict[int, Hypotheses] = dict(queued)
-        return [results[i] if i in results else model.untranslated(line, n_best) for i, line in enumerate(lines)]
-
-    async def wait(self, request: Request, job: Job[Any]) -> list[Any]:
-        """The results of a job of a request that `read` has read. Takes it out of the queue when the request's time is up or
-        its client has gone. Raises RequestError.
-        """
-        remaining = max(0.0, request.state.deadline - asyncio.get_running_loop().time())
+    async def wait(self, request: Request, job: Job) -> list[Any]:
+        """Return the results of a job, which leaves the queue if the client goes or the request's time is up."""
         result = asyncio.wrap_future(job.future)
         gone = asyncio.ensure_future(_disconnected(request))
         try:
-            await asyncio.wait({result, gone}, timeout=remaining, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not result.done():
-                if gone.done():
-                    raise RequestError(CLIENT_GONE, _GONE)
-                raise RequestError(504, f"no result within {self.limits.timeout:g} s.", _RETRY_LATER)
-            with _refusals():
-                if result.cancelled():
-                    raise Closed
-                return result.result()
+                raise HTTPException(499, "the client closed the connection.")
+            if result.cancelled():
+                raise Closed
+            return result.result()
         finally:
             gone.cancel()
             result.cancel()
 
-    async def submit(self, submit: Callable[..., Job[Any]], *arguments: Any) -> Job[Any]:
-        """`submit(*arguments)`, one of a model's methods, in a thread, because it counts tokens. Raises RequestError."""
-        with _refusals():
-            return await asyncio.to_thread(submit, *arguments)
 
-
-@contextlib.contextmanager
-def _refusals() -> Iterator[None]:
-    """Errors of the model and of its queue, as those of the request."""
-    try:
-        yield
-    except QueueFull:
-        raise RequestError(429, "too many requests are waiting: try again in a second.", _RETRY_SOON) from None
-    except Closed:
-        raise RequestError(503, "the server is stopping.", _RETRY_LATER) from None
-    except UserError as error:
-        raise RequestError(400, str(error)) from None
-    except NotFinite as error:
-        raise RequestError(500, f"{error}.") from None
+def by_rank(parts: Sequence[Hypotheses], n_best: int, join: Callable[[list[str]], str]) -> list[str]:
+    """Return texts, best first: the i-th joins the i-th hypothesis of each part that has as many."""
+    return [join([part[min(rank, len(part) - 1)]["text"] for part in parts]) for rank in range(n_best)]
 
 
 async def _disconnected(request: Request) -> None:
-    """Returns once the client has closed the connection; call it after the body was read."""
+    """Return once the client has closed the connection; call it after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _digest(key: str) -> bytes:
+    """Digest of a key, so that the time of a comparison tells nothing of the keys."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

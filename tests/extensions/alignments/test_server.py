@@ -1,15 +1,13 @@
 """LibreTranslate's `format: "html"`: the server's answers are the documents translated by hand."""
 
-import dataclasses
-
-import jax
 import pytest
+from helpers.refusals import assert_names
+from helpers.runs import on_one_device
 
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.alignments.html_document import HtmlDocument
 
-for package in ("fastapi", "uvicorn", "prometheus_client", "httpx"):
+for package in ("fastapi", "multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and the tests' HTTP client")
 from helpers.http_server import serving  # noqa: E402
 
@@ -18,11 +16,7 @@ DOCUMENT = "<p>On Monday, my <b>uncle</b> meets the farmer.</p>\n<hr><p>I have m
 
 @pytest.fixture(scope="module")
 def run():
-    """On one of the simulated devices, as a user's machine has one."""
-    loaded = load("pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"})
-    mesh = mesh_lib.make_mesh(dataclasses.replace(loaded.config.mesh, data=1), jax.devices()[:1])
-    params = jax.device_put(jax.device_get(loaded.params), mesh_lib.named(mesh, mesh_lib.REPLICATED))
-    return dataclasses.replace(loaded, mesh=mesh).with_params(params)
+    return on_one_device(load("pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"}))
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +49,13 @@ def test_alternatives_have_the_markup_too(server):
 
 
 @pytest.mark.slow
-def test_wrong_requests_are_refused(server):
+@pytest.mark.parametrize(
+    "q, name", [("a<br>" * 1500, "1000"), ("<p>" + "word " * 60 + "</p>", "40")], ids=["blocks", "tokens"]
+)
+def test_large_documents_are_refused(server, q, name):
+    assert_names(ask(server, q, code=400)["error"], name)
+
+
+@pytest.mark.slow
+def test_document_without_text_stays(server):
     assert ask(server, "<p></p>") == {"translatedText": "<p></p>"}
-    assert "format" in ask(server, "a", format="xml", code=400)["error"]
-    assert "blocks" in ask(server, "a<br>" * 1500, code=400)["error"]
-    assert "tokens" in ask(server, "<p>" + "word " * 60 + "</p>", code=400)["error"]

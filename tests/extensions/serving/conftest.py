@@ -1,13 +1,11 @@
-"""A tiny run, and the real HTTP server in a thread of this process."""
+"""A tiny run, and a server of it."""
 
 import dataclasses
 import threading
 
-import jax
 import pytest
-from helpers.runs import start, tiny_run
+from helpers.runs import on_one_device, start, tiny_run
 
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.training import loop
 
@@ -24,11 +22,17 @@ def workdir(tmp_path_factory, cache):
 
 @pytest.fixture(scope="session")
 def run(workdir) -> TrainedModel:
-    """The run on one of the simulated devices, as a user's machine has one."""
-    loaded = load(workdir, overrides=DECODE)
-    mesh = mesh_lib.make_mesh(dataclasses.replace(loaded.config.mesh, data=1), jax.devices()[:1])
-    params = jax.device_put(jax.device_get(loaded.params), mesh_lib.named(mesh, mesh_lib.REPLICATED))
-    return dataclasses.replace(loaded, mesh=mesh).with_params(params)
+    return on_one_device(load(workdir, overrides=DECODE))
+
+
+@pytest.fixture(scope="session")
+def server(run):
+    for package in ("fastapi", "multipart", "prometheus_client", "uvicorn", "httpx"):
+        pytest.importorskip(package, reason="needs the extra serve and httpx")
+    from helpers.http_server import serving
+
+    with serving({"tiny": run}) as server:
+        yield server
 
 
 class GatedModel(TrainedModel):

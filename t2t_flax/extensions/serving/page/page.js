@@ -1,150 +1,174 @@
-// The page: the form, the requests that it starts, one panel for each run.
+// The page: a form, the translations of each line with their scores, and the attention of the chosen one.
 
-import { Panel } from "./panel.js";
-import { getModels } from "./server.js";
-import { count, language, languageTag, node } from "./text.js";
-
-const PAUSE_MS = 600; // of typing, before the text is translated
-const LONG_LINE = 600; // characters: longer ones wait for the button
-const RETRY_MS = 2000; // while the server is not ready
-const DEFAULT_TRANSLATIONS = 4;
-
+const TRANSLATIONS = 4;
+const RETRY_MS = 2000; // while the models are loaded
 const by = (id) => document.getElementById(id);
-const [form, text, prefix, nBest, modelSelect, otherSelect] = ["form", "text", "prefix", "n-best", "model", "other"].map(by);
-const target = by("target");
-const [button, typing, status, results, empty, note] = ["translate", "typing", "status", "results", "empty", "text-note"].map(by);
+const [text, modelSelect, target, button, results] = ["text", "model", "target", "translate", "results"].map(by);
+const [kind, head] = ["kind", "head"].map(by);
 
 let models = [];
-let panels = [];
-let running = null; // the AbortController of the newest translation
-let timer = 0;
+let key = "";
+let running = new AbortController(); // of the newest translation
+let pair = null; // the answer of api/attention
 
-const say = (...parts) => status.replaceChildren(...parts);
-const linesOf = () => text.value.split(/\r?\n/).map((line) => line.trim()).filter((line) => line);
+function node(tag, properties = {}, ...children) {
+  const made = Object.assign(document.createElement(tag), properties);
+  made.append(...children); // strings become text nodes, so that markup in them stays text
+  return made;
+}
+
+function say(message, failed = false) {
+  by("status").textContent = message;
+  by("status").classList.toggle("failed", failed);
+}
+
+async function ask(path, body, signal) {
+  const headers = { "Content-Type": "application/json", ...(key ? { Authorization: `Bearer ${key}` } : {}) };
+  const options = body ? { method: "POST", body: JSON.stringify(body), headers, signal } : {};
+  const response = await fetch(`api/${path}`, options);
+  const answer = await response.json().catch(() => ({}));
+  if (response.ok) return answer;
+  if (response.status === 403) {
+    const given = window.prompt("API key of this server")?.trim();
+    if (given) {
+      key = given;
+      return ask(path, body, signal);
+    }
+  }
+  throw new Error(answer.error ?? `The server answered ${response.status}.`);
+}
+
+function language(code) {
+  if (code === "mul") return "several languages"; // ISO 639-2
+  try {
+    return new Intl.DisplayNames(["en"], { type: "language" }).of(code);
+  } catch {
+    return code;
+  }
+}
+
+const chosenModel = () => models.find(({ name }) => name === modelSelect.value);
+
+const request = (fields) => {
+  const { name, target_languages } = chosenModel();
+  return { model: name, ...fields, ...(target_languages.length ? { target_language: target.value } : {}) };
+};
 
 async function start() {
   try {
-    models = await getModels();
-    if (!models.length) throw Object.assign(new Error("The server has no run."), { notReady: true });
+    models = await ask("models");
   } catch (error) {
-    say(`The runs are not ready. ${error.message} Trying again …`);
+    say(`${error.message} Trying again …`);
     setTimeout(start, RETRY_MS);
     return;
   }
-  const options = () => models.map(({ name }) => new Option(name, name));
-  modelSelect.replaceChildren(...options());
-  otherSelect.replaceChildren(new Option("no other run", ""), ...options());
-  by("model-field").hidden = by("other-field").hidden = models.length < 2;
+  modelSelect.replaceChildren(...models.map(({ name }) => new Option(name)));
+  by("model-field").hidden = models.length < 2;
   say("");
   button.disabled = false;
-  choosePanels();
-  if (text.value.trim()) translate();
+  chooseModel();
 }
 
-/** Makes the panels of the chosen runs. */
-function choosePanels() {
-  const names = [modelSelect.value, otherSelect.value === modelSelect.value ? "" : otherSelect.value];
-  for (const option of otherSelect.options) option.disabled = option.value === modelSelect.value;
-  if (otherSelect.selectedOptions[0]?.disabled) otherSelect.value = "";
-  panels.forEach((panel) => panel.close());
-  const chosen = names.map((name) => models.find((model) => model.name === name)).filter((model) => model);
-  const languages = [...new Set(chosen.flatMap((model) => model.target_languages))];
-  const before = target.value;
-  target.replaceChildren(...languages.map((code) => new Option(language(code), code)));
-  target.value = languages.includes(before) ? before : (languages[0] ?? "");
-  by("target-field").hidden = !languages.length;
-  panels = chosen.map((model, i) => {
-    const into = model.target_languages.length ? { target: target.value, target_language: target.value } : {};
-    return new Panel({ ...model, ...into }, `run-${i + 1}`, choose);
-  });
-  const { source } = panels[0].model;
-  by("text-label").textContent = language(source) || "Source text";
-  text.lang = languageTag(source) ?? "";
-  prefix.lang = languageTag(panels[0].model.target) ?? "";
-  const most = Math.max(...panels.map((panel) => panel.model.max_n_best));
-  const wanted = Number(nBest.value) || DEFAULT_TRANSLATIONS;
-  nBest.replaceChildren(...Array.from({ length: most }, (_, i) => new Option(i + 1, i + 1)));
-  nBest.value = Math.min(wanted, most);
+function chooseModel() {
+  const model = chosenModel();
+  target.replaceChildren(...model.target_languages.map((code) => new Option(language(code), code)));
+  by("target-field").hidden = !model.target_languages.length;
+  by("facts").textContent = [
+    `${language(model.source)} to ${language(model.target)}`,
+    `update ${model.steps.join(", ")}`,
+    `${model.layers.encoder} + ${model.layers.decoder} layers`,
+    `${model.heads} heads`,
+    `${model.parameters.toLocaleString("en")} parameters`,
+  ].join(" · ");
+  clear();
 }
 
-/** A sentence and the rank of its translation, in all panels. */
-function choose(line, rank) {
-  panels.forEach((panel) => panel.choose(line, rank));
-  mark();
-}
-
-function mark() {
-  const [first, second] = panels;
-  if (!second?.chosen || !first.chosen) {
-    panels.forEach((panel) => panel.mark(null));
-    return;
-  }
-  first.mark(second.chosen.text);
-  second.mark(first.chosen.text);
+function clear() {
+  running.abort();
+  results.replaceChildren();
+  by("attention").hidden = true;
 }
 
 async function translate() {
-  clearTimeout(timer);
-  running?.abort();
-  const lines = linesOf();
-  empty.hidden = lines.length > 0;
-  if (!lines.length) {
-    results.replaceChildren();
-    say("");
-    return;
-  }
-  if (!models.length) return;
-  const request = (running = new AbortController());
-  results.classList.toggle("two", panels.length > 1);
-  if (!results.children.length || results.children.length !== panels.length) {
-    results.replaceChildren(...panels.map((panel) => panel.root));
-  }
+  clear();
+  const lines = text.value.split(/\r?\n/).filter((line) => line.trim());
+  if (!lines.length) return;
+  const { signal } = (running = new AbortController());
   say("Translating …");
-  const started = performance.now();
-  const options = { prefix: prefix.value.trim(), nBest: Number(nBest.value) };
-  const answers = await Promise.allSettled(panels.map((panel) => panel.translate(lines, options, request.signal)));
-  if (request.signal.aborted) return;
-  const failed = answers.find((answer) => answer.status === "rejected");
-  mark();
-  if (failed) {
-    const again = node("button", { type: "button", className: "again" }, "Try again");
-    again.addEventListener("click", translate);
-    say("Not translated. ", again);
+  const began = performance.now();
+  try {
+    const fields = { text: lines, n_best: Math.min(TRANSLATIONS, chosenModel().max_n_best) };
+    const { translations } = await ask("translate", request(fields), signal);
+    say(`${((performance.now() - began) / 1000).toFixed(2)} s`);
+    results.replaceChildren(...translations.map(translationsOf));
+    results.querySelector("input").click();
+  } catch (error) {
+    if (error.name !== "AbortError") say(error.message, true);
+  }
+}
+
+function translationsOf({ source, hypotheses }) {
+  const choices = hypotheses.map(({ text: written, score }) => {
+    const radio = node("input", { type: "radio", name: "chosen", onchange: () => attend(source, written) });
+    const shown = node("span", { className: "text", dir: "auto" }, written || "—");
+    return node("label", {}, radio, shown, node("span", { className: "score" }, score.toFixed(3)));
+  });
+  return node("fieldset", {}, node("legend", { dir: "auto" }, source), ...choices);
+}
+
+async function attend(source, written) {
+  by("attention").hidden = true;
+  if (!written) return;
+  const { signal } = running;
+  try {
+    pair = await ask("attention", request({ source, target: written }), signal);
+  } catch (error) {
+    if (error.name !== "AbortError") say(`No attention: ${error.message}`, true);
     return;
   }
-  const ms = performance.now() - started;
-  const time = ms < 995 ? `${Math.max(1, Math.round(ms / 10)) * 10}\u202fms` : `${(ms / 1000).toFixed(1)}\u202fs`;
-  say(`${lines.length > 1 ? `${count(lines.length)} sentences` : "Translated"} in ${time}`);
+  if (signal.aborted) return;
+  const heads = pair.cross.flatMap((layer, l) =>
+    layer.map((_, h) => new Option(`layer ${l + 1}, head ${h + 1}`, `${l},${h}`)),
+  );
+  head.replaceChildren(new Option("mean of all", "mean"), ...heads);
+  by("attention").hidden = false;
+  draw();
 }
 
-function whenTyped() {
-  clearTimeout(timer);
-  const long = linesOf().some((line) => line.length > LONG_LINE);
-  note.textContent = long
-    ? `A line of more than ${count(LONG_LINE)} characters: one sentence per line is translated best. Press Translate.`
-    : "One sentence per line.";
-  note.classList.toggle("warning", long);
-  if (!linesOf().length) translate();
-  else if (typing.checked && !long) timer = setTimeout(translate, PAUSE_MS);
-}
+const shownPiece = (piece) => piece.replaceAll("\u2581", " ").trim() || "\u2423"; // SentencePiece's sign of a space
 
-form.addEventListener("submit", (event) => {
-  event.preventDefault();
-  translate();
-});
-form.addEventListener("keydown", (event) => {
-  if (event.key !== "Enter" || !(event.ctrlKey || event.metaKey) || button.disabled) return;
-  event.preventDefault();
-  translate();
-});
-text.addEventListener("input", whenTyped);
-prefix.addEventListener("input", whenTyped);
-nBest.addEventListener("change", translate);
-for (const select of [modelSelect, otherSelect, target]) {
-  select.addEventListener("change", () => {
-    choosePanels();
-    results.replaceChildren();
-    translate();
+/** Fills the table: a row for each piece, a column for each piece that it looks at. */
+function draw() {
+  const { source_pieces: source, target_pieces: written } = pair;
+  const rows = kind.value === "encoder" ? source : written;
+  const columns = kind.value === "decoder" ? ["<start>", ...written.slice(0, -1)] : source;
+  const all = pair[kind.value];
+  const [l, h] = head.value.split(",").map(Number);
+  const matrices = head.value === "mean" ? all.flat() : [all[l]?.[h] ?? all[0][0]];
+  const weight = (r, c) => matrices.reduce((sum, matrix) => sum + matrix[r][c], 0) / matrices.length / 10;
+  const header = node("tr", {}, node("td"), ...columns.map((piece) => node("th", { scope: "col" }, shownPiece(piece))));
+  const body = rows.map((piece, r) => {
+    const cells = columns.map((_, c) => {
+      const cell = node("td", {}, weight(r, c) < 0.5 ? "" : String(Math.round(weight(r, c))));
+      cell.style.background = `color-mix(in srgb, var(--shade) ${weight(r, c)}%, transparent)`;
+      return cell;
+    });
+    return node("tr", {}, node("th", { scope: "row" }, shownPiece(piece)), ...cells);
   });
+  by("weights").replaceChildren(header, ...body);
 }
+
+by("form").addEventListener("submit", (event) => {
+  event.preventDefault();
+  translate();
+});
+by("form").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey) && !button.disabled) {
+    event.preventDefault();
+    translate();
+  }
+});
+modelSelect.addEventListener("change", chooseModel);
+target.addEventListener("change", translate);
+for (const select of [kind, head]) select.addEventListener("change", draw);
 start();
