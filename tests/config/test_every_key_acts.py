@@ -133,6 +133,14 @@ def loss_program(config: Config) -> str:
 
 
 @functools.cache
+def update_program(config: Config) -> str:
+    """The update of the optimizer as a jaxpr."""
+    tx = make_optimizer(config)
+    state, _ = init_state(config, make_model(config, 37, 37), tx, devices_mesh(), abstract=True)
+    return str(jax.make_jaxpr(tx.update)(state.params, state.opt_state, state.params))
+
+
+@functools.cache
 def program(config: Config) -> str:
     """The train step as a jaxpr, which shows differences without compiling."""
     mesh = devices_mesh()
@@ -149,13 +157,17 @@ SMALL = dict(num_encoder_layers=1, num_decoder_layers=1, d_model=8, d_ff=16, num
 def test_key_changes_the_train_step(key):
     base, new_value, further = PROGRAM[key]
     config = changed(small_config(model=SMALL, train=dict(precision="float32")), further | {key: base})
-    show = loss_program if key.startswith(("model.", "loss.", "data.")) else program
+    show = program
+    if key.startswith(("model.", "loss.")):
+        show = loss_program
+    elif key.startswith(("optimizer.", "optimizers.")) and key != "optimizer.ema_decay":
+        show = update_program
     assert show(config) != show(changed(config, {key: new_value}))
 
 
 def test_equal_configs_have_equal_train_steps():
     config = small_config(model=SMALL, train=dict(precision="float32"))
-    for show in (program, loss_program):
+    for show in (program, loss_program, update_program):
         assert show.__wrapped__(config) == show.__wrapped__(config)
 
 
