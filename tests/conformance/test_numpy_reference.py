@@ -104,8 +104,7 @@ def compare_with_numpy(config: Model, seed: int) -> None:
         np.testing.assert_allclose(row[: len(target), :VOCAB], expected, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("mass", ["all", "non_target"])
-@pytest.mark.parametrize("eps", [0.0, 0.1, 0.4])
+@pytest.mark.parametrize(("mass", "eps"), [("all", 0.0), ("all", 0.1), ("non_target", 0.4)])
 def test_smoothed_loss_and_its_gradient(mass, eps):
     """Loss: cross-entropy with the smoothed target. Gradient: softmax - smoothed target, 0 at padding."""
     rng = np.random.default_rng(0)

@@ -18,7 +18,7 @@ EPS = 1e-6
 KINDS = {"post": dict(norm_placement="post", final_norm="none"), "pre": dict(norm_placement="pre", final_norm="both")}
 
 
-@pytest.fixture(scope="module", params=KINDS)
+@pytest.fixture(scope="module", params=["post", pytest.param("pre", marks=pytest.mark.slow)])
 def case(request):
     """(model, parameters, batch, pairs): two layers per stack, with biases and norm scales other than 0 and 1."""
     keys = dict(dropout=0.0, num_encoder_layers=2, num_decoder_layers=2, attention_bias=True, norm_eps=EPS)

@@ -48,14 +48,6 @@ def test_signature_names_the_tokenizer_of_the_language(language, setting, signat
     assert score["score"] == pytest.approx(expected.score, abs=1e-4)
 
 
-def test_german_signature_is_sacrebleus_default():
-    hypotheses, references = TEXTS["de"]
-    metric = BLEU()
-    score = score_translations(hypotheses, [references])["sacrebleu"]
-    assert score["score"] == pytest.approx(metric.corpus_score(hypotheses, [references]).score, abs=1e-4)
-    assert score["signature"] == str(metric.get_signature())
-
-
 def test_inapplicable_metrics_of_a_language_are_omitted():
     def names(language):
         return [metric.name for metric in task_of(translation_config(language)).metrics if metric.statistics]
