@@ -113,7 +113,7 @@ def test_training_starts_from_an_exported_model(workdir, exported, tmp_path, cac
         run.corpus.tokenizers.digest
         == read_metadata(run_folder("pretrained:toy") / "model.safetensors")[1]["tokenizer"]
     )
-    with refused("pretrained:toy", "model.num_encoder_layers"):
+    with refused("config.finetuning.init_from", "model.num_encoder_layers:"):
         restore_or_init(run, Checkpoints(run.workdir / "checkpoints"), print)
 
 
