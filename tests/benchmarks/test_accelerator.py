@@ -5,12 +5,12 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from helpers.refusals import assert_names, refused
 
 from benchmarks import accelerator
 from t2t_flax.config import load_config
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed.mesh import make_mesh
-from t2t_flax.errors import UserError
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 
@@ -35,11 +35,8 @@ def test_bound_is_that_of_the_data_sheet(kind, expected, monkeypatch):
 
 
 def test_unknown_rows_and_too_few_updates_are_errors():
-    for flag, message in (
-        ("--rows=base_mosaic", "unknown rows: base_mosaic; known: base, "),
-        ("--updates=39", "at least 40"),
-    ):
-        with pytest.raises(UserError, match=message):
+    for flag, name in (("--rows=base_mosaic", "base_mosaic"), ("--updates=39", "--updates=39")):
+        with refused(name):
             accelerator.main([flag])
 
 
@@ -54,7 +51,4 @@ def test_a_small_run_reports_rates_and_why_a_row_failed(tmp_path, monkeypatch):
     assert row["losses"][1] < row["losses"][0] and row["compile_seconds"] > 0.5
     assert 0 < row["mfu"]["mfu_useful_measured"] < row["mfu"]["mfu_hardware_measured"]
     accelerator.main(["--rows=base", f"--out={out}", *TINY, "--config.model.num_heads=3"])
-    assert (
-        "exit code 1: benchmarks.accelerator: config.model.d_model = 16"
-        in json.loads(out.read_text())["rows"]["base"]["failed"]
-    )
+    assert_names(json.loads(out.read_text())["rows"]["base"]["failed"], "config.model.d_model")

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.refusals import refused
 
 from benchmarks import rounds
 from benchmarks.environments import Environments, Unavailable
@@ -41,7 +42,7 @@ def test_engines_alternate_and_missing_ones_are_skipped(calls, tmp_path):
 
 
 def test_failure_of_an_own_engine_ends_the_benchmark(calls, tmp_path):
-    with pytest.raises(SystemExit, match="absent failed: no such package"):
+    with refused("absent", error=SystemExit):
         run_rounds([Engine("absent", "x")], 1, tmp_path)
 
 
@@ -54,12 +55,12 @@ def test_later_rounds_run_the_best_arrangement(calls, tmp_path):
 
 
 def test_failing_process_is_skipped_with_its_last_line(tmp_path):
-    with pytest.raises(Unavailable, match=r"exit code 1: .*no_such_engine"):
+    with refused("no_such_engine", error=Unavailable):
         rounds.run(Engine("a", "no_such_engine"), TASK, Environments(str(tmp_path), install=False))
 
 
 def test_engine_beyond_its_time_is_skipped(tmp_path):
-    with pytest.raises(Unavailable, match="no result within 0 s"):
+    with pytest.raises(Unavailable):
         rounds.run(Engine("a", "matmul", timeout=0.01), TASK, Environments(str(tmp_path), install=False))
 
 

@@ -4,11 +4,11 @@ from types import SimpleNamespace
 
 import jax
 import pytest
+from helpers.refusals import refused
 from helpers.thread_groups import CoordinationService
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroupError, initialize, require_single_process
-from t2t_flax.errors import UserError
 
 
 def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"):
@@ -19,7 +19,7 @@ def set_environment(monkeypatch, count="2", index="0", address="localhost:12345"
 def test_sweep_trial_ignores_the_cluster(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "4")
     monkeypatch.setenv("SLURM_STEP_NODELIST", "n")
-    with pytest.raises(UserError, match="score runs in a single process, and this is SLURM"):
+    with refused("score", "SLURM"):
         require_single_process("score")
     monkeypatch.setenv("T2T_ALONE", "1")
     require_single_process("score")
@@ -28,7 +28,7 @@ def test_sweep_trial_ignores_the_cluster(monkeypatch):
 
 def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
     set_environment(monkeypatch, index="1")
-    with pytest.raises(UserError, match="score runs in a single process, and this is process 1 of 2"):
+    with refused("score", "process 1"):
         require_single_process("score")
 
 
@@ -39,7 +39,7 @@ def test_failed_initialization_names_its_cause(monkeypatch):
     set_environment(monkeypatch)
     monkeypatch.setattr(jax.distributed, "initialize", refuse)
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    with pytest.raises(ProcessGroupError, match=r"could not join the others \(INVALID_ARGUMENT: task 3 of 2\)"):
+    with refused("INVALID_ARGUMENT", error=ProcessGroupError):
         initialize(Distributed())
 
 
@@ -58,7 +58,5 @@ def test_coordination_alone_touches_no_device(monkeypatch):
 @pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a")])
 def test_invalid_variables_are_refused(index, address, monkeypatch):
     set_environment(monkeypatch, "2", index, address)
-    with pytest.raises(
-        UserError, match=f"T2T_PROCESS_ID = '{index}', JAX_COORDINATOR_ADDRESS = '{address}': a process of"
-    ):
+    with refused("T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS", f"'{index}'", f"'{address}'"):
         initialize(Distributed())

@@ -4,16 +4,22 @@ import gzip
 
 import pytest
 from helpers.documented_commands import ROOT
-from helpers.forked_python import ForkedPython
-from helpers.processes import environment
 
 from t2t_flax.data.sources import toy
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """A folder like the checkout, with the text files that the page assumes."""
-    checkout = tmp_path_factory.mktemp("checkout")
+    return checkout_with_text(tmp_path_factory.mktemp("checkout"))
+
+
+@pytest.fixture(scope="module")
+def other_folder(tmp_path_factory):
+    return checkout_with_text(tmp_path_factory.mktemp("checkout"))
+
+
+def checkout_with_text(checkout):
+    """A folder like the checkout, with the text files that the pages assume."""
     for name in ("configs", "launch", "benchmarks", "docs"):
         (checkout / name).symlink_to(ROOT / name)
     splits = {split: list(toy.pairs(split, count)) for split, count in (("train", 300), ("valid", 12), ("test", 12))}
@@ -50,10 +56,3 @@ def folder(tmp_path_factory):
     for name, text in (("train", bank), ("dev", "\n".join(bank.splitlines()[:9]) + "\n")):
         (trees / f"{name}.trees.gz").write_bytes(gzip.compress(text.encode()))
     return checkout
-
-
-@pytest.fixture(scope="module")
-def python(tmp_path_factory):
-    """What runs the commands' Python."""
-    with ForkedPython(tmp_path_factory.mktemp("python") / "bin", environment()) as python:
-        yield python
