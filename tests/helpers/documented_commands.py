@@ -176,11 +176,12 @@ def run(folder: Path, command: str) -> None:
 
 def output_of(folder: Path, call: Callable[[], int | None]) -> str:
     """What the call prints in the folder; its exit code must be 0."""
-    out = io.StringIO()
+    out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
     with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             code = call()
         except SystemExit as stop:
             code = stop.code
-    assert not code and "Traceback" not in out.getvalue(), out.getvalue()[-4000:]
-    return out.getvalue()
+        text = out.buffer.getvalue().decode()
+    assert not code and "Traceback" not in text, text[-4000:]
+    return text
