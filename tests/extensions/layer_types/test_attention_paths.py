@@ -56,15 +56,3 @@ def test_full_banded_and_stepwise_attention_agree(causal_attention):
         return jax.lax.scan(step, cache, jnp.arange(LENGTH))[1].swapaxes(0, 1)
 
     np.testing.assert_allclose(decode(variables), full, atol=2e-5)
-
-
-def test_segments_restart_positions(causal_attention):
-    """The second segment of a packed row gives the same output as on its own."""
-    module, variables, x = causal_attention
-    apply = jax.jit(module.apply)
-    cut = 11
-    segments = jnp.broadcast_to(jnp.where(jnp.arange(LENGTH) < cut, 1, 2), (ROWS, LENGTH))
-    positions = jnp.where(segments == 1, jnp.arange(LENGTH), jnp.arange(LENGTH) - cut)
-    packed = apply(variables, x, MixerInputs(segments, positions))
-    separate = apply(variables, jnp.roll(x, -cut, axis=1), whole_rows(LENGTH))
-    np.testing.assert_allclose(packed[:, cut:], separate[:, : LENGTH - cut], atol=2e-5)

@@ -243,10 +243,6 @@ class Trainer:
         return state, losses
 
 
-def drill(*values):
-    return [pytest.param(*value, marks=pytest.mark.drill) for value in values]
-
-
 @pytest.fixture(scope="module")
 def trained(store):
     """optimizer -> (trainer, state after 8 updates, losses), on one device."""
@@ -274,8 +270,6 @@ def test_loss_falls(trained, name):
         ("adafactor", "zero1"),
         ("muon", "full"),
         ("schedule_free_adamw", "zero1"),
-        *drill(("adafactor", "full"), ("muon", "zero1"), ("lion", "full"), ("lion", "zero1")),
-        *drill(("nadamw", "full"), ("nadamw", "zero1"), ("schedule_free_adamw", "full")),
     ],
 )
 @pytest.mark.slow
