@@ -23,7 +23,7 @@ class Einsum(nn.Module):
 
     equation: str
     shape: tuple[int, ...]
-    names: tuple[str, ...]
+    names: tuple[str | None, ...]
     in_axis: tuple[int, ...] = (0,)
     out_axis: tuple[int, ...] = (1,)
     use_bias: bool = False

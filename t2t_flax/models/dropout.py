@@ -46,7 +46,7 @@ class Rate:
         return Rate(np.uint32(rate * 2**32), np.float32(1 / (1 - rate)))
 
 
-def noise_key(seed: int | jax.Array, update: jax.Array) -> jax.Array:
+def noise_key(seed: int | jax.Array, update: jax.Array | int) -> jax.Array:
     """Key words, uint32 [2], of an update (a scalar, possibly traced) under `seed.dropout` (an int, or a traced uint32)."""
     word = np.uint32(seed % 2**32) if isinstance(seed, int) else seed
     word = mix(word + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))

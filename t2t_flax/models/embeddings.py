@@ -76,14 +76,14 @@ class PositionScheme(NamedTuple):
     bias: Callable[[nn.Module, jax.Array, jax.Array], jax.Array] | None = None
 
 
-def sinusoid_interleaved(position: jax.Array, d_model: int) -> jax.Array:
+def sinusoid_interleaved(position: jax.Array | np.ndarray, d_model: int) -> jax.Array:
     """int32 [...] -> float32 [..., D]: PE[pos, 2i] = sin(pos / 10000^(2i/d)), PE[pos, 2i+1] = cos (3.5)."""
     inverse = 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
     angle = position[..., None].astype(jnp.float32) * inverse.astype(np.float32)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*position.shape, d_model)
 
 
-def sinusoid_halves(position: jax.Array, d_model: int) -> jax.Array:
+def sinusoid_halves(position: jax.Array | np.ndarray, d_model: int) -> jax.Array:
     """int32 [...] -> float32 [..., D]: all sines, then all cosines, exponents i / (d/2 - 1) (tensor2tensor)."""
     half = d_model // 2
     inverse = 10000.0 ** (-np.arange(half) / max(half - 1, 1))

@@ -13,7 +13,7 @@ from t2t_flax.config import Config, Optimizer
 from t2t_flax.registry import AVERAGING, OPTIMIZERS, SCHEDULES
 from t2t_flax.training.train_state import parameters_of, path_names
 
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = Callable[[jax.Array | int], jax.Array]
 """t -> learning rate, float32; t = update - 1 + schedule_first_step."""
 
 

@@ -24,7 +24,7 @@ class Visits(NamedTuple):
     pairs: np.ndarray
     passes: np.ndarray
 
-    def at(self, index: np.ndarray) -> "Visits":
+    def at(self, index: np.ndarray | slice) -> "Visits":
         """Those at `index`."""
         return Visits(self.pairs[index], self.passes[index])
 

@@ -36,7 +36,7 @@ def average(
     output = epath.Path(output)
     check_writable(output, "give a new folder as --output")
     refuse_existing(output, "--output")
-    for flag, values in (("--workdir", [os.fspath(w) for w in workdirs]), ("--step", list(steps))):
+    for flag, values in (("--workdir", list(map(os.fspath, workdirs))), ("--step", list(map(str, steps)))):
         duplicate = next((value for value in values if values.count(value) > 1), None)
         if duplicate is not None:
             raise UserError(

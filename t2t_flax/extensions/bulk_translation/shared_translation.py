@@ -94,9 +94,15 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 own = share.of(counter.count(lines))
                 output.skip(own)
                 ready = share.windows(own, window_size(loaded))
-                progress = dict(check=supervisor.note_progress, say=supervisor.say)
                 with supervisor.expect_progress():
-                    answer_windows("translated", answer, ready, output.append, **progress)
+                    answer_windows(
+                        "translated",
+                        answer,
+                        ready,
+                        output.append,
+                        check=supervisor.note_progress,
+                        say=supervisor.say,
+                    )
                 group.barrier(
                     "all shares are translated", 365 * 24 * 3600.0
                 )  # a process that hangs or is gone ends the others

@@ -61,7 +61,7 @@ def write_ctranslate2(
     folder: Path,
     config: Model,
     params: Any,
-    vocabularies: tuple[Sequence[str], Sequence[str]],
+    vocabularies: Sequence[Sequence[str]],
     *,
     source_eos: bool,
     quantization: str | None = None,

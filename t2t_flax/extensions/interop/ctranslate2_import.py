@@ -57,12 +57,12 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     model, params, *vocabularies, marian = read_ctranslate2(weights, num_heads)
     notes = ["vmap.txt is not used"] if (folder / "vmap.txt").exists() else []
     tokenizers = _tokenizers(folder, vocabularies, notes)
-    pair = tuple(
+    source, target = (
         given or settings.get(f"{side}_language") or "" for side, given in zip(_STACKS, languages, strict=True)
     )
     # Marian's sources end with EOS, which Hugging Face's tokenizer adds for CTranslate2.
     source_eos = marian or bool(settings.get("add_source_eos", False))
-    config = import_config(model, tokenizers, pair, folder, source_eos=source_eos)
+    config = import_config(model, tokenizers, (source, target), folder, source_eos=source_eos)
     return ImportedModel(NAME, config, params, tokenizers, tuple(notes))
 
 
@@ -114,8 +114,8 @@ def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
     arrays.refuse_unused()
     if positions.scheme.sines_first:
         params = reordered(params, np.argsort(sines_first(d_model)))
-    tokens = (vocabulary.tokens for vocabulary in vocabularies.values())
-    return CTranslate2Model(model, params, *tokens, positions.scheme.sines_first)
+    source, target = (vocabulary.tokens for vocabulary in vocabularies.values())
+    return CTranslate2Model(model, params, source, target, positions.scheme.sines_first)
 
 
 def _settings(folder: Path) -> dict[str, Any]:
@@ -265,7 +265,8 @@ def _tables(
     projection = arrays.take("decoder/projection/weight", width, model.d_model)
     bias = arrays.take("decoder/projection/bias", width) if "decoder/projection/bias" in arrays else None
     target = vocabularies["target"]
-    start, params = settings.get("decoder_start_token", "<s>"), {}
+    start = settings.get("decoder_start_token", "<s>")
+    params: dict[str, Any] = {}
     if arrays.scalar("decoder/start_from_zero_embedding", 0):
         kind = "zeros"
     elif start in (target.tokens[EOS], target.tokens[PAD]):
@@ -291,8 +292,10 @@ def _tables(
     else:
         tied, named = "decoder", {"source": source_table, "target": target_table}
     params |= {f"{name}_embedding": {"table": table} for name, table in named.items()}
-    keys = dict(tie_embeddings=tied, output_bias="output_bias" in params, decoder_start_token=kind)
-    return dataclasses.replace(model, **keys), params, vocabularies | {"target": target}
+    model = dataclasses.replace(
+        model, tie_embeddings=tied, output_bias="output_bias" in params, decoder_start_token=kind
+    )
+    return model, params, vocabularies | {"target": target}
 
 
 def _tokenizers(folder: Path, vocabularies: list[list[str]], notes: list[str]) -> TokenizerPair:
@@ -305,8 +308,8 @@ def _tokenizers(folder: Path, vocabularies: list[list[str]], notes: list[str]) -
                     f"{vocabulary_file(folder, side).name}."
                 )
         return pair
-    if (pair := sentencepiece_pair(folder, *vocabularies)) is not None:
-        return pair
+    if (found := sentencepiece_pair(folder, *vocabularies)) is not None:
+        return found
     notes.append(
         "no tokenizer beside the model (tokenizer/, or source.spm and target.spm): tokens are separated by spaces"
     )

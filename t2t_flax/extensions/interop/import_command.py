@@ -75,8 +75,8 @@ def run(argv: list[str]) -> int:
     )
     for note in model.notes:
         print(f"note: {note}")
-    languages = model.tokenizers.source.target_languages
-    choice = next((f" (lines begin with the language to write: <2{language}> ...)" for language in languages), "")
+    symbols = model.tokenizers.source.target_languages
+    choice = next((f" (lines begin with the language to write: <2{language}> ...)" for language in symbols), "")
     print(
         f"Translate: python -m t2t_flax translate --workdir={args.workdir}{choice}. Fine-tune: python -m t2t_flax train "
         f"--config={args.workdir}/config.json --config.finetuning.init_from={args.workdir} --config.data.train=... --workdir=NEW"

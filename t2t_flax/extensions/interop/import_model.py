@@ -1,6 +1,6 @@
 """Reads a trained model of another program, or of `export`, recognized by its files."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from etils import epath
@@ -38,7 +38,8 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
     settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if {"model", "data"} <= settings.keys():
         raise UserError(f"--from={path} is a run of t2t_flax already: give it as --workdir to any command.")
-    kind, kinds = settings.get("model_type"), _KINDS
+    kind = settings.get("model_type")
+    kinds: Sequence[tuple[Callable[..., ImportedModel], Sequence[str]]] = _KINDS
     if kind is not None and kind != "marian":
         raise UserError(f"--from={path}: config.json has model_type = {str(kind)[:100]!r}; expected marian.")
     if kind == "marian":

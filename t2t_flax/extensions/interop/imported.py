@@ -80,7 +80,7 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
     if not all(path.is_file() for path in paths):
         return None
     models = [path.read_bytes() for path in paths]
-    plain = []
+    plain: list[SentencePieceTokenizer] = []
     for path, model, tokens in zip(paths, models, (source, target), strict=True):
         try:
             tokenizer = SentencePieceTokenizer(model)
@@ -88,8 +88,9 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
             raise UserError(f"{path} is not a SentencePiece model.") from None
         pieces = tokenizer.pieces(range(tokenizer.vocab_size))
         same = [language_of(t) or t for t in pieces[UNK:]] == [language_of(t) or t for t in tokens[UNK:]]
-        plain.append(tokenizer if same else None)
-    if all(plain):
+        if same:
+            plain.append(tokenizer)
+    if len(plain) == len(models):
         return TokenizerPair(plain[0], plain[0] if models[0] == models[1] else plain[1])
     tags = [token for token in source[3:] if token.startswith(">>") and language_of(token)]
     # A text for a model with one tag may begin with it or not: nothing says that it must.

@@ -47,9 +47,9 @@ class LayerNames:
                 yield f"{theirs}{self.separator}bias", biases
             elif always_bias:
                 yield f"{theirs}{self.separator}bias", np.zeros(len(weight), np.float32)
-        for theirs, ours in self.norms:
-            if ours in layer:
-                norm = layer[ours]["norm"]
+        for theirs, name in self.norms:
+            if name in layer:
+                norm = layer[name]["norm"]
                 yield f"{theirs}{self.separator}{self.scale}", _float32(norm["scale"])
                 if "bias" in norm:
                     yield f"{theirs}{self.separator}{self.shift}", _float32(norm["bias"])
@@ -68,9 +68,9 @@ class LayerNames:
             biased = not gated if feed_forward else model.attention_bias
             for path, part in zip(ours, self._read_maps(arrays, f"{prefix}{theirs}", ours, model, biased), strict=True):
                 layer.setdefault(block, {})[path.split("/")[1]] = part
-        for theirs, ours in self.norms:
-            if ours != "residual_cross" or cross:
-                layer[ours] = {"norm": self.read_norm(arrays, f"{prefix}{theirs}", model)}
+        for theirs, norm in self.norms:
+            if norm != "residual_cross" or cross:
+                layer[norm] = {"norm": self.read_norm(arrays, f"{prefix}{theirs}", model)}
         return layer
 
     def _read_maps(
@@ -95,11 +95,14 @@ class LayerNames:
 
 def _shape(name: str, model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """(input axes, output axes) of one of our kernels."""
-    width, heads = (model.d_model,), (model.num_heads, model.d_model // model.num_heads)
-    shapes = {"out": (heads, width)} | dict.fromkeys(("query", "key", "value"), (width, heads))
-    shapes |= dict.fromkeys(("Einsum_0", "gate", "up"), (width, (model.d_ff,)))
-    shapes |= dict.fromkeys(("Einsum_1", "down"), ((model.d_ff,), width))
-    return shapes[name]
+    width: tuple[int, ...] = (model.d_model,)
+    hidden: tuple[int, ...] = (model.d_ff,)
+    heads: tuple[int, ...] = (model.num_heads, model.d_model // model.num_heads)
+    if name == "out":
+        return heads, width
+    if name in ("query", "key", "value"):
+        return width, heads
+    return (width, hidden) if name in ("Einsum_0", "gate", "up") else (hidden, width)
 
 
 def _float32(x: Any) -> np.ndarray:

@@ -72,12 +72,13 @@ _NEUTRAL_AT_1 = (
     "num_return_sequences",
 )
 # Numbers with a range are checked where they are read.
-_GENERATION_TYPES = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
-_CONFIG_TYPES = _GENERATION_TYPES | {
+_Types = dict[str, type | tuple[type, ...]]
+_GENERATION_TYPES: _Types = {"early_stopping": (bool, str), "renormalize_logits": bool, "bad_words_ids": list}
+_CONFIG_TYPES: _Types = _GENERATION_TYPES | {
     "scale_embedding": bool, "share_encoder_decoder_embeddings": bool, "tie_word_embeddings": bool, "dropout": float,
     "attention_dropout": float, "activation_dropout": float,
 }  # fmt: skip
-_TOKENIZER_TYPES = {"separate_vocabs": bool, "source_lang": str, "target_lang": str}
+_TOKENIZER_TYPES: _Types = {"separate_vocabs": bool, "source_lang": str, "target_lang": str}
 _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tokenizer_config.json"
 
 
@@ -113,11 +114,11 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     pair = sentencepiece_pair(folder, *(vocabulary.tokens for vocabulary in vocabularies))
     if pair is None:
         raise UserError(f"there is no {folder / 'source.spm'} and target.spm: expected Marian's SentencePiece models.")
-    codes = tuple(
+    source, target = (
         given or tokenizer.get(f"{side}_lang") or ""
         for side, given in zip(("source", "target"), languages, strict=True)
     )
-    resolved = import_config(model, pair, codes, folder, decode=_decode(config, generation))
+    resolved = import_config(model, pair, (source, target), folder, decode=_decode(config, generation))
     return ImportedModel(NAME, resolved, params, pair, _notes(generation, never_padding))
 
 
@@ -216,7 +217,7 @@ def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any
                 raise UserError(
                     f"{folder / _CONFIG}: {key} = {config[key]}, but {path} has {token!r} as {ids.get(token)}."
                 )
-        out.append(renumbered(sorted(ids, key=ids.get), special, path))
+        out.append(renumbered(sorted(ids, key=lambda token: ids[token]), special, path))
     return out[0], out[1]
 
 
@@ -258,7 +259,7 @@ def _tables(
     if not shared:
         same = [["source"], ["target", "output"]] if tied else [["source"], ["target"], ["output"]]
     sizes = {"source": source.count, "target": target.count, "output": target.count}
-    tables = {}
+    tables: dict[str, np.ndarray] = {}
     for sides in same:
         known = [name for side in sides for name in names[side] if name in arrays] or [names[sides[0]][-1]]
         table = arrays.take(known[0], sizes[sides[0]], d_model)
@@ -266,7 +267,7 @@ def _tables(
             if not np.array_equal(arrays.take(name, *table.shape), table):
                 raise UserError(f"{arrays.path}: {name} differs from {known[0]}, with which config.json ties it.")
         tables |= dict.fromkeys(sides, table)
-    params = {}
+    params: dict[str, Any] = {}
     if shared and tied:
         params["shared_embedding"] = {"table": target.take(tables["target"])}
     else:
@@ -274,8 +275,8 @@ def _tables(
         params["target_embedding"] = {"table": target.take(tables["target"])}
     if not tied:
         params["output_embedding"] = {"table": target.take(tables["output"])}
-    known = "final_logits_bias" in arrays
-    bias = target.take_bias(arrays.take("final_logits_bias", 1, sizes["output"])[0] if known else None)
+    bias = arrays.take("final_logits_bias", 1, sizes["output"])[0] if "final_logits_bias" in arrays else None
+    bias = target.take_bias(bias)
     if bias is not None:
         bias[PAD] = max(bias[PAD], IMPROBABLE)
         params["output_bias"] = bias

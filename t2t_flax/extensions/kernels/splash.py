@@ -48,10 +48,11 @@ def attend(
     if _mesh() is None:
         return attend_rows(*operands)
     # The compiler cannot divide a kernel: each device runs it on its own rows and heads, which needs no exchange.
-    rows, heads = nn.logical_to_mesh_axes(("batch", "act_heads"))
+    rows, heads = _axes()
     array, ids = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
-    specs = dict(in_specs=(array, array, array, ids, ids), out_specs=array)
-    return jax.shard_map(attend_rows, **specs, check_vma=False)(*operands)  # Pallas calls do not say how results vary
+    specs = (array, array, array, ids, ids)
+    # Pallas calls do not say how results vary.
+    return jax.shard_map(attend_rows, in_specs=specs, out_specs=array, check_vma=False)(*operands)
 
 
 def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool) -> Callable[..., jax.Array]:
@@ -84,11 +85,15 @@ def _mesh() -> jax.sharding.AbstractMesh | None:
     return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
 
 
+def _axes() -> PartitionSpec:
+    """Return the mesh axes of rows and heads."""
+    return nn.logical_to_mesh_axes(("batch", "act_heads")) or PartitionSpec(None, None)
+
+
 def _divisions() -> tuple[int, int]:
     """In how many parts rows and heads are divided."""
     mesh = _mesh()
     if mesh is None:
         return 1, 1
-    names = nn.logical_to_mesh_axes(("batch", "act_heads"))
-    rows, heads = ((axes,) if isinstance(axes, str) else axes or () for axes in names)
+    rows, heads = ((axes,) if isinstance(axes, str) else axes or () for axes in _axes())
     return math.prod(mesh.shape[axis] for axis in rows), math.prod(mesh.shape[axis] for axis in heads)

@@ -1,5 +1,7 @@
 """Sub-layers other than the paper's: gated feed-forward networks, RMSNorm, additive attention scores."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -42,6 +44,6 @@ class AdditiveScore(nn.Module):
     @nn.compact
     def __call__(self, q: jax.Array, k: jax.Array) -> jax.Array:
         init = nn.initializers.variance_scaling(1.0, "fan_in", "uniform", in_axis=1, out_axis=0)
-        v = self.param("v", nn.with_logical_partitioning(init, ("heads", "kv")), q.shape[-2:], jnp.float32)
+        v: Any = self.param("v", nn.with_logical_partitioning(init, ("heads", "kv")), q.shape[-2:], jnp.float32)
         hidden = jnp.tanh(q[..., :, None, :, :] + k[..., None, :, :, :])  # [..., T, S, N, H]
         return product_with_float32_result("...tsnh,nh->...nts", hidden, v, hidden.dtype)

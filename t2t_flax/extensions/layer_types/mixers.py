@@ -1,5 +1,6 @@
 """The mixers of Table 1 in place of self-attention: recurrent and convolutional layers (see `t2t_flax.models.attention`)."""
 
+from collections.abc import Callable
 from typing import Any, ClassVar
 
 import flax.linen as nn
@@ -29,7 +30,7 @@ class Recurrent(nn.Module):
     causal: bool
     depth: int = 0
 
-    Cell: ClassVar[type[nn.RNNCellBase]]
+    Cell: ClassVar[Callable[..., nn.RNNCellBase]]
 
     def setup(self):
         d = self.config.d_model

@@ -35,8 +35,8 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 def _alibi(module: nn.Module, query_position: jax.Array, key_position: jax.Array) -> jax.Array:
     """-slope * |i - j| in each head, in both directions in the encoder."""
     distance = jnp.abs(query_position[..., :, None] - key_position[..., None, :])
-    slopes_Nx1x1 = alibi_slopes(module.config.num_heads)[:, None, None]
-    return -slopes_Nx1x1 * distance[..., None, :, :].astype(jnp.float32)
+    slopes_Nx1x1 = jnp.asarray(-alibi_slopes(module.config.num_heads)[:, None, None])
+    return slopes_Nx1x1 * distance[..., None, :, :].astype(jnp.float32)
 
 
 def _rotary(module: nn.Module, x: jax.Array, position: jax.Array) -> jax.Array:

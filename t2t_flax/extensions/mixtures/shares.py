@@ -10,9 +10,9 @@ import dataclasses
 import functools
 import itertools
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -254,7 +254,7 @@ class Phases:
     the first one. Later ones do not change those before.
     """
 
-    def __init__(self, phases: dict[int, Layouts]):
+    def __init__(self, phases: Mapping[int, Any]):
         self._starts, self._phases = list(phases), list(phases.values())
         by_tokens: dict[int, list[Sequence[Size]]] = {}
         for phase in self._phases:
@@ -277,11 +277,16 @@ class Phases:
         if not number:
             return phase
         before = self._phase(number - 1)
-        windows = before.layouter.windows
+        windows: Any = before.layouter.windows  # a Mixture
         window, trained = before.locate(self._starts[number] - self._starts[number - 1])
         left = windows.visits(window).at(before.window(window).visits_from(trained))
         sources = windows.after(window + 1, left)
-        return phase.of_windows(dataclasses.replace(phase.layouter.windows, sources=sources))
+        following: Any = phase.layouter.windows
+        return phase.of_windows(dataclasses.replace(following, sources=sources))
+
+
+def _constant(mixture: Mixture) -> MakeWindows:
+    return lambda store: mixture
 
 
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
@@ -294,7 +299,7 @@ def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
         seeds = [key_of(seed, 7, number) if number else seed for number in range(len(phases))]
         sized = [_sized(data, phase.tokens) for phase in phases_of(config)]
         return Phases({
-            start: make(store, of_size, of_phase, lambda store, mixture=mixture: mixture)
+            start: make(store, of_size, of_phase, _constant(mixture))
             for of_phase, of_size, (start, mixture) in zip(seeds, sized, phases, strict=True)
         })  # fmt: skip
 

@@ -85,7 +85,8 @@ def changes(config: Config, updates: int, seed: int = 0) -> Changes:
     look = jax.jit(lambda params: _activations(config, model, params, rows))
     batch = {name: x[None] for name, x in rows.items()}
     with mesh_lib.use(mesh):
-        first, found = look(state.params), {kind: [] for kind in KINDS}
+        first = look(state.params)
+        found: dict[str, list[float]] = {kind: [] for kind in KINDS}
         for _ in range(updates):
             state, _ = step(state, batch)
             now = look(state.params)

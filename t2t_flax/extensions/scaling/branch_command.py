@@ -3,7 +3,7 @@
 import argparse
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -73,11 +73,13 @@ def run(argv: list[str]) -> int:
         except NonFiniteUpdate as error:
             print(f"{folder} has diverged, its loss is NaN: {error}", flush=True)
     losses = {factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor] for factor in factors}
-    if partly := args.noise_batches and any(PARAMETERS.of(stored)):
+    partly = any(PARAMETERS.of(stored))
+    if args.noise_batches and partly:
         print("The gradient noise scale is left out: it is that of all parameters, and this run trains some of them.")
-    measured = args.noise_batches and not partly
-    noise = _noise(args, output, workdir, min(branches, key=lambda branch: branch.factor)) if measured else None
-    print(_table(stored, args, losses, noise))
+    scale = None
+    if args.noise_batches and not partly:
+        scale = _noise(args, output, workdir, min(branches, key=lambda branch: branch.factor))
+    print(_table(stored, args, losses, scale))
     return OK
 
 
@@ -111,7 +113,7 @@ def _noise(args: argparse.Namespace, output: epath.Path, workdir: epath.Path, sm
 
 
 def _table(
-    stored: Config, args: argparse.Namespace, losses: dict[Fraction, Sequence[float]], noise: Interval | None
+    stored: Config, args: argparse.Namespace, losses: Mapping[Fraction, Sequence[float]], noise: Interval | None
 ) -> str:
     from t2t_flax.extensions.scaling.branches import critical_factor
 

@@ -1,8 +1,9 @@
 """The gradient noise scale (McCandlish et al. 2018): the batch size at which a gradient is as much noise as signal."""
 
+import dataclasses
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,8 @@ GROUPS = 8
 """Of batches, whose sums are kept: as many copies of the gradient in the memory of the host."""
 
 
-class Gradients(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class Gradients:
     """A group of batches. total: the sum of their gradients [P]; squares: of the norms of each; count; tokens of all of them."""
 
     total: np.ndarray
@@ -33,7 +35,7 @@ def noise_scale(groups: Sequence[Gradients]) -> Interval:
     the gradients of single batches and of all together. The interval is by jackknife over groups. Infinite where no
     gradient can be told from noise.
     """
-    total = np.sum([group.total for group in groups], 0, dtype=np.float64)
+    total = np.asarray(np.sum([group.total for group in groups], 0, dtype=np.float64))
     norm = float(total @ total)
     whole = _scale(norm, groups)
     parts = []
@@ -84,7 +86,8 @@ def measure(setup: TrainingSetup, params: Any, first: int, batches: int) -> list
 
     groups = []
     for members in np.array_split(np.arange(first, first + batches), GROUPS):
-        total, squares, tokens = 0.0, 0.0, 0.0
+        total: Any = 0.0
+        squares, tokens = 0.0, 0.0
         for number in members.tolist():
             with mesh_lib.use(setup.mesh):
                 flat, square, count = gradient(params, setup.batches.batch(number).arrays, number)

@@ -24,7 +24,7 @@ class ListTokenizer(Tokenizer):
         self.ids = {piece: i for i, piece in enumerate(self._pieces)}
 
     @classmethod
-    def write(cls, pieces: list[str], **more: str) -> bytes:
+    def write(cls, pieces: list[str], **more: str | list[str]) -> bytes:
         """The file of a tokenizer with these pieces."""
         return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
 

@@ -80,7 +80,8 @@ def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer
     Warns if the text does not look Moses-tokenized. Raises UserError if there is no text.
     """
     bpe = _segmenter(codes)
-    words, untokenised, count = collections.Counter(), 0, 0
+    words: collections.Counter[str] = collections.Counter()
+    untokenised, count = 0, 0
     for sentence in sentences:
         words.update(sentence.split())
         count += 1
@@ -94,7 +95,7 @@ def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer
             untokenised,
             min(count, _INSPECTED_SENTENCES),
         )
-    pieces = collections.Counter()
+    pieces: collections.Counter[str] = collections.Counter()
     for word, count in words.items():
         for piece in bpe.segment_tokens([word]):
             pieces[piece] += count
