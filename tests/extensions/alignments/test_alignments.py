@@ -108,7 +108,6 @@ def test_a_run_uses_the_head_of_its_keys_or_chooses_one_on_its_validation_set(ru
 @pytest.mark.slow
 def test_a_model_of_several_languages_chooses_a_head_too(tmp_path, cache, capsys):
     """On validation pairs with the symbol of their language."""
-    pytest.importorskip("t2t_flax.extensions.languages")
     valid = "en-de=toy:valid:6; de-en=toy:valid:6"
     config = tiny_run(tmp_path, steps=1, data=DIRECTIONS | dict(valid=valid), languages=dict(directions="by_name"))
     loop.train(start(config, tmp_path, cache), score=None)
@@ -117,7 +116,6 @@ def test_a_model_of_several_languages_chooses_a_head_too(tmp_path, cache, capsys
 
 
 def test_html_beside_constraints_in_the_line_is_refused():
-    pytest.importorskip("t2t_flax.extensions.constraints")
     config = Config().with_values({"constraints.lines": "tabs"})
     with refused("--tags=html", "config.constraints.lines"):
         WithTags(SimpleNamespace(config=config), "html")

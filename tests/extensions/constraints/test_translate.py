@@ -62,7 +62,6 @@ def test_a_glossary_is_used_where_the_source_has_its_terms(sources, free, tmp_pa
 
 def test_an_output_is_not_resumed_with_another_glossary(tmp_path):
     """The file counts by its content, wherever it lies."""
-    pytest.importorskip("t2t_flax.extensions.bulk_translation")
     from t2t_flax.extensions.bulk_translation.line_files import output_settings
     from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
 

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.configs import devices_mesh, model_and_state, rows_alone, small_config
 from helpers.table_model import sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch
@@ -120,20 +120,3 @@ def test_mean_of_logits(mean):
     want = 0.25 * p + 0.75 * q if mean == "probabilities" else p**0.25 * q**0.75
     np.testing.assert_allclose(jax.nn.softmax(got)[:, :7], want / want.sum(-1, keepdims=True), rtol=1e-4)
     np.testing.assert_allclose(jax.nn.softmax(mean_of([a, a], (0.1, 0.9), mean)), jax.nn.softmax(a), rtol=1e-4)
-
-
-def test_kept_programs_are_told_apart_by_models_weights_and_mean(members):
-    """And equal ensembles share them."""
-    _, params = together(members, "probabilities")
-    source = jnp.asarray(rows_alone(random_pairs(1, longest=4, vocab=VOCAB))["source"])
-
-    described = pytest.importorskip("t2t_flax.extensions.serving.programs").described
-
-    def description(mean, weights, count=3):
-        model = Ensemble(tuple(model for model, _ in members[:count]), weights, mean)
-        return described(start_search, (model, params, source, 2, 8))
-
-    same = [description("probabilities", WEIGHTS) for _ in range(2)]
-    others = [description("log_probabilities", WEIGHTS), description("probabilities", (0.2, 0.5, 0.3))]
-    assert same[0] == same[1]
-    assert len({*same, *others, description("probabilities", WEIGHTS[:2], 2)}) == 4

@@ -150,7 +150,6 @@ def test_wrong_files_and_flags_are_named(words, names, write, tmp_path, monkeypa
 
 
 def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_path, capsys):
-    pytest.importorskip("t2t_flax.extensions.languages")
     run, seen = SimpleNamespace(config=Config(), in_language=lambda text, language="": f"[{language}]{text}"), []
     monkeypatch.setattr("t2t_flax.cli.arguments.prepare_to_load", lambda *args: None)
     monkeypatch.setattr("t2t_flax.evaluation.restore.load", lambda *args, **keys: run)
