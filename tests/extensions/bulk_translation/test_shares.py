@@ -25,8 +25,7 @@ def lines_of(n):
     return paired(map(str, range(n)), None, ("lines", None))
 
 
-@pytest.mark.parametrize("count", [1, 2, 3])
-@pytest.mark.parametrize("n", [0, 1, 9, 10, 35])
+@pytest.mark.parametrize(("n", "count"), [(0, 2), (1, 3), (9, 1), (9, 2), (10, 2), (35, 3)])
 def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, count):
     numbers = []
     for index in range(count):

@@ -2,17 +2,10 @@
 
 import dataclasses
 import json
-import re
-import subprocess
-import sys
-import time
-import urllib.error
-import urllib.request
 
 import jax
 import numpy as np
 import pytest
-from helpers.processes import environment
 from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 
@@ -61,42 +54,16 @@ def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
 
 @pytest.mark.slow
 def test_serve_answers_with_all_models(runs):
-    """As `translate` does, from a folder to which the paths are relative."""
-    for package in ("fastapi", "uvicorn", "prometheus_client"):
-        pytest.importorskip(package, reason="needs the extra serve")
-    words = ["serve", "--workdir=a", "--config.ensembles.members=b", "--config.ensembles.weights=1,2", "--port=0"]
-    command = [sys.executable, "-m", "t2t_flax", *words, "--max-batch=1"]
-    with subprocess.Popen(
-        command, env=environment(), cwd=runs[0].parent, stdout=subprocess.PIPE, text=True
-    ) as server:  # fmt: skip
-        try:
-            url = re.fullmatch(r"listening on (http://\S+)\n", server.stdout.readline())[1]
-            until(url, "ready")
-            request = urllib.request.Request(
-                f"{url}/api/translate", json.dumps({"text": LINES}).encode(), {"Content-Type": "application/json"}
-            )
-            with urllib.request.urlopen(request, timeout=300) as answer:
-                found = [line["hypotheses"][0]["score"] for line in json.load(answer)["translations"]]
-            server.terminate()
-            assert server.wait(250) == 0
-        finally:
-            server.kill()
-    models = both(runs, weights="1,2"), load(runs[0], overrides={"mesh.data": "-1"})
-    together, alone = ([t.hypotheses[0].score for t in model.translate(LINES)] for model in models)
-    assert found == pytest.approx(together, abs=1e-3) and found != pytest.approx(alone, abs=1e-2)
+    for package in ("fastapi", "httpx", "prometheus_client"):
+        pytest.importorskip(package, reason="needs the extra serve and the tests' HTTP client")
+    from helpers.http_server import serving
 
-
-def until(url, state, seconds=400.0):
-    deadline = time.monotonic() + seconds
-    while True:
-        try:
-            with urllib.request.urlopen(f"{url}/ready", timeout=150) as answer:
-                if state in answer.read().decode():
-                    return
-        except urllib.error.HTTPError as error:
-            assert error.code == 503
-        assert time.monotonic() < deadline, f"not {state} after {seconds} s"
-        time.sleep(0.1)
+    model, alone = both(runs, weights="1,2"), load(runs[0], overrides={"mesh.data": "-1"})
+    with serving({"both": model}) as server:
+        answer = server.post("/api/translate", {"text": LINES}).json()
+    found = [line["hypotheses"][0]["score"] for line in answer["translations"]]
+    together, single = ([t.hypotheses[0].score for t in each.translate(LINES)] for each in (model, alone))
+    assert found == pytest.approx(together, abs=1e-3) and found != pytest.approx(single, abs=1e-2)
 
 
 def test_models_are_named_alike_in_every_working_directory(runs, monkeypatch):
