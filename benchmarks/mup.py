@@ -1,7 +1,7 @@
 """The best learning rates of models of several widths or depths, with the rules of config.mup and without, from the runs of a
 sweep: whether the best of the base model is the best of the others.
 
-python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2 --stack=4
+python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2
 python -m benchmarks.mup sweeps/widths --picture=docs/mup_transfer.svg --out=benchmarks/results/mup.json
 python -m benchmarks.mup sweeps/depths --of=depth --picture=docs/mup_depths.svg --out=benchmarks/results/mup_depth.json
 """

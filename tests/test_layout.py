@@ -92,8 +92,6 @@ def imports(path: Path) -> set[str]:
 CORE = [path for path in FILES if path.relative_to(PACKAGE).parts[0] != "extensions"]
 EXTENSION_FILES = [path for path in FILES if path not in CORE and path.parent.name != "extensions"]
 EXTENSIONS_WITHOUT_JAX = ("sweeps",)
-WITH_JAX = ("stacked_runs.py",)
-"""Imported by the process that trains, not by that of the sweep."""
 
 
 def package_part(path: Path) -> str:
@@ -126,7 +124,7 @@ def test_extensions_import_the_core_themselves_and_what_is_shared():
         for name in imports(path):
             if name.startswith("t2t_flax.extensions") and name.split(".")[2] not in (own, "shared"):
                 wrong.append((path, name))
-            if own in EXTENSIONS_WITHOUT_JAX and path.name not in WITH_JAX and name.split(".")[0] in JAX:
+            if own in EXTENSIONS_WITHOUT_JAX and name.split(".")[0] in JAX:
                 wrong.append((path, name))
     assert not wrong
 

@@ -1,8 +1,8 @@
 """Learning rates times widths or depths, with the rules of config.mup and without: whether the best rate of a small model is that
 of a large one.
 
-    python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2 --stack=4
-    python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py:depth --workdir=sweeps/depths --parallel=2 --stack=4
+    python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py --workdir=sweeps/widths --parallel=2
+    python -m t2t_flax sweep --sweep=configs/sweeps/sizes.py:depth --workdir=sweeps/depths --parallel=2
     python -m benchmarks.mup sweeps/widths --picture=docs/mup_transfer.svg
 
 At the size of the base model both are the same runs, once.

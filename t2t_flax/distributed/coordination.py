@@ -117,13 +117,12 @@ class ProcessGroup:
             raise ProcessGroupError(first_line(error)) from error
 
 
-def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup:
+def initialize(config: Distributed) -> ProcessGroup:
     """Joins the processes of this run, after which JAX sees the devices of all of them.
 
-    use_devices: False for processes that leave the devices to their children. Must run before anything touches a device.
-    Raises UserError for environment variables that do not fit, and ProcessGroupError where this process cannot join the
-    others; ends the process where they do not come within `initialization_timeout`. Where process 0 dies later, JAX itself
-    aborts the others.
+    Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
+    ProcessGroupError where this process cannot join the others; ends the process where they do not come within
+    `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
     """
     place, address = _place()
     if not place:
@@ -155,17 +154,9 @@ def initialize(config: Distributed, *, use_devices: bool = True) -> ProcessGroup
         raise ProcessGroupError(f"{place}: this process could not join the others ({first_line(error)}).") from error
     finally:
         timer.cancel()
-    state = distributed_state()
-    if not use_devices:
-        return ProcessGroup(state.process_id, state.num_processes, state.client)
-    return ProcessGroup(jax.process_index(), jax.process_count(), state.client)
+    from jax._src.distributed import global_state  # its client has no public name
 
-
-def distributed_state() -> Any:
-    """JAX's client and address of the coordination service, which have no public name."""
-    from jax._src.distributed import global_state
-
-    return global_state
+    return ProcessGroup(jax.process_index(), jax.process_count(), global_state.client)
 
 
 def place_among_several() -> str:

@@ -205,15 +205,14 @@ def run_job(
     body: Callable[[RunSupervisor], _Result],
     *,
     stacks: epath.Path | None = None,
-    use_devices: bool = True,
 ) -> _Result:
     """`body(supervisor)` in this process, alone or as one of several; returns its result.
 
     One of several that fails does not wait for the others. Must run before anything touches a device. `stacks`: see
-    `RunSupervisor`. `use_devices`: see `initialize`.
+    `RunSupervisor`.
     """
     try:
-        group = initialize(config.distributed, use_devices=use_devices)
+        group = initialize(config.distributed)
     except ProcessGroupError as error:
         end(FAILURE, f"t2t_flax: {error}")
     with RunSupervisor(group, config, stacks=stacks) as supervisor:

@@ -126,8 +126,7 @@ class MultiHeadAttention(nn.Module):
         neither collected nor dropped.
         """
         c = self.config
-        # Not >: a rate may be a traced `Rate`, for which there is no kernel.
-        dropped = noise is not None and c.dropout_attention != 0.0
+        dropped = noise is not None and c.dropout_attention > 0.0
         fusible = bias is None and isinstance(self.score, DotScore) and not dropped
         if c.attention_kernel == "einsum" or not fusible or self.is_mutable_collection("intermediates"):
             return None

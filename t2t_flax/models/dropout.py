@@ -34,22 +34,9 @@ class Noise:
     row_B: jax.Array  # uint32 [B]
 
 
-@flax.struct.dataclass
-class Rate:
-    """A dropout rate as two arrays, for programs that take it as an input."""
-
-    threshold: jax.typing.ArrayLike  # uint32: bits below it are dropped
-    scale: jax.typing.ArrayLike  # float32: survivors are multiplied by it
-
-    @staticmethod
-    def of(rate: float) -> "Rate":
-        return Rate(np.uint32(rate * 2**32), np.float32(1 / (1 - rate)))
-
-
-def noise_key(seed: int | jax.Array, update: jax.Array | int) -> jax.Array:
-    """Key words, uint32 [2], of an update (a scalar, possibly traced) under `seed.dropout` (an int, or a traced uint32)."""
-    word = np.uint32(seed % 2**32) if isinstance(seed, int) else seed
-    word = mix(word + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))
+def noise_key(seed: int, update: jax.Array | int) -> jax.Array:
+    """Return the key words, uint32 [2], of an update (a scalar, possibly traced) under `seed.dropout`."""
+    word = mix(np.uint32(seed % 2**32) + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))
     return jnp.stack([word, mix(word ^ np.uint32(_ODD[1]))])
 
 
@@ -68,15 +55,14 @@ class Dropout(nn.Module):
     x [B, ...] of any float type; with `noise=None` it returns x. The site is the path of the module.
     """
 
-    rate: float | Rate
+    rate: float
 
     @nn.compact
     def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:
-        if noise is None or (not isinstance(self.rate, Rate) and self.rate == 0.0):
+        if noise is None or self.rate == 0.0:
             return x
-        rate = self.rate if isinstance(self.rate, Rate) else Rate.of(self.rate)
         site = zlib.crc32("/".join(self.path).encode())
-        keep = random_bits(noise, site, x.shape) >= rate.threshold
+        keep = random_bits(noise, site, x.shape) >= np.uint32(self.rate * 2**32)
         # In float32: 1 / (1 - rate) rounded to bfloat16 would shift the mean (by -0.16 % at a rate of 0.1).
-        scaled = (x.astype(jnp.float32) * rate.scale).astype(x.dtype)
+        scaled = (x.astype(jnp.float32) * np.float32(1 / (1 - self.rate))).astype(x.dtype)
         return jnp.where(keep, scaled, jnp.zeros((), x.dtype))

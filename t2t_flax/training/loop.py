@@ -16,29 +16,21 @@ def train(
     say: Callable[[str], None] = print,
     supervisor: RunSupervisor | None = None,
 ) -> TrainingEnd:
-    """Trains from the newest checkpoint, or from scratch, to config.train.steps. `supervisor`: of the processes of the run
-    (default: of this one alone). Raises NonFiniteUpdate where the run diverges, and UserError for a checkpoint of another
-    model and for a full disk.
+    """Train from the newest checkpoint, or from scratch, to config.train.steps; update t uses batch t - 1.
+
+    `supervisor`: of the processes of the run (default: of this one alone). Raises NonFiniteUpdate where the run diverges, and
+    UserError for a checkpoint of another model and for a full disk.
     """
     if supervisor is None:
         with RunSupervisor(ProcessGroup(), setup.config) as supervisor:
             return train(setup, score, say, supervisor)
     run = Run(setup, score, supervisor)
-    train_run(run, supervisor, say)
-    if run.failure:
-        raise run.failure
-    assert run.ended
-    return run.ended
-
-
-def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = print) -> None:
-    """Trains `run` to its end. Update t uses batch t - 1."""
     with contextlib.ExitStack() as stack:
         with supervisor.exit_on_signal("restoring and compiling"):
-            start, config = run.restore(say), run.setup.config
+            start, config = run.restore(say), setup.config
             last, workers = config.train.steps, config.data.num_workers
             # The first batches are made during the compilation.
-            batches = stack.enter_context(Prefetcher(run.setup.batches, run.mesh, start, last, workers))
+            batches = stack.enter_context(Prefetcher(setup.batches, setup.mesh, start, last, workers))
             run.compile()
             run.open_logs()
             batches.wait()
@@ -55,7 +47,7 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
                 run.read_metrics()
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
             run.check_saves()
-            stopping, due = supervisor.should_stop(), due_after(run.setup, step)
+            stopping, due = supervisor.should_stop(), due_after(setup, step)
             if step > start and not (stopping or due.evaluation or due.checkpoint or step == last):
                 continue
 
@@ -75,3 +67,7 @@ def train_run(run: Run, supervisor: RunSupervisor, say: Callable[[str], None] = 
                 run.wait_for_saves()
                 run.end(step, signal)
     run.close()
+    if run.failure:
+        raise run.failure
+    assert run.ended
+    return run.ended

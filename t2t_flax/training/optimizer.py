@@ -1,5 +1,5 @@
 """The optimizer and its learning rate (5.3). Adam and the schedules are rows of `registry.OPTIMIZERS` and `registry.SCHEDULES`:
-functions of the config, whose numbers may be traced arrays.
+functions of the config.
 """
 
 from collections.abc import Callable

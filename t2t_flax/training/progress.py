@@ -106,17 +106,13 @@ def seconds_since_start() -> float:
 
 
 @contextlib.contextmanager
-def measure(bucket: str, *seconds: dict[str, float], devices: int = 1) -> Iterator[None]:
-    """Adds the time that the block takes so many devices to a bucket of `seconds`, see `TrainProgress`: in equal parts, where
-    there are several.
-    """
+def measure(bucket: str, seconds: dict[str, float]) -> Iterator[None]:
+    """Add the time that the block takes to a bucket of `seconds`, see `TrainProgress`."""
     start = time.perf_counter()
     try:
         yield
     finally:
-        own = (time.perf_counter() - start) * devices / max(len(seconds), 1)
-        for each in seconds:
-            each[bucket] = each.get(bucket, 0.0) + own
+        seconds[bucket] = seconds.get(bucket, 0.0) + time.perf_counter() - start
 
 
 log = logging.getLogger("t2t_flax")

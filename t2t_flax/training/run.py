@@ -137,10 +137,6 @@ class Run:
         return self.ended is None and self.failure is None
 
     @property
-    def mesh(self) -> jax.sharding.Mesh:
-        return self.setup.mesh
-
-    @property
     def evaluation_due(self) -> bool:
         """Whether it is to be evaluated before its first update."""
         return self.running and self.progress.evaluation_due
@@ -156,20 +152,15 @@ class Run:
         """Compiles all programs: for updating, evaluating and saving."""
         with self.measure("compile"):
             self._programs = compile_train_steps(self.setup, self.hooks)
-            self.compile_besides_updates()
-
-    def compile_besides_updates(self) -> None:
-        """Compiles the programs for evaluating and saving."""
-        self._valid_loss = validation_loss(self.setup)
-        state = self.state  # a subclass may copy it at each access
-        for tree in (state.params, state.opt_state, state.ema):
-            checksums(tree)
+            self._valid_loss = validation_loss(self.setup)
+            for tree in (self.state.params, self.state.opt_state, self.state.ema):
+                checksums(tree)
 
     def measure(self, bucket: str) -> contextlib.AbstractContextManager[None]:
         """Adds the block's time to a bucket of the run's seconds."""
         return measure(bucket, self.progress.seconds)
 
-    def open_logs(self, *, quiet: bool = False) -> None:
+    def open_logs(self) -> None:
         """Marks the workdir as training, opens metrics.jsonl and the progress bar (in process 0), and starts the hooks."""
         setup, progress, lead = self.setup, self.progress, self._supervisor.group.is_lead
         self._writer = None
@@ -183,7 +174,7 @@ class Run:
         for change in progress.config_changes:
             if change["step"] == progress.step:
                 self.write(progress.step, {"config_changed": change["changed"]})
-        self.bar = Progress("train", setup.config.train.steps, start=progress.step, quiet=quiet or not lead)
+        self.bar = Progress("train", setup.config.train.steps, start=progress.step, quiet=not lead)
         self._unread: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
         """The last queued update; its metrics have not been fetched yet."""
         self._since, self._tokens, self._slots = self._busy(), 0, 0
@@ -235,14 +226,13 @@ class Run:
             (step, batch, metrics), self._unread = self._unread, None
             with self.measure("step"):
                 values = {name: float(value) for name, value in jax.device_get(metrics).items()}
-            self.log_update(step, batch, values)
+            if self.running:
+                self._log_update(step, batch, values)
 
-    def log_update(self, step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
+    def _log_update(self, step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
         """Reports an update to the progress bar, the hooks and, every log.every_steps, metrics.jsonl. A non-finite one is skipped
-        or sets `failure`. Does nothing once the run has ended.
+        or sets `failure`.
         """
-        if not self.running:
-            return
         config, source = self.setup.config, batch.batch
         if finite := bool(values.pop("finite")):
             self.progress.skipped_in_a_row = 0

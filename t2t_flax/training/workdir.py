@@ -6,7 +6,6 @@ data/             token stores, unless config.data.cache names another folder
 checkpoints/N/    the state after update N
 metrics.jsonl     a line for every log.every_steps updates and every evaluation
 eval/             records of evaluations
-devices.json      kind and number of the devices that trained last
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
 diverged.json     the update that was not finite, until the run trains again
@@ -40,7 +39,6 @@ from t2t_flax.training.checkpoint_files import finished_steps
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
-DEVICES = "devices.json"
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
@@ -141,16 +139,12 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
 
 
 def begin(workdir: epath.Path, config: Config) -> None:
-    """Marks the run as training: writes config.json and devices.json, removes complete.json and diverged.json. To be called
-    after restoring and compiling, when nothing can refuse the config any more.
-    """
-    import jax
+    """Mark the run as training: write config.json, remove complete.json and diverged.json.
 
+    Call it after restoring and compiling, when nothing can refuse the config any more.
+    """
     (workdir / "complete.json").unlink(missing_ok=True)
     (workdir / MARKER).unlink(missing_ok=True)
-    devices = jax.devices()
-    chips = sum(getattr(device, "core_on_chip", 0) == 0 for device in devices)  # a TPU v3 chip has two cores
-    atomic_write(workdir / DEVICES, json.dumps({"kind": devices[0].device_kind, "count": chips}) + "\n")
     atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 

@@ -1,11 +1,8 @@
 """Joining the processes of a run, by environment variables."""
 
-from types import SimpleNamespace
-
 import jax
 import pytest
 from helpers.refusals import refused
-from helpers.thread_groups import CoordinationService
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroupError, initialize, require_single_process
@@ -41,18 +38,6 @@ def test_failed_initialization_names_its_cause(monkeypatch):
     monkeypatch.setattr(jax.config, "update", lambda *_: None)
     with refused("INVALID_ARGUMENT", error=ProcessGroupError):
         initialize(Distributed())
-
-
-def test_coordination_alone_touches_no_device(monkeypatch):
-    """A TPU belongs to the first process that touches it."""
-    set_environment(monkeypatch)
-    state = SimpleNamespace(process_id=0, num_processes=2, client=CoordinationService(2))
-    monkeypatch.setattr(jax.distributed, "initialize", lambda **_: None)
-    monkeypatch.setattr(jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(jax, "process_index", lambda: pytest.fail("starts the backend"))
-    monkeypatch.setattr("t2t_flax.distributed.coordination.distributed_state", lambda: state)
-    group = initialize(Distributed(), use_devices=False)
-    assert (group.index, group.count) == (0, 2)
 
 
 @pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a")])

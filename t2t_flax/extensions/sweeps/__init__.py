@@ -9,9 +9,5 @@ COMMANDS.add(
     ),
 )
 COMMANDS.add(
-    "train_together",
-    Command("t2t_flax.extensions.sweeps.stacked_runs", "train runs that differ in scalars", hidden=True),
-)
-COMMANDS.add(
     "compare", Command("t2t_flax.extensions.sweeps.compare_command", "test the differences between evaluated systems")
 )

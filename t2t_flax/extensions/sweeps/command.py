@@ -66,9 +66,6 @@ def _parser() -> argparse.ArgumentParser:
     flag("--dry-run", action="store_true", help="validate everything, list the trials, train nothing")
     parallel = "trials to train at a time, each on an equal share of the machine"
     flag("--parallel", type=at_least_one, default=1, metavar="N", help=parallel)
-    stack = "up to N trials that differ only in rates (learning, dropout, label smoothing, warm-up) and in seed.init, "
-    stack += "seed.dropout (so of one seed) train in one vectorized program, divided over the devices"
-    flag("--stack", type=at_least_one, default=1, metavar="N", help=stack)
     flag("--retries", type=arguments.count(), default=2, metavar="N", help="number of retries of a failing trial (2)")
     flag("--retry-failed", action="store_true", help="retry all failed trials")
     flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
@@ -198,8 +195,6 @@ def _check_adaptive(args: argparse.Namespace, search: Search | None, baseline: s
         return
     if importlib.util.find_spec("optuna") is None:
         raise UserError(NO_OPTUNA)
-    if args.stack > 1:
-        raise UserError("--stack trains listed rows together; this search proposes one trial after the other.")
     if baseline:
         raise UserError("--baseline names a listed row; the rows of this search are not known yet.")
 
@@ -230,8 +225,8 @@ def _work(
     group, stop, path = supervisor.group, supervisor.stop_requested, Path(args.workdir).absolute()
     if group.count == 1:
         return _train(args, _open(args, fixed), resources, stop)
-    if args.parallel > 1 or args.stack > 1:
-        raise UserError("--parallel and --stack divide one host; each trial of a pod uses all of its hosts.")
+    if args.parallel > 1:
+        raise UserError("--parallel divides one host; each trial of a pod uses all of its hosts.")
     if group.is_lead:
         opened = _open(args, fixed)
     check_shared(group, path, "--workdir")
@@ -255,7 +250,7 @@ def _train(
     folder, sweep = opened
     search = _search(sweep)
     queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
-    options = dict(retries=args.retries, stop=stop, stack=args.stack, cwd=sweep["cwd"], start=start)
+    options = dict(retries=args.retries, stop=stop, cwd=sweep["cwd"], start=start)
     Worker(folder, queue, resources, say=functools.partial(print, flush=True), **options).run()
     counts = count_states(folder, queue.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
