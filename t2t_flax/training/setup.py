@@ -69,12 +69,11 @@ class TrainingSetup:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
-def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus) -> TrainingSetup:
-    """Build the parts of a run on all devices, without initializing parameters.
-
-    Raises UserError where the mesh does not fit the config.
+def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
+    """Builds the parts on `devices` (default: all), without initializing parameters. Raises UserError where the mesh does
+    not fit the config.
     """
-    mesh = mesh_lib.make_mesh(config.mesh)
+    mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
     tx = make_optimizer(config)

@@ -3,42 +3,40 @@
 import argparse
 import dataclasses
 import functools
-import importlib.util
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.config import Config
-from t2t_flax.distributed.coordination import check_shared, distributed_state
-from t2t_flax.distributed.supervisor import RunSupervisor, run_job
+from t2t_flax.distributed.coordination import require_single_process
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.extensions.shared.processes import on_stop_signal
 from t2t_flax.extensions.sweeps import space
-from t2t_flax.extensions.sweeps.attempts import start_training
-from t2t_flax.extensions.sweeps.folder import FAILED, Folder, check_host, open_or_create, read_sweep
-from t2t_flax.extensions.sweeps.optuna_search import NO_OPTUNA, SearchQueue
-from t2t_flax.extensions.sweeps.pod import Pod
-from t2t_flax.extensions.sweeps.report import report, text_table
+from t2t_flax.extensions.sweeps.folder import Folder, check_host, open_or_create, read_sweep
+from t2t_flax.extensions.sweeps.report import markdown_table, report
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
-from t2t_flax.extensions.sweeps.space import Search, Sweep
+from t2t_flax.extensions.sweeps.search import SearchTrials, without_credentials
+from t2t_flax.extensions.sweeps.space import Sweep
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
-from t2t_flax.extensions.sweeps.worker import TrialQueue, Worker, count_states
+from t2t_flax.extensions.sweeps.worker import ListedTrials, Trials, Worker, count_states, has_result
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial has a result (also diverged, out of memory), 2 when others failed, 75 when stopped, saved."""
+    """Exit code 0 when every trial has a result (also diverged or pruned), 2 when others failed, 75 when stopped, saved."""
     args, fixed = arguments.parse(_parser(), argv)
     if args.report:
         return _report(args, fixed)
+    require_single_process("sweep")
     resources = divide_machine(args.parallel)
+    folder, sweep = _create(args, fixed) if args.sweep or args.config else _join(args, fixed)
+    _list_trials(sweep, brief=not args.dry_run)
     if args.dry_run:
-        _open(args, fixed)
         return OK
-    work = lambda supervisor: _work(args, fixed, resources, supervisor)  # noqa: E731
-    return run_job(_process_config(args, fixed), work, use_devices=False)
+    stop = threading.Event()
+    with on_stop_signal(stop.set):
+        return _train(args, folder, sweep, resources, stop)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -46,7 +44,7 @@ def _parser() -> argparse.ArgumentParser:
         "sweep",
         "Trains variants of a config with one or more seeds each, and reports which are better and with what confidence.\n"
         "Rerun the same command to continue after a kill. `sweep --workdir=DIR` alone joins an existing sweep, on this\n"
-        "or any other host that shares the folder. Started on each host of a pod, it trains each trial on all of them.",
+        "or any other host that shares the folder.",
         epilog=f"{arguments.OVERRIDE_HELP}; here it applies to every trial.\n\n"
         "  --set model.dropout=0.1,0.2,0.3 --set optimizer.warmup_steps=1000,4000 --seeds=3      18 trials\n\n"
         "If a value contains a comma, separate values by semicolons: --set 'data.valid=a.en,a.de;b.en,b.de'.\n"
@@ -67,8 +65,10 @@ def _parser() -> argparse.ArgumentParser:
     parallel = "trials to train at a time, each on an equal share of the machine"
     flag("--parallel", type=at_least_one, default=1, metavar="N", help=parallel)
     flag("--retries", type=arguments.count(), default=2, metavar="N", help="number of retries of a failing trial (2)")
-    flag("--retry-failed", action="store_true", help="retry all failed trials")
+    flag("--retry-failed", action="store_true", help="train failed and diverged trials of a grid again")
     flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
+    storage = "database of a search, for Optuna, such as postgresql://...; default: a journal file in the folder"
+    flag("--storage", default="", metavar="URL", help=storage)
     flag("--any-code", action="store_true", help="continue even if the code has changed since the sweep began")
     flag = parser.add_argument_group("report").add_argument
     flag("--report", action="store_true", help="only write the report on the trials so far")
@@ -81,52 +81,44 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _report(args: argparse.Namespace, fixed: dict[str, str]) -> int:
-    names = ("sweep", "config", "set", "seeds", "dry_run", "retry_failed", "extend")
+    names = ("sweep", "config", "set", "seeds", "dry_run", "retry_failed", "extend", "storage")
     unused = ["--config.KEY"] * bool(fixed) + [f"--{n.replace('_', '-')}" for n in names if getattr(args, n)]
     if unused:
         raise UserError(f"--report only reads the folder in --workdir: leave out {', '.join(unused)}.")
-    _check_score_of_folder(args.score, Folder(Path(args.workdir)), read_sweep(args.workdir))
+    _check_score(args.score, Folder(Path(args.workdir)), read_sweep(args.workdir))
     print(report(Path(args.workdir), score=args.score, baseline=args.baseline))
     return OK
 
 
-def _open(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
-    """Creates, continues or joins the sweep, lists its trials, and reopens failed ones."""
-    folder, sweep = _create(args, fixed) if args.sweep or args.config else _join(args, fixed)
-    _list_trials(sweep, brief=not args.dry_run)
-    for name in () if args.dry_run else sweep["trials"]:
-        folder.retry(name, all_failures=args.retry_failed)
-    return folder, sweep
-
-
 def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
-    """The existing sweep in --workdir."""
+    """Return the existing sweep in --workdir."""
     if args.set or fixed or args.seeds or args.extend:
         raise UserError("--set, --config.KEY=VALUE, --seeds and --extend need --config or --sweep.")
     sweep = read_sweep(args.workdir)
     folder = Folder(Path(args.workdir).absolute())
     check_host(folder.path, sweep, args.any_code)
-    _check_adaptive(args, _search(sweep), args.baseline)
-    _check_score_of_folder(args.score, folder, sweep)
+    _check_flags(args, bool(sweep["search"]))
+    _check_score(args.score, folder, sweep)
     _check_baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
     return folder, sweep
 
 
 def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
-    """The sweep of the command line, created or continued in --workdir."""
+    """Return the sweep of the command line, created or continued in --workdir."""
     sweep = _sweep_of(args)
     search, baseline = sweep.search, args.baseline or sweep.baseline
-    adaptive = bool(search and search.adaptive)
+    _check_flags(args, bool(search))
     if search:
         search.validate()
-    _check_adaptive(args, search, baseline)
-    if adaptive and sweep.seeds > 1:
-        raise UserError("an adaptive search trains each row once: use --seeds=1, and repeat the best rows in a sweep.")
-    rows = () if adaptive else search.rows() if search else sweep.rows
-
-    trials = expand(sweep.config, fixed, rows, sweep.seeds, numbered=bool(search))
-    base = config_lib.load_config(sweep.config, fixed) if adaptive else None
-    configs = [base] if base else [trial.config for trial in trials]
+        if baseline or sweep.seeds > 1:
+            raise UserError(
+                "a search trains each row once: leave out --baseline and --seeds, and repeat its best rows."
+            )
+        trials, base = [], config_lib.load_config(sweep.config, fixed)
+        configs = [base]
+    else:
+        trials, base = expand(sweep.config, fixed, sweep.rows, sweep.seeds), None
+        configs = [trial.config for trial in trials]
     score = args.score or (search.metric if search else sweep.score) or default_score(configs[0])
     for config in configs:
         for name in (score, search.metric) if search else (score,):
@@ -141,8 +133,8 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
         "selection": validation_score(configs[0]),
         "baseline": baseline and folder_name(baseline),
     }
-    options = dict(base=base, extend=args.extend, any_code=args.any_code, dry_run=args.dry_run)
-    return open_or_create(args.workdir, values, trials, **options)
+    options = dict(base=base, storage=without_credentials(args.storage), extend=args.extend)
+    return open_or_create(args.workdir, values, trials, any_code=args.any_code, dry_run=args.dry_run, **options)
 
 
 def _sweep_of(args: argparse.Namespace) -> Sweep:
@@ -173,89 +165,61 @@ def _values_of(text: str) -> list[space.Overrides]:
     return space.over(key, [value.strip() for value in values.split(";" if ";" in values else ",")])
 
 
-def _search(sweep: dict[str, Any]) -> Search | None:
-    return sweep["search"] and Search.from_json(sweep["search"])
+def _check_flags(args: argparse.Namespace, is_search: bool) -> None:
+    if args.storage and not is_search:
+        raise UserError("--storage is for a search by Optuna; the trials of a grid need none.")
+    if args.retry_failed and is_search:
+        raise UserError("--retry-failed is for grids; a search proposes more rows with a larger count and --extend.")
 
 
-def _check_score_of_folder(score: str, folder: Folder, sweep: dict[str, Any]) -> None:
+def _check_score(score: str, folder: Folder, sweep: dict[str, Any]) -> None:
     """Raises UserError if the trials of an existing sweep will not have the score."""
-    search = _search(sweep)
-    paths = [folder.base] if search and search.adaptive else map(folder.config, sweep["trials"])
+    paths = [folder.base] if sweep["search"] else map(folder.config, sweep["trials"])
     for path in paths if score else ():
         check_score(score, config_lib.from_json(path.read_text()))
 
 
 def _check_baseline(name: str, rows: list[str]) -> None:
     if name and folder_name(name) not in rows:
-        raise UserError(f"the baseline {name!r} is not a row of the sweep: {', '.join(dict.fromkeys(rows))}.")
-
-
-def _check_adaptive(args: argparse.Namespace, search: Search | None, baseline: str) -> None:
-    if search is None or not search.adaptive:
-        return
-    if importlib.util.find_spec("optuna") is None:
-        raise UserError(NO_OPTUNA)
-    if baseline:
-        raise UserError("--baseline names a listed row; the rows of this search are not known yet.")
+        raise UserError(f"--baseline={name} is not a row of the sweep: {', '.join(dict.fromkeys(rows))}.")
 
 
 def _list_trials(sweep: dict[str, Any], *, brief: bool) -> None:
-    trials, search = sweep["trials"], _search(sweep)
-    missing = search.count - len(trials) if search and search.adaptive else 0
-    more = f", the search will propose {missing} more" if missing > 0 else ""
+    trials, search = sweep["trials"], sweep["search"]
+    more = f", the search proposes {search['count']} in all" if search else ""
     print(f"{len(trials)} trials of {sweep['config']}{more}")
     if not brief and trials:
         lines = [[name, " ".join(f"{k}={v}" for k, v in t["overrides"].items())] for name, t in trials.items()]
-        print(text_table(("trial", "overrides"), lines))
-
-
-def _process_config(args: argparse.Namespace, fixed: dict[str, str]) -> Config:
-    """The config whose timeouts count for a pod: that of the trials, without what the sweep varies."""
-    if args.sweep or args.config:
-        return config_lib.load_config(_sweep_of(args).config, fixed)
-    folder = Path(args.workdir)
-    stored = next((path for name in ("base.json", "configs/*.json") for path in folder.glob(name)), None)
-    return config_lib.from_json(stored.read_text()) if stored else Config()  # `_work` names the hosts that see none
-
-
-def _work(
-    args: argparse.Namespace, fixed: dict[str, str], resources: list[Resources], supervisor: RunSupervisor
-) -> int:
-    """Works on the sweep, alone or as one process of a pod, until it ends or a signal comes; returns the exit code."""
-    group, stop, path = supervisor.group, supervisor.stop_requested, Path(args.workdir).absolute()
-    if group.count == 1:
-        return _train(args, _open(args, fixed), resources, stop)
-    if args.parallel > 1:
-        raise UserError("--parallel divides one host; each trial of a pod uses all of its hosts.")
-    if group.is_lead:
-        opened = _open(args, fixed)
-    check_shared(group, path, "--workdir")
-    pod = Pod(group, distributed_state().coordinator_address)
-    if group.is_lead:
-        code = _train(args, opened, [Resources(description=f"{group.count} processes")], stop, pod.start)
-        pod.end(code)
-        return code
-    sweep = read_sweep(path)
-    check_host(path, sweep, args.any_code)
-    return pod.follow(Folder(path), sweep["cwd"], stop)
+        print(markdown_table(("trial", "overrides"), lines))
 
 
 def _train(
-    args: argparse.Namespace,
-    opened: tuple[Folder, dict[str, Any]],
-    resources: list[Resources],
-    stop: threading.Event,
-    start: Callable[..., Any] = start_training,
+    args: argparse.Namespace, folder: Folder, sweep: dict[str, Any], resources: list[Resources], stop: threading.Event
 ) -> int:
-    folder, sweep = opened
-    search = _search(sweep)
-    queue = SearchQueue(folder, search) if search and search.adaptive else TrialQueue(list(sweep["trials"]))
-    options = dict(retries=args.retries, stop=stop, cwd=sweep["cwd"], start=start)
-    Worker(folder, queue, resources, say=functools.partial(print, flush=True), **options).run()
-    counts = count_states(folder, queue.names())
+    """Work on the sweep until it ends or `stop` is set; return the exit code."""
+    trials: Trials
+    if sweep["search"]:
+        trials = SearchTrials(folder, sweep, _storage(args, sweep))
+    else:
+        trials = ListedTrials(folder, list(sweep["trials"]))
+        for name in trials.names() if args.retry_failed else ():
+            folder.reopen(name)
+    say = functools.partial(print, flush=True)
+    Worker(folder, trials, resources, args.retries, stop, say, sweep["cwd"]).run()
+    counts = count_states(folder, trials.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process
         print("stopped, everything saved; run the same command again to continue")
         return STOPPED
     print(report(folder.path, score=args.score, baseline=args.baseline))
-    return USER_ERROR if FAILED in counts else OK
+    return OK if has_result(counts) else USER_ERROR
+
+
+def _storage(args: argparse.Namespace, sweep: dict[str, Any]) -> str:
+    """Return the URL of a search's database: --storage, or the one that is stored without credentials."""
+    stored = sweep["study"]["storage"]
+    if args.storage and without_credentials(args.storage) != stored:
+        raise UserError(
+            f"--storage={without_credentials(args.storage)}: the sweep was created with {stored or 'none'}."
+        )
+    return args.storage or stored

@@ -12,12 +12,13 @@ from etils import epath
 
 from t2t_flax.config import Config, Data, Eval
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.row_differences import LEVEL, compare_rows, influence
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import GROUPS, METRICS, load_extensions
 from t2t_flax.tasks import SEED, Predictions, SentenceStatistics, Task, draw_sentences, resampled_scores, task_of
 from t2t_flax.tasks.translation import tokenizer_of
 
+LEVEL = 0.05
+"""Significance level of all tests."""
 RESAMPLES = 1000
 """The default of sacreBLEU's command line."""
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
@@ -188,16 +189,17 @@ def compare(
     score: str = "",
     resamples: int = RESAMPLES,
     seed: int = SEED,
+    tests: int = 1,
 ) -> dict[str, Any]:
     """Compares two systems by paired bootstrap resampling over sentences (Koehn 2004).
 
     score: default the primary metric. `interval` is the central 95 % of the resampled differences a - b; it excludes zero
-    exactly where the two-sided `p_value` < 0.05. Raises UserError as `systems`.
+    exactly where the two-sided `p_value` < 0.05; both are corrected for the number of `tests`. Raises UserError as `systems`.
     """
     task, score, (a, b) = systems([path_a, path_b], score)
     metric, difference = task.metric(score), a.corpus_score - b.corpus_score
     differences = paired_bootstrap(a, b, resamples, seed)
-    low, high = interval(differences)
+    low, high = interval(differences, tests)
     return {
         "score": score,
         "lower_is_better": not metric.higher_is_better,
@@ -205,7 +207,7 @@ def compare(
         "b": {"record": os.fspath(path_b), "score": round(b.corpus_score, 4)},
         "difference": round(difference, 4),
         "interval": {"level": 0.95, "low": round(low, 4), "high": round(high, 4)},
-        "p_value": round(two_sided_p(differences), 6),
+        "p_value": round(two_sided_p(differences, tests), 6),
         "sentences": len(a.values),
         "resamples": resamples,
         "seed": seed,
@@ -217,29 +219,22 @@ def compare(
 def compare_all(
     paths: Sequence[str | os.PathLike], names: Sequence[str], score: str = ""
 ) -> tuple[list[list[str]], list[str]]:
-    """A row of `COLUMNS` for each record, with its difference to the first one, and notes on what they mean.
+    """Return a row of `COLUMNS` for each record, with its difference to the first one, and notes on their meaning.
 
-    The second of two systems is tested by paired bootstrap (`compare`), the rows of a larger table by `compare_rows`, corrected
-    for their number. Raises UserError as `systems`.
+    Differences are tested by paired bootstrap; with several, intervals and p-values are corrected for their number (Bonferroni).
+    Raises UserError as `systems`.
     """
     task, score, statistics = systems(paths, score)
-    metric = task.metric(score)
-    if len(paths) == 2:
-        found = compare(paths[1], paths[0], score=score)
-        differences = [
-            None,
-            (found["difference"], found["interval"]["low"], found["interval"]["high"], found["p_value"]),
-        ]
-        note = f"paired bootstrap, {found['resamples']} resamples: 95 % interval, two-sided p"
-    else:
-        scores = np.array([[each.corpus_score] for each in statistics])
-        influences = np.array([[influence(each)] for each in statistics])
-        rows = compare_rows(scores, influences, reference=0).rows
-        differences = [row and (row.difference, row.low_corrected, row.high_corrected, row.p_corrected) for row in rows]
-        note = f"over sentences: 95 % interval and two-sided p, both corrected for {len(paths)} systems"
+    metric, tests = task.metric(score), len(paths) - 1
+    differences = [None, *(compare(path, paths[0], score=score, tests=tests) for path in paths[1:])]
+    note = f"paired bootstrap, {RESAMPLES} resamples: 95 % interval, two-sided p"
+    note += f", both corrected for {tests} differences" if tests > 1 else ""
     table = []
     for path, name, of_sentences, found in zip(paths, names, statistics, differences, strict=True):
-        cells = [f"{found[0]:+.2f} [{found[1]:+.2f}, {found[2]:+.2f}]", f"{found[3]:.3g}"] if found else ["", ""]
+        cells = ["", ""]
+        if found:
+            low, high = found["interval"]["low"], found["interval"]["high"]
+            cells = [f"{found['difference']:+.2f} [{low:+.2f}, {high:+.2f}]", f"{found['p_value']:.3g}"]
         checkpoint = _checkpoint(read_record(path))
         table.append([name, checkpoint, f"{of_sentences.corpus_score:.2f}", *cells, str(len(of_sentences.values))])
     lower = "" if metric.higher_is_better else ", lower is better"
@@ -262,26 +257,27 @@ def paired_bootstrap(
     return resampled_scores(a, counts) - resampled_scores(b, counts)
 
 
-def two_sided_p(differences: np.ndarray) -> float:
-    """Two-sided bootstrap p-value: twice the smaller share of resampled differences on either side of zero.
+def two_sided_p(differences: np.ndarray, tests: int = 1) -> float:
+    """Return the two-sided bootstrap p-value: twice the smaller share of resampled differences on either side of zero, times
+    the number of tests.
 
     Never 0: the observed data count as one more resample.
     """
     smaller = min((differences <= 0).sum(), (differences >= 0).sum())
-    return min(1.0, _tail_p(int(smaller), len(differences)))
+    return min(1.0, _tail_p(int(smaller), len(differences), tests))
 
 
-def interval(differences: np.ndarray) -> tuple[float, float]:
-    """(low, high): the central range of resampled differences that excludes zero exactly where `two_sided_p` is below LEVEL.
+def interval(differences: np.ndarray, tests: int = 1) -> tuple[float, float]:
+    """Return the central range of resampled differences that excludes zero exactly where `two_sided_p` is below LEVEL.
 
     With too few resamples to reach that level it is their full range, extended to zero.
     """
     ordered = np.sort(differences)
-    outside = int((_tail_p(np.arange(len(ordered)), len(ordered)) < LEVEL).sum())
+    outside = int((_tail_p(np.arange(len(ordered)), len(ordered), tests) < LEVEL).sum())
     if not outside:
         return float(min(ordered[0], 0.0)), float(max(ordered[-1], 0.0))
     return float(ordered[outside - 1]), float(ordered[-outside])
 
 
-def _tail_p(count, resamples: int):
-    return 2 * (count + 1) / (resamples + 1)
+def _tail_p(count, resamples: int, tests: int):
+    return 2 * (count + 1) / (resamples + 1) * tests

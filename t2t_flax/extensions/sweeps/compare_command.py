@@ -13,7 +13,7 @@ def run(argv: list[str]) -> int:
     parser = arguments.parser(
         "compare",
         "Compares systems on the same test sentences: each one's score, and its difference to the first, with 95 % interval\n"
-        "and two-sided p. Two systems are tested by paired bootstrap; more at once, corrected for their number.",
+        "and two-sided p by paired bootstrap, corrected for the number of differences.",
         epilog="Examples:\n"
         "  python -m t2t_flax compare runs/a runs/b\n"
         "  python -m t2t_flax compare runs/a/eval/test-500.json runs/a/eval/test-1000.json --score=chrf\n"
@@ -49,11 +49,11 @@ def run(argv: list[str]) -> int:
         if output:
             arguments.check_output(flag, output)
     from t2t_flax.extensions.sweeps.compare import COLUMNS, compare_all
-    from t2t_flax.extensions.sweeps.report import csv_text, text_table
+    from t2t_flax.extensions.sweeps.report import csv_text, markdown_table
 
     records = [record_of(system, args.split) for system in args.systems]
     table, notes = compare_all(records, args.systems, args.score)
-    print("\n".join([text_table(COLUMNS, table, right=("score", "sentences")), "", *notes]))
+    print("\n".join([markdown_table(COLUMNS, table, right=("score", "sentences")), "", *notes]))
     if args.table:
         atomic_write(args.table, csv_text(COLUMNS, table))
     if args.html:

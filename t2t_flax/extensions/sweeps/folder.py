@@ -1,14 +1,14 @@
 """A sweep's folder, which workers on several hosts may share.
 
 sweep.json            the sweep: config, overrides, rows, seeds, the code that created it
-base.json             of an adaptive search: the config before the search's overrides
-configs/TRIAL.json    the resolved config of a trial
-trials/TRIAL/         its workdir, as `train` writes it; complete.json there marks it as complete
-logs/TRIAL.log        the output of all its attempts; TRIAL.process1.log ... of the other hosts of a pod
-status/TRIAL.json     the number of its attempts, and why it failed or was pruned
+base.json             config of a search before its overrides
+configs/TRIAL.json    resolved config of a trial
+trials/TRIAL/         workdir of a trial, as `train` writes it; complete.json there marks it as complete
+logs/TRIAL.log        output of all its attempts
+ended/TRIAL.json      why it ended without a result: failed, diverged or pruned
 claims/TRIAL          locked by the process that trains it
 data/                 tokenized corpora, shared by all trials
-proposals/            trials of an adaptive search, in the order of proposal
+optuna.journal        proposals and values of a search (`search`), unless they are in a database
 """
 
 import contextlib
@@ -16,53 +16,28 @@ import dataclasses
 import fcntl
 import json
 import os
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax import locks
 from t2t_flax.config import Config
-from t2t_flax.errors import USER_ERROR, UserError
-from t2t_flax.extensions.sweeps.trials import Trial, can_be_vectorized, is_folder_name
-from t2t_flax.filesystem import atomic_write, is_remote, list_numbers, read_if_exists
+from t2t_flax.errors import UserError
+from t2t_flax.extensions.sweeps.space import as_text
+from t2t_flax.extensions.sweeps.trials import Trial, is_folder_name
+from t2t_flax.filesystem import atomic_write, is_remote, list_names
 from t2t_flax.json_file import parse_json
 from t2t_flax.version import __version__, source_digest
 
-COMPLETE, FAILED, PRUNED, STOPPED, WAITING = "complete", "failed", "pruned", "stopped", "waiting"
-ENDED = (COMPLETE, FAILED, PRUNED)
-DIVERGED, OUT_OF_MEMORY = "diverged", "out of memory"
-"""Causes of a failure that lie in the trial's config: they are results, from which a search learns."""
-SWEEP_KEYS = {"config", "fixed", "search", "seeds", "score", "selection", "baseline", "trials", "code", "cwd"}
+COMPLETE, FAILED, DIVERGED, PRUNED = "complete", "failed", "diverged", "pruned"
+STOPPED, RUNNING, WAITING = "stopped", "running", "waiting"
+ENDED = (COMPLETE, FAILED, DIVERGED, PRUNED)
+SWEEP_KEYS = {"config", "fixed", "search", "study", "seeds", "score", "selection", "baseline", "trials", "code", "cwd"}
 _LOCK = "sweep.lock"
 _LOG_LINES, _LOG_BYTES = 25, 20_000
-"""Of the end of a log that are shown."""
-
-
-@dataclasses.dataclass(frozen=True)
-class Status:
-    """The outcome of a trial's attempts so far; written by the worker that holds its claim.
-
-    start_step: newest checkpoint when the last attempt began. unresolved: consecutive attempts up to the last one that
-    began at that step and whose end no worker saw. failures: attempts that failed since the last that did not.
-    outcome: FAILED or PRUNED, or empty. cause: DIVERGED or OUT_OF_MEMORY if that was the failure, else empty.
-    exit_code: of the last failure.
-    began: Unix time of the start of an attempt whose end no worker has seen yet, else 0. stacked: trials that share its
-    devices. device_seconds: of the other attempts, by the kind of devices.
-    """
-
-    attempts: int = 0
-    start_step: int = 0
-    unresolved: int = 0
-    failures: int = 0
-    failed_in_stack: bool = False
-    outcome: str = ""
-    reason: str = ""
-    cause: str = ""
-    exit_code: int = 0
-    began: float = 0.0
-    stacked: int = 1
-    device_seconds: Mapping[str, float] = dataclasses.field(default_factory=dict)
+"""Limits of the end of a log that is shown."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -75,33 +50,23 @@ class Folder:
     def base(self) -> Path:
         return self.path / "base.json"
 
-    @property
-    def proposals(self) -> Path:
-        return self.path / "proposals"
-
     def workdir(self, name: str) -> Path:
         return self.path / "trials" / name
 
     def config(self, name: str) -> Path:
         return self.path / "configs" / f"{name}.json"
 
-    def log(self, name: str, process: int = 0) -> Path:
-        return self.path / "logs" / (f"{name}.process{process}.log" if process else f"{name}.log")
+    def log(self, name: str) -> Path:
+        return self.path / "logs" / f"{name}.log"
 
     def log_tail(self, name: str) -> str:
-        """The last lines of a trial's log; "" without one."""
+        """Return the last lines of a trial's log; "" without one."""
         path = self.log(name)
-        return "\n".join(_end_of(path).splitlines()[-_LOG_LINES:]) if path.exists() else ""
-
-    def last_attempt(self, name: str) -> str:
-        """The end of what the last attempt at a trial printed."""
-        return _end_of(self.log(name)).rpartition("== attempt ")[2] if self.log(name).exists() else ""
-
-    def append_to_log(self, name: str, text: str) -> None:
-        """Adds a line to a trial's log."""
-        self.log(name).parent.mkdir(parents=True, exist_ok=True)
-        with self.log(name).open("ab") as log:
-            log.write(f"{text}\n".encode())
+        if not path.exists():
+            return ""
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - _LOG_BYTES))
+            return "\n".join(file.read().decode(errors="replace").splitlines()[-_LOG_LINES:])
 
     def read_config(self, name: str) -> Config:
         return config_lib.from_json(self.config(name).read_text())
@@ -109,70 +74,46 @@ class Folder:
     def write_config(self, trial: Trial) -> None:
         atomic_write(self.config(trial.name), config_lib.to_json(trial.config))
 
-    def status(self, name: str) -> Status:
-        text = read_if_exists(self.path / "status" / f"{name}.json")
-        if text is None:
-            return Status()
-        try:
-            return Status(**parse_json(text))
-        except (ValueError, TypeError) as error:
-            raise UserError(
-                f"{self.path}/status/{name}.json is damaged ({error}): remove it to retry the trial."
-            ) from None
-
-    def update_status(self, name: str, **changes: Any) -> Status:
-        """Stores and returns the trial's status with the changes; only for the holder of its claim."""
-        status = dataclasses.replace(self.status(name), **changes)
-        atomic_write(self.path / "status" / f"{name}.json", json.dumps(dataclasses.asdict(status), indent=2) + "\n")
-        return status
-
     def state(self, name: str) -> str:
-        """COMPLETE, FAILED, PRUNED, STOPPED (can resume from a checkpoint) or WAITING."""
-        with contextlib.suppress(FileNotFoundError):
-            # A listing, which NFS revalidates: it caches that a file did not exist.
-            if "complete.json" in os.listdir(self.workdir(name)):
-                return COMPLETE
-        status = self.status(name)
-        if status.outcome:
-            return status.outcome
-        return STOPPED if status.attempts and (self.workdir(name) / "checkpoints").exists() else WAITING
+        """Return one of ENDED, STOPPED (can resume from a checkpoint) or WAITING."""
+        # Listings, which NFS revalidates: it caches that a file did not exist.
+        files = list_names(self.workdir(name))
+        if "complete.json" in files:
+            return COMPLETE
+        if f"{name}.json" in list_names(self.path / "ended"):
+            return self._ended(name)["state"]
+        return STOPPED if "checkpoints" in files else WAITING
 
     def displayed_state(self, name: str) -> str:
-        """`running` while a worker trains it, else its state, or the cause of its failure."""
+        """Return RUNNING while a worker trains the trial, else its state."""
         state = self.state(name)
-        return "running" if state not in ENDED and self.holder(name) else self.cause(name) or state
+        return RUNNING if state not in ENDED and self.holder(name) else state
 
-    def cause(self, name: str) -> str:
-        """DIVERGED or OUT_OF_MEMORY if the trial failed for that reason, else empty."""
-        return self.status(name).cause if self.state(name) == FAILED else ""
+    def reason(self, name: str) -> str:
+        """Return why a trial ended without a result; "" for any other."""
+        ended = f"{name}.json" in list_names(self.path / "ended")
+        return self._ended(name)["reason"] if ended else ""
 
-    def newest_step(self, name: str) -> int:
-        """The update of the newest checkpoint; 0 without one."""
-        return max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
+    def _ended(self, name: str) -> dict[str, str]:
+        path = self.path / "ended" / f"{name}.json"
+        ended = _read_json(path)
+        if ended.get("state") not in ENDED or not isinstance(ended.get("reason"), str):
+            raise UserError(f"{path} is damaged: remove it to train the trial again.")
+        return ended
 
-    def unresolved_attempts(self, name: str) -> int:
-        """Consecutive attempts whose end no worker saw and that wrote no checkpoint: they may have crashed their worker."""
-        status = self.status(name)
-        return status.unresolved if self.newest_step(name) == status.start_step else 0
+    def end(self, name: str, state: str, reason: str = "") -> None:
+        """Store how a trial ended; only for the holder of its claim."""
+        text = json.dumps({"state": state, "reason": reason}) + "\n"
+        atomic_write(self.path / "ended" / f"{name}.json", text)
 
-    def retry(self, name: str, *, all_failures: bool) -> None:
-        """Reopens a trial that failed with a user error (a missing file, a full disk); with `all_failures`, any failed one."""
-        claim = self.claim(name) if self.state(name) == FAILED else None
-        if claim:
-            if all_failures or self.status(name).exit_code == USER_ERROR:
-                again = dict(failures=0, unresolved=0, failed_in_stack=False)
-                self.update_status(name, outcome="", reason="", cause="", exit_code=0, **again)
+    def reopen(self, name: str) -> None:
+        """Let workers train a failed or diverged trial again."""
+        if self.state(name) in (FAILED, DIVERGED) and (claim := self.claim(name)):
+            (self.path / "ended" / f"{name}.json").unlink(missing_ok=True)
             claim.release()
 
-    def can_stack(self, first: str, second: str) -> bool:
-        """Whether both can train in one program: they differ in scalars only, are at the same update, and neither has failed."""
-        if any(s.failures or s.failed_in_stack for s in map(self.status, (first, second))):
-            return False
-        a, b = map(self.read_config, (first, second))
-        return self.newest_step(first) == self.newest_step(second) and can_be_vectorized(a, b)
-
     def claim(self, name: str) -> locks.FileLock | None:
-        """The exclusive right to train a trial; None if another process has it.
+        """Take the exclusive right to train a trial; None if another process has it.
 
         The training process inherits the lock, so it lasts until both worker and training have ended, however they end.
         """
@@ -185,21 +126,15 @@ class Folder:
                 raise
             raise _no_locks(self.path, error) from None
 
-    def holder(self, name: str) -> str | None:
-        """The host and process that train the trial now; None if it is not training."""
+    def holder(self, name: str) -> str:
+        """Return the host and process that train the trial now; "" if it is not training."""
         holder = locks.holder_of(self.path / "claims" / name)
-        return holder and f"{holder.host} process {holder.process}"
-
-
-def _end_of(log: Path) -> str:
-    with log.open("rb") as file:
-        file.seek(max(0, log.stat().st_size - _LOG_BYTES))
-        return file.read().decode(errors="replace")
+        return f"{holder.host} process {holder.process}" if holder else ""
 
 
 @contextlib.contextmanager
 def exclusive(lock: Path) -> Iterator[None]:
-    """Waits until no other process holds this lock file. Raises UserError on a file system without locks."""
+    """Wait until no other process holds this lock file. Raises UserError on a file system without locks."""
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         try:
@@ -211,8 +146,8 @@ def exclusive(lock: Path) -> Iterator[None]:
 
 def _no_locks(path: Path, error: OSError) -> UserError:
     return UserError(
-        f"the file system of {path} has no locks ({error.strerror}), without which two workers could train the same trial: "
-        "put the sweep on a local disk or a shared file system with locks (NFS 4)."
+        f"the file system of {path} has no locks ({error.strerror}): put the sweep on a local disk or a shared file system "
+        "with locks (NFS 4)."
     )
 
 
@@ -222,15 +157,21 @@ def open_or_create(
     trials: list[Trial],
     *,
     base: Config | None = None,
+    storage: str = "",
     extend: bool = False,
     any_code: bool = False,
     dry_run: bool = False,
 ) -> tuple[Folder, dict[str, Any]]:
-    """Opens or creates the folder of a sweep; returns it with the content of its sweep.json.
+    """Open or create the folder of a sweep; return it with the content of its sweep.json.
 
-    sweep: the content of sweep.json except trials, code and cwd. base: of an adaptive search, the config before its
-    overrides. dry_run: checks everything, writes nothing. Raises UserError, with nothing written, if the folder holds
-    another sweep (unless `extend` and this one only adds trials) or other code created it (unless `any_code`).
+    Args:
+      sweep: content of sweep.json except study, trials, code and cwd.
+      base: config of a search before its overrides.
+      storage: URL of a search's database, without credentials; "" = the journal in the folder.
+      dry_run: check everything, write nothing.
+
+    Raises UserError, with nothing written, if the folder holds another sweep (unless `extend` and this one only adds trials)
+    or other code created it (unless `any_code`).
     """
     if is_remote(path):
         raise UserError(f"--workdir={path}: a sweep's folder needs a file system with locks, not an object store.")
@@ -240,14 +181,15 @@ def open_or_create(
     if _is_foreign(folder.path):  # before the lock file is created there
         raise UserError(f"--workdir={path} is not empty and holds no sweep: give a new folder.")
     entries = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
-    sweep = sweep | {"trials": entries, "code": code_version(), "cwd": os.getcwd()}
+    study = {"name": f"{folder.path.name}-{uuid.uuid4().hex[:8]}", "storage": storage} if sweep["search"] else None
+    sweep = sweep | {"study": study, "trials": entries, "code": code_version(), "cwd": os.getcwd()}
     with contextlib.nullcontext() if dry_run else exclusive(folder.path / _LOCK):
         exists = (folder.path / "sweep.json").exists()
         if exists:
             stored = read_sweep(folder.path, proposals=False)
             _check_same_sweep(folder, stored, sweep, base, trials, extend)
             check_host(folder.path, stored, any_code)
-            sweep |= {"code": stored["code"], "cwd": stored["cwd"]}
+            sweep |= {key: stored[key] for key in ("study", "code", "cwd")}
         if dry_run:
             return folder, sweep
         if base:
@@ -260,10 +202,8 @@ def open_or_create(
 
 
 def _is_foreign(path: Path) -> bool:
-    """Whether the folder has content that is neither a sweep nor one whose creation was interrupted."""
-    if not path.exists():
-        return False
-    names = {item.name for item in path.iterdir() if ".partial-" not in item.name}  # once: another worker may write
+    """Return whether the folder has content that is neither a sweep nor one whose creation was interrupted."""
+    names = {name for name in list_names(path) if ".partial-" not in name}  # once: another worker may write
     return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 
@@ -283,7 +223,7 @@ def check_host(path: Path, stored: dict[str, Any], any_code: bool) -> None:
 
 
 def code_version() -> dict[str, str]:
-    """The version of this package, and a digest of its source files."""
+    """Return the version of this package, and a digest of its source files."""
     return {"version": __version__, "digest": source_digest()}
 
 
@@ -313,30 +253,28 @@ def _check_same_sweep(
 
 
 def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, Any]:
-    """The content of sweep.json; its trials include those proposed by a search. Raises UserError if the folder holds no
-    sweep, or a trial's name would lead out of it.
+    """Return the content of sweep.json; with `proposals` its trials include the ones that a search has proposed.
+
+    Raises UserError if the folder holds no sweep, or a trial's name would lead out of it.
     """
-    file = Path(path) / "sweep.json"
+    folder, file = Folder(Path(path)), Path(path) / "sweep.json"
     try:
         stored = _read_json(file)
     except (FileNotFoundError, NotADirectoryError):
         raise UserError(f"{path} has no sweep.json: give the --workdir of a `sweep` command.") from None
     if not SWEEP_KEYS <= stored.keys() or not isinstance(stored["trials"], dict):
         raise UserError(f"{file} is damaged: a sweep has the keys {', '.join(sorted(SWEEP_KEYS))}.")
-    for name, trial in stored["trials"].items():
+    trials = dict(stored["trials"])
+    if stored["search"] and proposals:
+        keys = stored["search"]["space"]
+        for name in sorted(name.removesuffix(".json") for name in list_names(folder.path / "configs")):
+            if ".partial-" not in name:
+                values = folder.read_config(name)
+                overrides = {key: as_text(values.value(key)) for key in keys}
+                trials[name] = {"row": name.removesuffix(",seed=0"), "seed": 0, "overrides": overrides}
+    for name, trial in trials.items():
         _check_trial(file, name, trial)
-    return stored | {"trials": stored["trials"] | (read_proposals(path) if proposals else {})}
-
-
-def read_proposals(path: str | os.PathLike) -> dict[str, dict[str, Any]]:
-    """The trials that a search has proposed so far by name, in their order. Raises UserError for a damaged file."""
-    proposals = {}
-    for file in sorted(Folder(Path(path)).proposals.glob("*.json")):
-        proposal = _read_json(file)
-        name = proposal.get("name")
-        _check_trial(file, name, proposal)
-        proposals[name] = proposal
-    return proposals
+    return stored | {"trials": trials}
 
 
 def _read_json(file: Path) -> dict[str, Any]:

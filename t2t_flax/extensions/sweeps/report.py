@@ -1,6 +1,7 @@
-"""A sweep's report: a table for the terminal, CSV files, plots, and an HTML page with all of it."""
+"""A sweep's report: a table with intervals over seeds in Markdown, an HTML page with plots, and a CSV of the trials."""
 
 import csv
+import dataclasses
 import html
 import importlib.util
 import io
@@ -11,219 +12,287 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import rich.console
-import rich.table
-import rich.text
+import numpy as np
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.attempts import device_hours
-from t2t_flax.extensions.sweeps.folder import FAILED, Folder, read_sweep
-from t2t_flax.extensions.sweeps.results import learning_curve, selection_score
-from t2t_flax.extensions.sweeps.rows import Row, format_difference, rows, test_of_selected, verdict
-from t2t_flax.extensions.sweeps.trials import short_keys
+from t2t_flax.extensions.sweeps.compare import LEVEL, check_comparable, comparable_names, read_record, task_of_record
+from t2t_flax.extensions.sweeps.differences import Difference, compare_rows
+from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, FAILED, Folder, read_sweep
+from t2t_flax.extensions.sweeps.results import (
+    MissingScore,
+    complete_marker,
+    evaluations,
+    record_path,
+    selection_score,
+    trial_score,
+)
+from t2t_flax.extensions.sweeps.trials import folder_name
 from t2t_flax.filesystem import atomic_write
-from t2t_flax.tasks import lower_is_better
+from t2t_flax.tasks import lower_is_better, task_of
 
-HOURS = "device-hours"
-"""Of all attempts at a trial; a device of JAX is a chip, or a process's share of a CPU."""
-_NUMERIC = ("mean", "spread", "seeds", HOURS)
+_NUMERIC = ("mean", "spread", "seeds")
 _STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right": False, "font.size": 9}
 
 
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """The trials of a row.
+
+    Attributes:
+      scores: reported score of each complete trial, by seed.
+      selection: score by which rows are ranked, by seed.
+      difference: difference to the reference row; None for that row, and where it cannot be tested.
+      problem: why a trial's score is missing or cannot be compared.
+    """
+
+    name: str
+    trials: tuple[str, ...]
+    states: dict[str, int]
+    scores: dict[int, float]
+    selection: dict[int, float]
+    difference: Difference | None = None
+    problem: str = ""
+
+    @property
+    def mean(self) -> float | None:
+        return float(np.mean(list(self.scores.values()))) if self.scores else None
+
+    @property
+    def spread(self) -> float | None:
+        """Standard deviation over seeds."""
+        return float(np.std(list(self.scores.values()), ddof=1)) if len(self.scores) > 1 else None
+
+    @property
+    def lost(self) -> int:
+        """The number of seeds that will have no score."""
+        return self.states.get(DIVERGED, 0) + self.states.get(FAILED, 0)
+
+
+def make_rows(folder: Folder, sweep: dict[str, Any], score: str, baseline: str = "") -> tuple[list[Row], str]:
+    """Return the rows of a sweep, best first, and the name of the reference row: `baseline`, or the best one.
+
+    Rows with diverged or failed seeds come after the others. Raises UserError if `baseline` is not a row, and for a score that
+    no trial has.
+    """
+    names = list(dict.fromkeys(trial["row"] for trial in sweep["trials"].values()))
+    reference = baseline and folder_name(baseline)
+    if reference and reference not in names:
+        raise UserError(f"there is no row {baseline!r} to compare with; the rows are {', '.join(names)}.")
+    selection, missing = selection_score(sweep, score), None
+    table, anchor = [], ""
+    for name in names:
+        trials = {n: t["seed"] for n, t in sweep["trials"].items() if t["row"] == name}
+        row = Row(name, tuple(trials), dict(Counter(map(folder.displayed_state, trials))), {}, {})
+        for trial, seed in trials.items():
+            if folder.state(trial) != COMPLETE:
+                continue
+            try:
+                value, ranked = (trial_score(folder, trial, each) for each in (score, selection))
+                anchor = anchor or _comparable_record(folder, trial, score, anchor)
+                _comparable_record(folder, trial, score, anchor)
+            except UserError as error:
+                missing = error if isinstance(error, MissingScore) else missing
+                row = dataclasses.replace(row, problem=str(error))
+                continue
+            if value is not None and ranked is not None:
+                row.scores[seed], row.selection[seed] = value, ranked
+        table.append(row)
+    if missing and not any(row.scores for row in table):
+        raise missing
+    sign = 1 if lower_is_better(selection) else -1
+    table.sort(key=lambda row: (row.lost, sign * np.mean(list(row.selection.values())) if row.selection else math.inf))
+    reference = reference or (table[0].name if table and table[0].scores else "")
+    scored = [row for row in table if row.scores]
+    if reference in (row.name for row in scored):
+        at = [row.name for row in scored].index(reference)
+        found = dict(zip((row.name for row in scored), _differences(scored, at), strict=True))
+        table = [dataclasses.replace(row, difference=found.get(row.name)) for row in table]
+    return table, reference
+
+
+def _differences(rows: list[Row], reference: int) -> list[Difference | None]:
+    return compare_rows([list(row.scores.values()) for row in rows], reference)
+
+
+def _comparable_record(folder: Folder, trial: str, score: str, anchor: str) -> str:
+    """Return the path of a trial's record; "" for a score of the validation set.
+
+    Raises UserError if it cannot be compared with the record `anchor`, such as one of another test set.
+    """
+    path = "" if score.startswith("valid_") else record_path(folder, trial, score)
+    if path and anchor:
+        record, name = read_record(path), score.rpartition(":")[2]
+        known = comparable_names(task_of_record(record))
+        check_comparable(read_record(anchor), record, anchor, path, name if name in known else known[-1])
+    return path
+
+
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
-    """Writes SWEEP/report/table.csv, trials.csv, index.html and (with matplotlib) its plots as SVG; returns the table as
-    text. Raises UserError for a folder without a sweep, an unknown score or baseline.
+    """Write SWEEP/report/report.md, report.html, trials.csv and (with matplotlib) the plots; return the table as text.
+
+    Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
     folder, sweep = Folder(Path(path).absolute()), read_sweep(path)
-    score, baseline = score or sweep["score"], baseline or sweep["baseline"]
-    table, reference = rows(folder, sweep, score, baseline)
+    score = score or sweep["score"]
+    table, reference = make_rows(folder, sweep, score, baseline or sweep["baseline"])
     selection = selection_score(sweep, score)
-    hours = {name: device_hours(folder, name) for name in sweep["trials"]}
     columns = ("row", *([selection] if selection != score else []), "mean" if selection == score else score)
-    columns += ("spread", "seeds", "difference", "verdict", "trials", HOURS)
-    lines = [
-        [*format_row(row, reference, with_selection=selection != score), _number(_total(hours, row.trials))]
-        for row in table
-    ]
-    notes = _notes(table, score, selection, reference, named=bool(baseline)) + _test_note(folder, table, score)
-    notes += _hours_note(folder, hours)
-    notes += [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
-    plots = make_plots(folder, table, score, reference)
-    text = "\n".join([f"{sweep['config']}: {score}", "", text_table(columns, lines, right=_NUMERIC), "", *notes])
-    out = path / "report"
-    atomic_write(out / "table.csv", csv_text(columns, lines))
-    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, table, hours)))
-    for name, plot in (plots or {}).items():
+    columns += ("spread", "seeds", "difference", "verdict", "trials")
+    lines = [_line(row, reference, score, with_selection=selection != score) for row in table]
+    notes = _notes(folder, table, score, selection, reference)
+    out, plots = Path(path) / "report", make_plots(folder, table, score, reference)
+    for name, plot in plots.items():
         atomic_write(out / f"{name}.svg", plot)
-    atomic_write(out / "index.html", _page(folder, sweep, text, plots))
-    return f"{text}\nreport: {out}/index.html"
+    rows = markdown_table(columns, lines, right=_NUMERIC)
+    text = "\n".join([f"# {sweep['config']}: {score}", "", rows, "", *(f"- {note}" for note in notes)])
+    pictures = [f"![{name}]({name}.svg)" for name in plots]
+    atomic_write(out / "report.md", "\n\n".join([text, *pictures]) + "\n")
+    atomic_write(out / "report.html", _page(folder, sweep, text, plots))
+    atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, score)))
+    return f"{text}\nreport: {out}/report.html"
 
 
-def text_table(columns: Sequence[str], lines: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """Columns of equal width under their names; those named in `right` are right-aligned, as numbers are."""
-    table = rich.table.Table(box=None, pad_edge=False)
-    for name in columns:
-        table.add_column(rich.text.Text(name), justify="right" if name in right else "left", no_wrap=True)
-    for line in lines:
-        table.add_row(*map(rich.text.Text, line))
-    console = rich.console.Console(file=io.StringIO(), width=10_000)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in console.file.getvalue().splitlines())
+def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
+    """Return a Markdown table, padded for terminals; the columns named in `right` are right-aligned, as numbers are."""
+    rows = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *lines)]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rules = ["-" * (width - 1) + (":" if name in right else "-") for name, width in zip(columns, widths, strict=True)]
+    padded = [
+        [cell.rjust(w) if name in right else cell.ljust(w) for name, w, cell in zip(columns, widths, row, strict=True)]
+        for row in (rows[0], rules, *rows[1:])
+    ]
+    return "\n".join(f"| {' | '.join(row)} |" for row in padded)
 
 
 def csv_text(columns: Sequence[str], lines: Sequence[Sequence[Any]]) -> str:
-    """A table as the text of a CSV file, the names of the columns first."""
+    """Return a table as the text of a CSV file, the names of the columns first."""
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows([columns, *lines])
     return out.getvalue()
 
 
-def _notes(table: list[Row], score: str, selection: str, reference: str, *, named: bool) -> list[str]:
-    """Explains the columns of the table, a sentence each. named: the user chose the reference row."""
-    lower = " (lower is better)" if lower_is_better(score) else ""
-    seeds = next((row.seeds for row in table if row.seeds), ())
-    notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."] if len(seeds) > 1 else []
-    notes += [f"{score}: lower is better."] if lower and len(seeds) < 2 else []
-    if selection != score:
-        notes.append(f"Rows are ranked by {selection}, on the validation set; {score} is of the test set.")
-    elif not score.startswith("valid_"):
-        notes.append(
-            f"No score of the validation set: rows are ranked by {score} on the test set, which flatters the best row."
-        )
-    if not seeds:
-        return notes
-    if any(row.mean is not None and not row.seeds for row in table):
-        notes.append(
-            f"Ranked on the seeds {', '.join(map(str, seeds))}; rows that lack one of them, or diverged, come last."
-        )
-    comparisons = [row.comparison for row in table if row.comparison]
-    if not comparisons:
-        if sum(bool(row.seeds) for row in table) > 1 and not any(row.problem for row in table):
-            notes.append("No differences: for this score they need rows with two seeds.")
-        return notes
-    if not named and reference != table[0].name:
-        notes.append(f"{reference} is the reference: its mean less two standard errors is the best.")
-    source = "seeds" if "sentences" not in comparisons[0] else "sentences" if len(seeds) == 1 else "sentences and seeds"
-    notes.append(
-        f"Difference: to {reference}, with 95% interval and two-sided p over {source}, corrected for {len(comparisons) + 1} rows."
-    )
-    if len(seeds) == 1:
-        notes.append("One seed does not show the variation between seeds: the result holds for these models only.")
-    return notes
-
-
-def _test_note(folder: Folder, table: list[Row], score: str) -> list[str]:
-    """The test score of the selected row, where the table has scores of the validation set."""
-    if not score.startswith("valid_"):
-        return []
-    try:
-        note = test_of_selected(folder, table)
-    except UserError as error:
-        note = f"No test score of the selected row: {error}"
-    return [f"{note}."] if note else []
-
-
-def format_row(row: Row, reference: str, *, with_selection: bool) -> list[str]:
-    """A line of the table. with_selection: with the score by which rows are ranked."""
-    number = lambda value: "" if value is None else f"{value:.{2 if abs(row.mean or 0) >= 10 else 4}f}"  # noqa: E731
+def _line(row: Row, reference: str, score: str, *, with_selection: bool) -> list[str]:
+    digits = 2 if abs(row.mean or 0) >= 10 else 4
+    number = lambda value: "" if value is None else f"{value:.{digits}f}"  # noqa: E731
+    found, difference = row.difference, ""
+    if found:
+        ends = f"{found.difference:+.{digits}f} [{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
+        difference = f"{ends} p {found.p:.3g}" if found.p >= 0.001 else f"{ends} p < 0.001"
+    selection = f"{np.mean(list(row.selection.values())):.4f}" if row.selection else ""
     return [
         row.name,
-        *(["" if row.selection is None else f"{row.selection:.4f}"] if with_selection else []),
+        *([selection] if with_selection else []),
         number(row.mean),
         number(row.spread),
-        str(len(row.seeds) or sum(r.score is not None for r in row.results)),
-        format_difference(row),
-        verdict(row, reference),
+        str(len(row.scores)),
+        difference,
+        verdict(row, reference, score),
         ", ".join(f"{count} {state}" for state, count in row.states.items()),
     ]
 
 
-def _trial_table(
-    folder: Folder, sweep: dict[str, Any], table: list[Row], hours: dict[str, Counter[str]]
-) -> tuple[tuple[str, ...], list[list[Any]]]:
+def verdict(row: Row, reference: str, score: str) -> str:
+    """Return whether the row differs from the reference row, at 5 % for the whole table; "" where it is not tested."""
+    if row.name == reference:
+        return "reference"
+    if row.problem:
+        return "see the note"
+    if not row.difference:
+        return ""
+    if row.difference.p >= LEVEL:
+        return "no clear difference"
+    return "better" if (row.difference.difference > 0) != lower_is_better(score) else "worse"
+
+
+def _notes(folder: Folder, table: list[Row], score: str, selection: str, reference: str) -> list[str]:
+    """Return sentences that explain the columns of the table."""
+    lower = " (lower is better)" if lower_is_better(score) else ""
+    notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."]
+    if selection != score:
+        notes.append(f"Rows are ranked by {selection}, on the validation set; {score} is of the test set.")
+    elif not score.startswith("valid_"):
+        notes.append(f"No score of the validation set: ranked by {score} on the test set, which flatters the best row.")
+    if any(row.difference for row in table):
+        notes.append(
+            f"Difference: to {reference}, with 95 % interval and two-sided p over seeds, both for all pairs of rows (Games and "
+            "Howell)."
+        )
+    elif sum(bool(row.scores) for row in table) > 1:
+        notes.append("No differences: they need two seeds of a row and of the reference.")
+    if score.startswith("valid_"):
+        notes += _test_note(folder, table)
+    return notes + [f"{row.name}: {row.problem.splitlines()[0]}" for row in table if row.problem]
+
+
+def _test_note(folder: Folder, table: list[Row]) -> list[str]:
+    """Return the test score of the best row, where its trials evaluate a test set."""
+    best = table[0] if table and table[0].scores else None
+    if best is None or not (config := folder.read_config(best.trials[0])).data.test:
+        return []
+    name = task_of(config).metrics[0].name
+    try:
+        complete = [trial for trial in best.trials if folder.state(trial) == COMPLETE]
+        scores = [x for x in (trial_score(folder, trial, name) for trial in complete) if x is not None]
+    except UserError as error:
+        return [f"No test score of the best row: {error}"]
+    shown = ", ".join(f"{x:.2f}" for x in scores)
+    return [f"Test score of the best row, {best.name}: {name} {np.mean(scores):.2f} ({shown})."] if scores else []
+
+
+def _trial_table(folder: Folder, sweep: dict[str, Any], score: str) -> tuple[tuple[str, ...], list[list[Any]]]:
     keys = list(dict.fromkeys(key for trial in sweep["trials"].values() for key in trial["overrides"]))
-    complete = {result.name: result for row in table for result in row.results}
-    header = (
-        "trial",
-        "row",
-        "seed",
-        "state",
-        "score",
-        "updates",
-        "seconds",
-        "attempts",
-        HOURS,
-        *keys,
-        "record",
-        "command",
-    )
+    header = ("trial", "row", "seed", "state", "score", "updates", "seconds", *keys, "record", "command")
     lines = []
     for name, trial in sweep["trials"].items():
-        result = complete.get(name)
-        line = [name, trial["row"], trial["seed"], folder.displayed_state(name)]
-        line += [result.score, result.steps, result.seconds] if result else ["", "", ""]
-        line += [folder.status(name).attempts, _number(_total(hours, [name]))]
-        line += [trial["overrides"].get(key, "") for key in keys]
+        values: list[Any] = ["", "", "", ""]
+        if folder.state(name) == COMPLETE:
+            try:
+                marker = complete_marker(folder, name)
+                seconds = round(sum(marker.get("seconds", {}).values()), 1)
+                values = [trial_score(folder, name, score), marker["step"], seconds, record_path(folder, name, score)]
+            except (UserError, KeyError):
+                values = ["damaged", "", "", ""]
         command = f"python -m t2t_flax train --config={shlex.quote(str(folder.config(name)))} --workdir=DIR"
-        lines.append([*line, result.record if result else "", command])
+        line = [name, trial["row"], trial["seed"], folder.displayed_state(name), *values[:3]]
+        lines.append([*line, *(trial["overrides"].get(key, "") for key in keys), values[3], command])
     return header, lines
 
 
-def _total(hours: dict[str, Counter[str]], names: Sequence[str]) -> float:
-    """Device-hours of these trials."""
-    return sum(sum(hours[name].values()) for name in names)
-
-
-def _hours_note(folder: Folder, hours: dict[str, Counter[str]]) -> list[str]:
-    """The device-hours of the whole sweep by kind of device and by state of the trials; none where no device was used."""
-    by_state: Counter[str] = Counter()
-    for name in hours:
-        by_state[folder.displayed_state(name)] += _total(hours, [name])
-    kinds = sum(hours.values(), Counter()).items()
-    used = ", ".join(f"{_number(value)} of {kind}" for kind, value in kinds)
-    states = ", ".join(f"{state} {_number(value)}" for state, value in by_state.items() if value)
-    return [f"{HOURS} of all attempts: {used} ({states})"] if used else []
-
-
-def _number(value: float) -> str:
-    return f"{value:.2f}" if value >= 10 else f"{value:.4f}"
-
-
-def _page(folder: Folder, sweep: dict[str, Any], text: str, plots: dict[str, str] | None) -> str:
-    """The report as one HTML file, with the logs of failed trials."""
-    names, code = sweep["trials"], sweep["code"]
-    fixed = ", ".join(f"{key} = {value}" for key, value in sweep["fixed"].items())
-    about = (
-        f"{len(names)} trials{f' with {fixed}' if fixed else ''}. t2t_flax {code['version']}, source {code['digest']}."
-    )
-    body = [f"<p>{html.escape(about)}</p>", f"<pre>{html.escape(text)}</pre>"]
-    body += ["<p>Plots need matplotlib.</p>"] if plots is None else plots.values()
-    for name in names:
-        if folder.state(name) == FAILED:
-            reason, log = folder.status(name).reason, folder.log_tail(name)
-            body.append(f"<h3>{html.escape(f'{name}: {reason}')}</h3><pre>{html.escape(log)}</pre>")
+def _page(folder: Folder, sweep: dict[str, Any], text: str, plots: dict[str, str]) -> str:
+    """Return the report as one HTML file, with the logs of trials that failed."""
+    code = sweep["code"]
+    fixed = "".join(f", {key} = {value}" for key, value in sweep["fixed"].items())
+    about = f"{len(sweep['trials'])} trials{fixed}; t2t_flax {code['version']}, source {code['digest']}"
+    body = [f"<pre>{html.escape(text)}</pre>", *plots.values()]
+    body += [] if plots else ["<p>Plots need matplotlib.</p>"]
+    for name in sweep["trials"]:
+        if folder.state(name) in (FAILED, DIVERGED):
+            heading, log = f"{name}: {folder.state(name)}, {folder.reason(name)}", folder.log_tail(name)
+            body.append(f"<h3>{html.escape(heading)}</h3><pre>{html.escape(log)}</pre>")
     head = f'<meta charset="utf-8"><title>{html.escape(sweep["config"])}</title>'
-    return f'<!doctype html>\n<html lang="en">{head}\n' + "\n".join(body) + "\n</html>\n"
+    return "\n".join(['<!doctype html>\n<html lang="en">', head, *body, f"<p>{html.escape(about)}</p>", "</html>\n"])
 
 
-def make_plots(folder: Folder, table: list[Row], score: str, reference: str) -> dict[str, str] | None:
-    """`curves`, `differences` and `effects` as SVG, those that have data; None if matplotlib is not installed."""
+def make_plots(folder: Folder, table: list[Row], score: str, reference: str) -> dict[str, str]:
+    """Return the plots `curves` and `scores` as SVG, the ones that have data; none without matplotlib."""
     if importlib.util.find_spec("matplotlib") is None:
-        return None
+        return {}
     import matplotlib
 
     plots = {}
     with matplotlib.rc_context(_STYLE):
         for key, label in (("valid_nll", "validation loss"), ("loss", "training loss")):
-            curves = {row.name: [c for n in row.trials if (c := learning_curve(folder, n, key))] for row in table}
+            curves = {row.name: [c for n in row.trials if (c := _curve(folder, n, key))] for row in table}
             if any(len(points) > 1 for trials in curves.values() for points in trials):
                 plots["curves"] = _to_svg(plot_curves(curves, label))
                 break
-        if any(row.comparison for row in table):
-            plots["differences"] = _to_svg(plot_differences(table, score, reference))
-        if len(varied_keys(table)) > 1 and any(row.mean is not None for row in table):
-            plots["effects"] = _to_svg(plot_effects(table, score))
+        if any(row.difference for row in table):
+            plots["scores"] = _to_svg(plot_scores(table, score, reference))
     return plots
+
+
+def _curve(folder: Folder, name: str, key: str) -> list[tuple[int, float]]:
+    return [(step, value) for step, value in evaluations(folder, name, key) if math.isfinite(value)]
 
 
 def _to_svg(figure: Any) -> str:
@@ -234,7 +303,7 @@ def _to_svg(figure: Any) -> str:
 
 
 def plot_curves(curves: dict[str, list[list[tuple[int, float]]]], label: str) -> Any:
-    """A matplotlib figure: the loss that `label` names by update, a line per trial, a colour per row."""
+    """Return a figure of the loss that `label` names by update, a line per trial, a colour per row."""
     from matplotlib import colormaps
     from matplotlib.figure import Figure
 
@@ -244,8 +313,7 @@ def plot_curves(curves: dict[str, list[list[tuple[int, float]]]], label: str) ->
     for i, (name, trials) in enumerate(curves.items()):
         colour = colormaps["viridis"](i / max(1, len(curves) - 1))
         for n, points in enumerate(trials):
-            marker = {"marker": "o", "ms": 2.5} if len(points) < 30 else {}
-            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=None if n else name, **marker)
+            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=None if n else name)
     axes.set_xlabel("update")
     axes.set_ylabel(f"{label} (nats per token)")
     values = sorted(value for trials in curves.values() for points in trials for _, value in points)
@@ -256,66 +324,25 @@ def plot_curves(curves: dict[str, list[list[tuple[int, float]]]], label: str) ->
     return figure
 
 
-def plot_differences(table: list[Row], score: str, reference: str) -> Any:
-    """A matplotlib figure: the rows in the order of the table, a dot per seed, and the corrected interval of the difference
-    to the reference row, drawn from that row's mean.
+def plot_scores(table: list[Row], score: str, reference: str) -> Any:
+    """Return a figure of the rows in the order of the table: a dot per seed, and the interval of the difference to the reference
+    row, drawn from that row's mean.
     """
     from matplotlib.figure import Figure
 
-    rows = [row for row in table if row.seeds]
-    base = next(row for row in rows if row.name == reference)
+    rows = [row for row in table if row.scores]
+    base = next(row.mean for row in rows if row.name == reference)
     figure = Figure(figsize=(9, 0.8 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    axes.axvline(base.mean, color="0.5", lw=0.8, ls="--")
+    axes.axvline(base, color="0.5", lw=0.8, ls="--")
     for y, row in enumerate(rows):
-        if row.comparison:
-            interval, centre = row.comparison["interval_corrected"], row.comparison["b"]
-            ends = centre + interval["low"], centre + interval["high"]
+        if row.difference:
+            ends = base + row.difference.low, base + row.difference.high
             axes.plot(ends, (y, y), color="tab:orange", lw=2, solid_capstyle="butt")
-        scores = [r.score for r in row.results if r.seed in row.seeds]
-        axes.plot(scores, [y] * len(scores), "o", ms=3.5, alpha=0.6, color="tab:blue")
+        axes.plot(list(row.scores.values()), [y] * len(row.scores), "o", ms=3.5, alpha=0.6, color="tab:blue")
     axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
     axes.set_ylim(len(rows) - 0.5, -0.5)
     axes.set_xlabel(
         f"{score}: a dot per seed; bars are the intervals of the table, from the mean of {reference} (dashed)"
     )
     return figure
-
-
-def varied_keys(table: list[Row]) -> dict[str, list[str]]:
-    """The keys that rows set to different values, each with its values in order."""
-    keys = dict.fromkeys(key for row in table for key in row.overrides)
-    values = {key: {row.overrides[key] for row in table if key in row.overrides} for key in keys}
-    return {key: sorted(texts, key=_numbers_first) for key, texts in values.items() if len(texts) > 1}
-
-
-def plot_effects(table: list[Row], score: str) -> Any:
-    """A matplotlib figure: for each varied key the scores of all trials by its value, and their mean."""
-    from matplotlib.figure import Figure
-
-    keys = varied_keys(table)
-    short, lines, columns = short_keys(keys), -(-len(keys) // 3), min(3, len(keys))
-    figure = Figure(figsize=(3 * columns + 1, 2.8 * lines), layout="constrained")
-    grid = figure.subplots(lines, columns, squeeze=False, sharey=True).ravel()
-    for axes in grid[len(keys) :]:
-        axes.set_visible(False)
-    for axes, (key, values) in zip(grid, keys.items(), strict=False):
-        means = []
-        for i, value in enumerate(values):
-            results = [r for row in table if row.overrides.get(key) == value for r in row.results]
-            scores = [r.score for r in results if r.score is not None]
-            axes.plot([i] * len(scores), scores, "o", ms=3, alpha=0.5, color="tab:blue")
-            means.append(sum(scores) / len(scores) if scores else math.nan)
-        axes.plot(range(len(values)), means, "_", ms=14, mew=2, color="tab:orange")
-        step = -(-len(values) // 8)
-        axes.set_xticks(range(0, len(values), step), values[::step], rotation=30 if max(map(len, values)) > 5 else 0)
-        axes.set_xlabel(short[key])
-    grid[0].set_ylabel(score)
-    return figure
-
-
-def _numbers_first(text: str) -> tuple[int, float, str]:
-    try:
-        return (0, float(text), text)
-    except ValueError:
-        return (1, 0.0, text)

@@ -12,14 +12,11 @@ _GPU_MEMORY_FRACTION = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """What one trial may use: CPU cores (empty: all), and the environment that selects its accelerators. sharing: trials that use
-    them at the same time.
-    """
+    """The share of this machine for one trial: CPU cores (empty: all), and the environment that selects its accelerators."""
 
     cores: tuple[int, ...] = ()
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
     description: str = "whole machine"
-    sharing: int = 1
 
 
 def divide_machine(parts: int) -> list[Resources]:
@@ -37,12 +34,10 @@ def divide_machine(parts: int) -> list[Resources]:
         raise UserError(
             f"--parallel={parts} needs one core per trial, and this machine has {len(cores)}: use {len(cores)} or fewer."
         )
-    resources, accelerators = [], _divide_accelerators(parts)
-    environments = [environment for environment, _ in accelerators]
-    for i, (environment, devices) in enumerate(accelerators):
-        sharing = environments.count(environment) if environment else 1  # the devices of a CPU are of one process
+    resources = []
+    for i, (environment, devices) in enumerate(_divide_accelerators(parts)):
         own = tuple(cores[i * len(cores) // parts : (i + 1) * len(cores) // parts])
-        resources.append(Resources(own, environment, f"cores {','.join(map(str, own))}{devices}", sharing))
+        resources.append(Resources(own, environment, f"cores {','.join(map(str, own))}{devices}"))
     return resources
 
 

@@ -1,7 +1,6 @@
-"""Results of a sweep: the scores of its trials."""
+"""Scores of the trials of a sweep."""
 
 import contextlib
-import dataclasses
 import math
 import os
 from collections.abc import Iterator
@@ -10,28 +9,11 @@ from typing import Any
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.sweeps.compare import comparable_names, read_record, task_of_record, texts
-from t2t_flax.extensions.sweeps.folder import COMPLETE, Folder
+from t2t_flax.extensions.sweeps.compare import read_record
+from t2t_flax.extensions.sweeps.folder import Folder
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import NAMES_IN_RECORDS, lower_is_better, model_metrics, task_of
 from t2t_flax.training.progress import read_metrics
-
-
-@dataclasses.dataclass(frozen=True)
-class Result:
-    """One complete trial. score: None without one. selection: the score by which rows are ranked. record: path of its
-    evaluation record, empty if the config has no test set. problem: why the record cannot be used (missing or damaged).
-    """
-
-    name: str
-    row: str
-    seed: int
-    score: float | None = None
-    selection: float | None = None
-    record: str = ""
-    steps: int = 0
-    seconds: float = 0.0
-    problem: str = ""
 
 
 class MissingScore(UserError):
@@ -97,8 +79,7 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
     Raises UserError for a record that cannot be read, MissingScore for a score or test set that it does not have.
     """
     if metric.startswith("valid_"):
-        values = [line[metric] for line in read_metrics(folder.workdir(name)) if metric in line]
-        values = [value for value in values if math.isfinite(value)]
+        values = [value for _, value in evaluations(folder, name, metric) if math.isfinite(value)]
         return (min(values) if lower_is_better(metric) else max(values)) if values else None
     path, metric = record_path(folder, name, metric), metric.rpartition(":")[2]
     if not path:
@@ -112,56 +93,15 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
 
 
 def selection_score(sweep: dict[str, Any], metric: str) -> str:
-    """The score by which rows are ranked where `metric` is reported: one of the validation set, if there is any."""
+    """Return the score by which rows are ranked where `metric` is reported: one of the validation set, if there is any."""
     return metric if metric.startswith("valid_") else sweep["selection"] or metric
 
 
-def results(folder: Folder, sweep: dict[str, Any], metric: str) -> list[Result]:
-    """The complete trials in the order of the sweep; a record that cannot be used is a `problem` of its result.
-
-    Raises UserError for a score that no trial has.
-    """
-    complete, missing = [], None
-    for name, trial in sweep["trials"].items():
-        if folder.state(name) != COMPLETE:
-            continue
-        values: dict[str, Any] = {}
-        try:
-            if metric.startswith("valid_"):
-                values["score"] = trial_score(folder, name, metric)
-            marker = _read_marker(folder, name)
-            with _damage_as_user_error(folder.workdir(name) / "complete.json"):
-                values["steps"] = int(marker["step"])
-                values["seconds"] = round(sum(marker.get("seconds", {}).values()), 1)
-            values["record"] = record_path(folder, name, metric)
-            if values["record"]:
-                _check_record(values["record"], metric)
-            values.setdefault("score", trial_score(folder, name, metric))
-            selection = selection_score(sweep, metric)
-            values["selection"] = values["score"] if selection == metric else trial_score(folder, name, selection)
-        except UserError as error:
-            values["problem"] = str(error)
-            missing = error if isinstance(error, MissingScore) else missing
-        complete.append(Result(name, trial["row"], trial["seed"], **values))
-    if missing and all(result.score is None for result in complete):
-        raise missing
-    return complete
-
-
-def _check_record(path: str, metric: str) -> None:
-    """Raises UserError for a record that is damaged or has lost its texts."""
-    with _damage_as_user_error(path):
-        record = read_record(path)
-        if metric in comparable_names(task_of_record(record)):
-            texts(record, path)
-
-
 def record_path(folder: Folder, name: str, metric: str) -> str:
-    """The path of a trial's final record of the metric's test set; empty if its config has no test set."""
+    """Return the path of a trial's final record of the metric's test set; "" if its config has no test set."""
     path, test_set = folder.workdir(name) / "complete.json", metric.rpartition(":")[0]
-    marker = _read_marker(folder, name)
     with _damage_as_user_error(path):
-        records = marker["records"]
+        records = complete_marker(folder, name)["records"]
         file = records.get(test_set, "") if test_set else next(iter(records.values()), "")
         if test_set and not file:
             raise MissingScore(f"{folder.workdir(name)} has no record of the test set {test_set!r}.")
@@ -170,8 +110,8 @@ def record_path(folder: Folder, name: str, metric: str) -> str:
     return str(folder.workdir(name) / "eval" / file) if file else ""
 
 
-def _read_marker(folder: Folder, name: str) -> dict[str, Any]:
-    """A trial's complete.json. Raises UserError if it is damaged."""
+def complete_marker(folder: Folder, name: str) -> dict[str, Any]:
+    """Return a trial's complete.json. Raises UserError if it is damaged."""
     path = folder.workdir(name) / "complete.json"
     with _damage_as_user_error(path):
         marker = parse_json(path.read_text())
@@ -182,14 +122,13 @@ def _read_marker(folder: Folder, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _damage_as_user_error(path: str | os.PathLike) -> Iterator[None]:
-    """Turns whatever reading a truncated or damaged file raises into a UserError with the file's name."""
+    """Turn whatever reading a truncated or damaged file raises into a UserError with the file's name."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise UserError(f"{path} cannot be used ({type(error).__name__}: {error}).") from None
 
 
-def learning_curve(folder: Folder, name: str, key: str = "valid_nll") -> list[tuple[int, float]]:
-    """(update, value) of a trial so far; key: of metrics.jsonl."""
-    lines = read_metrics(folder.workdir(name))
-    return [(line["step"], line[key]) for line in lines if math.isfinite(line.get(key, math.nan))]
+def evaluations(folder: Folder, name: str, key: str) -> list[tuple[int, float]]:
+    """Return (update, value) for each line of a trial's metrics.jsonl that has the key."""
+    return [(line["step"], line[key]) for line in read_metrics(folder.workdir(name)) if key in line]

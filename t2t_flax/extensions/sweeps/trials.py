@@ -8,19 +8,10 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.overrides import differences
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import NAME, Overrides, as_text
 
 SEED_KEYS = ("seed.init", "seed.dropout", "seed.data")
-RATES = ("model.dropout", "model.dropout_attention", "model.dropout_ffn")
-NUMBERS = (
-    "optimizer.lr_scale", "optimizer.peak_lr", "optimizer.warmup_steps", "optimizer.warmup_init", "loss.label_smoothing"
-)  # fmt: skip
-SCALARS = (*RATES, *NUMBERS, "seed.dropout", "seed.init")
-"""Keys that are scalar inputs of a vectorized train step, in which its runs may differ. (seed.init sets the initial
-parameters, which are no part of the program.)
-"""
 _MAX_NAME_BYTES = 120
 
 
@@ -35,25 +26,19 @@ class Trial:
     config: Config
 
 
-def expand(
-    path: str,
-    fixed: dict[str, str],
-    rows: Sequence[Overrides],
-    seeds: int,
-    *,
-    numbered: bool = False,
-) -> list[Trial]:
-    """The trials of all rows, seed by seed within a row. path: of the config. fixed: overrides of every trial.
-    numbered: row names begin with their index, and rows may repeat.
+def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: int) -> list[Trial]:
+    """Return the trials of all rows, seed by seed within a row.
+
+    Args:
+      path: file or preset of the config.
+      fixed: overrides of every trial.
 
     Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of one name.
     """
-    names = [f"{i:03d},{row_names([row])[0]}" for i, row in enumerate(rows)] if numbered else row_names(rows)
-    trials = [
-        make_trial(path, fixed, row, name, s) for row, name in zip(rows, names, strict=True) for s in range(seeds)
-    ]
+    pairs = zip(rows, row_names(rows), strict=True)
+    trials = [make_trial(path, fixed, row, name, seed) for row, name in pairs for seed in range(seeds)]
     first_row: dict[str, str] = {}
-    for trial in () if numbered else (t for t in trials if not t.seed):
+    for trial in (t for t in trials if not t.seed):
         row = first_row.setdefault(config_lib.to_json(trial.config), trial.row)
         if row != trial.row:
             raise UserError(f"rows {row!r} and {trial.row!r} of the sweep are the same config.")
@@ -104,6 +89,11 @@ def row_names(rows: Sequence[Overrides]) -> list[str]:
     return names
 
 
+def search_row_name(params: Overrides) -> str:
+    """Return the name of a proposed row; a label, in which floats have four digits."""
+    return row_names([{key: float(f"{x:.4g}") if isinstance(x, float) else x for key, x in params.items()}])[0]
+
+
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
     """The last part of each key if no other key of the sweep ends in it, else the whole key."""
     keys = set(keys)
@@ -129,20 +119,3 @@ def is_folder_name(name: Any) -> bool:
 
 def _replace_special(text: str) -> str:
     return "".join(c if c.isalnum() or c in "=,.+-_()" else "_" for c in text).strip(".") or "_"
-
-
-def can_be_vectorized(first: Config, second: Config) -> bool:
-    """Whether one vectorized train step can train both runs."""
-    return not vectorization_conflict(first, second)
-
-
-def vectorization_conflict(first: Config, second: Config) -> str:
-    """Why one vectorized train step cannot train both runs; empty if it can."""
-    keys = [key for key in differences(first, second) if key not in SCALARS]
-    if keys:
-        return f"they differ in more than scalars: {', '.join(keys)}."
-    if any(size not in (-1, 1) for size in (second.mesh.data, second.mesh.fsdp, second.mesh.tensor)):
-        return "each must fit on one device: leave config.mesh at its defaults."
-    if second.model.attention_kernel in ("auto", "cudnn"):
-        return "cuDNN's attention cannot be vectorized: set model.attention_kernel to einsum, or to splash on TPU."
-    return ""

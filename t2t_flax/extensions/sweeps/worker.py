@@ -1,75 +1,135 @@
-"""A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any
-hosts, may share a folder. A worker may also be a pod of hosts (`pod`).
+"""A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any hosts,
+may share a folder.
 """
 
 import dataclasses
 import os
-import socket
+import signal
+import subprocess
+import sys
 import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
-from typing import Any
+from typing import Any, Protocol
 
-from t2t_flax.extensions.sweeps.attempts import begin_attempt, end_attempt, give_up, start_training
-from t2t_flax.extensions.sweeps.folder import ENDED, FAILED, PRUNED, STOPPED, Folder
+from t2t_flax import errors
+from t2t_flax.extensions.shared.processes import RUNS_FOLDER, child_environment
+from t2t_flax.extensions.sweeps import child_process
+from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, ENDED, FAILED, PRUNED, STOPPED, Folder
 from t2t_flax.extensions.sweeps.resources import Resources
 from t2t_flax.locks import FileLock
+from t2t_flax.process_setup import ALONE
 
-MAX_UNRESOLVED = 10
-"""A trial whose process dies this often without a new checkpoint (possibly crashing its worker) is marked failed."""
 _CLAIM_INTERVAL = 1.0
 """Seconds between attempts to claim a trial while other workers hold all of them."""
-POLL_INTERVAL = 0.2
+_POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
+_SIGNAL_SECONDS = 2.0
+"""Seconds in which a signal to all processes of a job reaches the worker after its training."""
 
 
-class TrialQueue:
-    """The trials of a sweep in the order of training; all of them known from the start, unless a subclass proposes more."""
+class Trials(Protocol):
+    """The trials that a worker trains."""
 
-    def __init__(self, names: Sequence[str]):
-        self._names = list(names)
+    def names(self) -> list[str]: ...
+
+    def open(self) -> list[str]:
+        """Return the trials that have to be trained, or whose end has to be told."""
+
+    def propose(self) -> bool:
+        """Add a trial if there should be another one now; return whether it did."""
+
+    def should_prune(self, name: str) -> bool:
+        """Return whether to stop a running trial for good."""
+
+    def end(self, name: str) -> None:
+        """Take note that a trial has ended."""
+
+
+class ListedTrials:
+    """The trials of a grid, known from the start."""
+
+    def __init__(self, folder: Folder, names: Sequence[str]):
+        self._folder, self._names = folder, list(names)
 
     def names(self) -> list[str]:
         return self._names
 
-    def is_final(self) -> bool:
-        """Whether `names` will not grow any more."""
-        return True
+    def open(self) -> list[str]:
+        return [name for name in self._names if self._folder.state(name) not in ENDED]
 
     def propose(self) -> bool:
-        """Adds a trial if there should be another one now; returns whether it did."""
         return False
 
     def should_prune(self, name: str) -> bool:
-        """Whether a running trial should be stopped for good."""
         return False
+
+    def end(self, name: str) -> None:
+        pass
+
+
+def start_training(folder: Folder, name: str, resources: Resources, cwd: str, descriptor: int) -> subprocess.Popen:
+    """Start the process that trains a trial.
+
+    Args:
+      cwd: folder in which the sweep was created, the base of its relative paths.
+      descriptor: descriptor of the claim, which lasts as long as the training.
+    """
+    path = folder.log(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    variables = {RUNS_FOLDER: str(folder.path.resolve()), ALONE: "1"} | resources.environment
+    with path.open("ab") as log:
+        return subprocess.Popen(
+            training_command(folder, name, resources),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env=child_environment(**variables),
+            cwd=cwd,
+            pass_fds=(descriptor,),
+            start_new_session=True,
+        )
+
+
+def training_command(folder: Folder, name: str, resources: Resources) -> list[str]:
+    """Return the command that trains a trial, with its data in the sweep's folder unless the config names a cache."""
+    train = ["t2t_flax", "train", f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
+    if not folder.read_config(name).data.cache:
+        train.append(f"--config.data.cache={folder.path / 'data'}")
+    cores = ",".join(map(str, resources.cores)) or "-"
+    return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 
 
 @dataclasses.dataclass
 class Worker:
-    """resources: one entry per trial that trains at the same time. retries: new attempts at a trial that fails. stop: ends
-    the worker once its running trials have saved. stack: trials that may share a program. cwd: base of relative paths.
-    start: starts a training, see `start_training`; the result can `poll` and `terminate`.
+    """Trains trials.
+
+    Attributes:
+      resources: one entry for each trial that trains at the same time.
+      retries: new attempts at a trial that fails.
+      stop: ends the worker once its running trials have saved.
+      cwd: base of relative paths.
+      start: starts a training, as `start_training`; the result can `poll` and `terminate`.
     """
 
     folder: Folder
-    queue: TrialQueue
+    trials: Trials
     resources: Sequence[Resources]
     retries: int
     stop: threading.Event
     say: Callable[[str], None]
-    stack: int = 1
-    cwd: str | None = None
+    cwd: str = "."
     start: Callable[..., Any] = start_training
 
     def __post_init__(self):
         self._claiming = threading.Lock()
 
     def run(self) -> None:
-        """Trains until every trial has ended or `stop` is set. While other workers train the last trials it waits, so that it can
-        take over if one of them dies.
+        """Train until every trial has ended or `stop` is set.
+
+        While other workers train the last trials it waits, so that it can take over if one of them dies.
         """
         with ThreadPoolExecutor(len(self.resources)) as pool:
             threads = [pool.submit(self._train_until_done, resources) for resources in self.resources]
@@ -83,103 +143,90 @@ class Worker:
         waiting = False
         while not self.stop.is_set():
             with self._claiming:
-                claims = self._claim_next()
-            if claims:
+                claimed = self._claim_next()
+            if claimed:
                 waiting = False
+                name, claim = claimed
                 try:
-                    self._train(claims, resources)
+                    self._train(name, claim, resources)
                 finally:
-                    for claim in claims.values():
-                        claim.release()
-            elif self.queue.is_final() and not self._open_trials():
-                return
-            else:
-                if not waiting and resources is self.resources[0] and (held := self._held_by_others()):
-                    self.say(f"waiting for trials of other workers: {', '.join(held)}")
+                    claim.release()
+            elif open_trials := self.trials.open():
+                if not waiting and resources is self.resources[0]:
+                    self.say(f"waiting for trials of other workers: {', '.join(open_trials)}")
                 waiting = True
                 self.stop.wait(_CLAIM_INTERVAL)
+            else:
+                return
 
-    def _open_trials(self) -> dict[str, str]:
-        """The trials that have not ended, with their states."""
-        states = {name: self.folder.state(name) for name in self.queue.names()}
-        return {name: state for name, state in states.items() if state not in ENDED}
-
-    def _held_by_others(self) -> list[str]:
-        this_worker = f"{socket.gethostname()} process {os.getpid()}"
-        holders = {name: self.folder.holder(name) for name in self._open_trials()}
-        return [f"{name} ({holder})" for name, holder in holders.items() if holder and holder != this_worker]
-
-    def _claim_next(self) -> dict[str, FileLock]:
-        """Claims the next trial, and up to `stack` - 1 that can train with it; returns their claims by name, empty if no
-        trial is free. Stopped trials go first, those that may have crashed a worker last.
-        """
+    def _claim_next(self) -> tuple[str, FileLock] | None:
+        """Claim the next trial, stopped ones first; return None if no trial is free."""
         while True:
-            claims: dict[str, FileLock] = {}
-            trials = self._open_trials()
-            for name in sorted(trials, key=lambda n: (self.folder.unresolved_attempts(n) > 0, trials[n] != STOPPED)):
-                if claims and not self.folder.can_stack(next(iter(claims)), name):
-                    continue
+            for name in sorted(self.trials.open(), key=lambda name: self.folder.state(name) != STOPPED):
                 claim = self.folder.claim(name)
                 if claim is None:
                     continue
-                if self.folder.unresolved_attempts(name) >= MAX_UNRESOLVED:
-                    give_up(
-                        self.folder, name, f"its process died {MAX_UNRESOLVED} times in a row without a new checkpoint"
-                    )
-                if self.folder.state(name) in ENDED:  # possibly just before it was claimed
-                    claim.release()
-                    continue
-                claims[name] = claim
-                if len(claims) == self.stack:
-                    break
-            if claims or not self.queue.propose():
-                return claims
+                if self.folder.state(name) not in ENDED:
+                    return name, claim
+                self.trials.end(name)  # it ended just before it was claimed, or its worker died before it could tell
+                claim.release()
+            if not self.trials.propose():
+                return None
 
-    def _train(self, claims: dict[str, FileLock], resources: Resources) -> None:
-        names = list(claims)
-        for name in names:
-            verb = "resumes" if self.folder.state(name) == STOPPED else "starts"
-            stacked = f", stacked with {len(names) - 1} others" if len(names) > 1 else ""
-            self.say(f"{name}: {verb}, {resources.description}{stacked}")
-        outcomes = self.attempt(claims, resources)
-        for name, outcome in outcomes.items():
-            if outcome != FAILED:
-                self.say(f"{name}: {outcome}")
-            elif self.folder.state(name) == FAILED:
-                log = "\n".join(f"    {line}" for line in self.folder.log_tail(name).splitlines())
-                others = sorted(self.folder.path.glob(f"logs/{name}.process*.log"))
-                of_others = "".join(f"\nThe log of another host: {path}" for path in others)
-                self.say(f"{name}: failed. The end of {self.folder.log(name)}:\n{log}{of_others}")
-            else:
-                self.say(f"{name}: failed, will be retried{' by itself' if len(names) > 1 else ''}")
+    def _train(self, name: str, claim: FileLock, resources: Resources) -> None:
+        """Train a claimed trial until it ends or the worker stops."""
+        folder = self.folder
+        verb = "resumes" if folder.state(name) == STOPPED else "starts"
+        self.say(f"{name}: {verb}, {resources.description}")
+        for left in range(self.retries, -1, -1):
+            code = self._attempt(name, claim, resources)
+            if folder.state(name) in ENDED:  # complete or pruned
+                break
+            if code in (errors.STOPPED, -signal.SIGTERM):
+                self.stop.wait(_SIGNAL_SECONDS)
+            if self.stop.is_set():
+                self.say(f"{name}: stopped")
+                return
+            if code == errors.DIVERGED:
+                folder.end(name, DIVERGED, f"exit code {code}")
+                break
+            if code == errors.USER_ERROR or not left:
+                folder.end(name, FAILED, f"exit code {code}")
+                break
+            self.say(f"{name}: exit code {code}, tried again")
+        self.trials.end(name)
+        state = folder.state(name)
+        if state == FAILED:
+            log = "\n".join(f"    {line}" for line in folder.log_tail(name).splitlines())
+            state += f", {folder.reason(name)}. The end of {folder.log(name)}:\n{log}"
+        self.say(f"{name}: {state}")
 
-    def attempt(self, claims: dict[str, FileLock], resources: Resources) -> dict[str, str]:
-        """Trains claimed trials in one process until they end; returns COMPLETE, STOPPED, PRUNED or FAILED for each, and
-        updates their status.
-        """
-        folder, names = self.folder, list(claims)
-        for name in names:
-            begin_attempt(folder, name, names, resources)
-        descriptors = [claim.descriptor for claim in claims.values()]
-        training = self.start(folder, names, resources, self.cwd, descriptors)
-        terminated = False
-        while (exit_code := training.poll()) is None:
-            if not terminated:
-                if len(names) == 1 and self.queue.should_prune(names[0]):
-                    # Stored first: the decision holds even if this worker dies now.
-                    folder.update_status(names[0], outcome=PRUNED)
-                    terminated = True
-                if terminated or self.stop.is_set():
-                    terminated = True
+    def _attempt(self, name: str, claim: FileLock, resources: Resources) -> int:
+        """Train until the process ends; return its exit code."""
+        training = self.start(self.folder, name, resources, self.cwd, claim.descriptor)
+        stopping = False
+        try:
+            while (code := training.poll()) is None:
+                if not stopping and self.trials.should_prune(name):
+                    self.folder.end(name, PRUNED)  # first: the decision holds even if this worker dies now
+                    stopping = True
                     training.terminate()
-            time.sleep(POLL_INTERVAL)
-        terminated = (
-            terminated or self.stop.is_set()
-        )  # a signal to all processes of a job reaches the training directly
-        options = dict(terminated=terminated, retries=self.retries)
-        return {name: end_attempt(folder, name, names, exit_code, **options) for name in names}
+                elif not stopping and self.stop.is_set():
+                    stopping = True
+                    training.terminate()
+                time.sleep(_POLL_INTERVAL)
+        except BaseException:
+            training.terminate()
+            raise
+        self.trials.should_prune(name)  # reports the last evaluations
+        return code
 
 
 def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:
-    """The number of trials in each state."""
+    """Return the number of trials in each state."""
     return dict(Counter(map(folder.displayed_state, names)))
+
+
+def has_result(states: dict[str, int]) -> bool:
+    """Return whether every trial has ended with a result; a diverged or pruned one has."""
+    return states.keys() <= {COMPLETE, DIVERGED, PRUNED}

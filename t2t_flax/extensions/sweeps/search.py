@@ -1,0 +1,181 @@
+"""Searches by Optuna: proposals, pruning and values of trials in a study that all workers share.
+
+The study is in `optuna.journal` in the sweep's folder, or in a database. The locks of the folder say which trials are being
+trained, so a trial of a killed worker goes on at once in its workdir. (Optuna's journal has no heartbeats, and those of its
+databases would mark such a trial as failed.)
+"""
+
+import contextlib
+import json
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from t2t_flax.errors import UserError, first_line, require
+from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, PRUNED, Folder, exclusive
+from t2t_flax.extensions.sweeps.results import evaluations, trial_score
+from t2t_flax.extensions.sweeps.space import Search
+from t2t_flax.extensions.sweeps.trials import make_trial, search_row_name
+from t2t_flax.tasks import lower_is_better
+
+_MOST_INVALID = 100
+"""Proposals in a row that may be invalid configs."""
+_NAME = "name"
+"""User attribute of a trial: its folder."""
+
+
+class SearchTrials:
+    """The trials of a search, for `worker.Worker`. Raises UserError without Optuna, and for a study that cannot be read."""
+
+    def __init__(self, folder: Folder, sweep: dict[str, Any], storage: str = ""):
+        require("optuna", "sweep", "a search")
+        import optuna
+
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        self._optuna, self._folder = optuna, folder
+        self._search = search = Search.from_json(sweep["search"])
+        self._lower_is_better = lower_is_better(search.metric)
+        place = without_credentials(storage) or folder.path / "optuna.journal"
+        try:
+            self._study = optuna.create_study(
+                storage=_storage(storage, folder.path / "optuna.journal"),
+                study_name=sweep["study"]["name"],
+                direction="minimize" if self._lower_is_better else "maximize",
+                load_if_exists=True,
+            )
+        except Exception as error:  # noqa: BLE001 - each database has errors of its own
+            raise UserError(
+                f"the search in {place} cannot be read: {type(error).__name__}: {first_line(error)}"
+            ) from None
+        self._seen: dict[str, int] = {}
+
+    def names(self) -> list[str]:
+        return [trial.user_attrs[_NAME] for trial in self._trials() if _NAME in trial.user_attrs]
+
+    def open(self) -> list[str]:
+        """Return the trials whose end the study does not know."""
+        states = self._optuna.trial.TrialState
+        return [t.user_attrs[_NAME] for t in self._trials() if t.state == states.RUNNING and _NAME in t.user_attrs]
+
+    def propose(self) -> bool:
+        """Add one trial unless there are enough; return whether it did.
+
+        Raises UserError if no valid config is proposed in many attempts.
+        """
+        fail = self._optuna.trial.TrialState.FAIL
+        with exclusive(self._folder.path / "search.lock"):
+            trials = self._trials()
+            for trial in trials:
+                if (
+                    not trial.state.is_finished() and _NAME not in trial.user_attrs
+                ):  # its worker died in the lines below
+                    for path in self._folder.path.glob(f"configs/{trial.number:03d},*.json"):
+                        path.unlink()
+                    self._study.tell(trial.number, state=fail)
+            if sum(_NAME in trial.user_attrs for trial in trials) >= self._search.count:
+                return False
+            for number in range(len(trials), len(trials) + _MOST_INVALID):
+                self._study.sampler = self._sampler(number)
+                proposal = self._study.ask(self._search.space)
+                name = f"{proposal.number:03d},{search_row_name(proposal.params)}"
+                try:
+                    trial = make_trial(str(self._folder.base), {}, proposal.params, name, 0)
+                except UserError as error:  # values that are invalid together, such as heads that do not divide d_model
+                    self._study.tell(proposal, state=fail)
+                    reason = error
+                    continue
+                self._folder.write_config(trial)
+                proposal.set_user_attr(_NAME, trial.name)
+                return True
+        raise UserError(f"the search proposed {_MOST_INVALID} invalid configs in a row, the last one: {reason}")
+
+    def should_prune(self, name: str) -> bool:
+        """Report the evaluations of a running trial to Optuna; return whether to stop it for good."""
+        metrics = self._folder.workdir(name) / "metrics.jsonl"
+        size = metrics.stat().st_size if metrics.exists() else 0
+        if size == self._seen.get(name, 0):
+            return False
+        self._seen[name] = size
+        stored = self._trial(name)
+        trial = self._optuna.trial.Trial(self._study, stored._trial_id)
+        new = [
+            (s, x)
+            for s, x in evaluations(self._folder, name, self._search.metric)
+            if s not in stored.intermediate_values
+        ]
+        for step, value in new:
+            trial.report(value, step)
+        steps = self._folder.read_config(name).train.steps
+        if not self._search.prune or not new or new[-1][0] >= steps:  # at the end stopping would save nothing
+            return False
+        pruners = self._optuna.pruners
+        first = max(1, steps // 4)
+        if self._search.prune == "halving":
+            self._study.pruner = pruners.SuccessiveHalvingPruner(min_resource=first, reduction_factor=2)
+        else:
+            self._study.pruner = pruners.MedianPruner(n_startup_trials=1, n_warmup_steps=first)
+        return trial.should_prune()
+
+    def end(self, name: str) -> None:
+        """Tell the study how a trial has ended.
+
+        A diverged trial counts as pruned: Optuna learns from it as from one that is worse than every complete trial.
+        """
+        states, state = self._optuna.trial.TrialState, self._folder.state(name)
+        value = None
+        if state == COMPLETE:
+            with contextlib.suppress(UserError):  # a damaged record costs its trial, not the search
+                value = trial_score(self._folder, name, self._search.metric)
+        told = states.PRUNED if state in (PRUNED, DIVERGED) else states.FAIL if value is None else states.COMPLETE
+        number = self._trial(name).number
+        self._study.tell(number, value, state=told, skip_if_finished=True)
+
+    def _trials(self) -> list[Any]:
+        return self._study.get_trials(deepcopy=False)
+
+    def _trial(self, name: str) -> Any:
+        return next(trial for trial in self._trials() if trial.user_attrs.get(_NAME) == name)
+
+    def _sampler(self, number: int) -> Any:
+        """Return a sampler whose draws depend on the search's seed and the number of trials so far, not on the worker."""
+        seed = self._search.seed * 100_003 + number
+        if self._search.method == "tpe":
+            return self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
+        return self._optuna.samplers.RandomSampler(seed=seed)
+
+
+def _storage(url: str, journal: Path) -> Any:
+    """Return Optuna's storage in a database, or in the file `journal`."""
+    from optuna import storages
+    from optuna.storages import journal as journals
+
+    if url:
+        return storages.RDBStorage(url)
+    journal.parent.mkdir(parents=True, exist_ok=True)
+    # O_EXCL works on NFS 3 and later, and a lock that a killed worker has left is taken over after 30 s.
+    lock = journals.JournalFileOpenLock(str(journal))
+    backend = journals.JournalFileBackend(str(journal), lock)
+    _cut_torn_line(journal, lock)
+    return storages.JournalStorage(backend)
+
+
+def _cut_torn_line(journal: Path, lock: Any) -> None:
+    """Remove a line that was not written to its end; Optuna would append to it, and refuse the file from then on."""
+    lock.acquire()
+    try:
+        with journal.open("r+b") as file:
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+    finally:
+        lock.release()
+    for number, line in enumerate(content.splitlines()[: content.count(b"\n")], 1):
+        try:
+            json.loads(line)
+        except ValueError:
+            raise ValueError(f"line {number} is damaged: remove it") from None
+
+
+def without_credentials(url: str) -> str:
+    """Return an address without user, password and query, as it may be stored and printed."""
+    parts = urlsplit(url)
+    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else url
