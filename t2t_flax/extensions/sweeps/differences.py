@@ -6,6 +6,7 @@ best row as reference, which is chosen by the same scores.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import numpy as np
@@ -52,10 +53,18 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
             found.append(None)
             continue
         parts = np.array([variance / len(row), variances[reference] / len(rows[reference])])
-        freedom = parts.sum() ** 2 / (parts**2 / [len(row) - 1, len(rows[reference]) - 1]).sum()
+        freedom = float(parts.sum() ** 2 / (parts**2 / [len(row) - 1, len(rows[reference]) - 1]).sum())
+        freedom = max(1.0, freedom // 0.1 / 10)  # rounded down, so that rows share quantiles, which take up to a second
         error = np.sqrt(parts.sum() / 2)
         difference = float(row.mean() - rows[reference].mean())
-        half = float(studentized_range.ppf(1 - LEVEL, sum(tested), freedom) * error)
+        half = _critical(sum(tested), freedom) * float(error)
         p = float(studentized_range.sf(abs(difference) / error, sum(tested), freedom))
         found.append(Difference(difference, difference - half, difference + half, p))
     return found
+
+
+@functools.cache
+def _critical(rows: int, freedom: float) -> float:
+    from scipy.stats import studentized_range
+
+    return float(studentized_range.ppf(1 - LEVEL, rows, freedom))
