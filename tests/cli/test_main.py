@@ -86,7 +86,7 @@ def test_help_lists_commands_and_unknown_ones_are_refused(capsys):
 def test_output_where_nothing_can_be_created_is_a_user_error(command, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "lines").write_text("a\n")
-    for path in ("/proc/no/such/folder/out.png", "lines/out.png"):
+    for path in ("/proc/out.png", "/proc/no/such/folder/out.png", "lines/out.png"):
         refused_command([word.format(path) for word in command], f"{command[-1].format(path)}")
     assert [each.name for each in tmp_path.iterdir()] == ["lines"]
 

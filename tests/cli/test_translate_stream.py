@@ -152,7 +152,7 @@ def test_signal_while_the_run_is_loaded_stops_after_it(run, t2t, monkeypatch):
     assert_names(err, "SIGINT")
 
 
-@pytest.mark.parametrize("output", ["/proc/no/such/folder/out", "in/out", "."])
+@pytest.mark.parametrize("output", ["/proc/out", "/proc/no/such/folder/out", "in/out", "."])
 def test_impossible_output_is_refused_before_the_run_is_loaded(run, t2t, tmp_path, monkeypatch, output):
     (tmp_path / "in").write_text("a\n")
     monkeypatch.setattr(arguments, "load_run", lambda *a: pytest.fail("was loaded"))

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from etils import epath
-from helpers.refusals import assert_names, refused
+from helpers.refusals import assert_names
 from helpers.runs import start, tiny_run
 
 from t2t_flax.training import loop
@@ -84,14 +84,6 @@ def test_best_checkpoint_by_token_accuracy(tmp_path, cache):
     accuracy = {line["step"]: line["valid_accuracy"] for line in read_metrics(tmp_path) if "valid_accuracy" in line}
     best = max(accuracy, key=accuracy.get)  # the first of equals
     assert len(accuracy) == 6 and Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == sorted({best, 6})
-
-
-def test_metric_cannot_change_within_a_run(tmp_path, cache):
-    keys = dict(steps=4, checkpoint=dict(every_steps=4))
-    start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4)), tmp_path, cache)
-    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
-    with refused("eval.metric", "'nll'", "'loss'"):
-        start(tiny_run(tmp_path, **keys, eval=dict(every_steps=4, metric="loss")), tmp_path, cache)
 
 
 @pytest.mark.parametrize("change", [dict(data=dict(valid="toy:valid:20")), dict(decode=dict(beam_size=3))])
