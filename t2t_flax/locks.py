@@ -24,11 +24,12 @@ from etils import epath
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import by_storage, read_if_exists, remove_folder
 from t2t_flax.json_file import parse_json
-from t2t_flax.registry import LOCKS
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
 """The file in a folder that is locked."""
+LOST_HOST = 120.0
+"""Seconds that a shared file system may need to free the lock of a dead host."""
 NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
 """Of the OSError on a file system without locks."""
 
@@ -157,21 +158,27 @@ def holder_of(path: str | os.PathLike) -> Holder | None:
 
 @by_storage
 def lock_folder(folder: epath.PathLike, command: str) -> Lock:
-    """Locks `folder`, which is created if missing, for writing. Raises UserError, naming the holder, if another process
-    holds the lock, and where the file system has no locks.
+    """Lock `folder`, which is created if missing, for writing.
+
+    Raises UserError, naming the holder, if another process holds the lock, and where the file system has no locks. The server of
+    a shared file system frees the lock of a dead host within `LOST_HOST` seconds.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    for module in LOCKS.load_all():
-        if other := module.lock_folder(folder, command):
-            return other
-    holder = None
+    start, warned, holder = time.monotonic(), False, None
     try:
-        for _ in range(40):  # whoever has just taken it is writing who it is
+        while True:
             if lock := lock_file(folder / NAME, command):
                 return lock
-            if holder := parse_holder(read_if_exists(folder / NAME)):
+            holder = parse_holder(read_if_exists(folder / NAME))
+            elsewhere = holder is not None and holder.host != socket.gethostname()
+            # Without a holder: the process that has just taken the lock is writing who it is.
+            if time.monotonic() - start >= (LOST_HOST if elsewhere else 0.0 if holder else 2.0):
                 break
+            if elsewhere and not warned:
+                warned = True
+                text = "--workdir=%s is locked by %s; waiting up to %.0f s in case that host is dead"
+                log.warning(text, folder, holder, LOST_HOST)
             time.sleep(0.05)
     except OSError as error:
         if error.errno not in NO_LOCKS:
@@ -208,7 +215,7 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
         if error.errno not in (*NO_LOCKS, errno.EACCES, errno.EROFS):
             raise
     try:
-        alone = bool(lock) and not any(module.locks_stay_on_this_host(path.parent) for module in LOCKS.load_all())
+        alone = bool(lock)
         for one in path.parent.glob(f"{glob.escape(path.name)}.partial-*") if alone else ():
             remove_folder(one) if one.is_dir() else remove_unlocked(one)
         yield alone

@@ -228,8 +228,6 @@ FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core and to each other's."""
 HOOKS = Features()
 """Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
-LOCKS: Table[str] = Table()
-"""Modules with `lock_folder(folder, command)`: a `locks.Lock` where kernel locks do not reach all hosts, else None."""
 OBJECT_STORAGE: Table[str] = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
 GROUPS: Table[type] = Table()

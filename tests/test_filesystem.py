@@ -27,7 +27,7 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     atomic_write(path, "before")
 
     def full(descriptor):
-        raise OSError(28, "No space left on device")
+        raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(os, "fsync", full)
     with refused("No space", error=OSError):

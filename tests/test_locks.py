@@ -1,10 +1,14 @@
 """Locks allow one writer, identify their holder, and are released when it dies."""
 
+import dataclasses
+import json
 import os
 import signal
+import threading
 
 from helpers.lock_holders import other_process
 from helpers.refusals import refused
+from helpers.writer_processes import remove_locks
 
 from t2t_flax import locks
 
@@ -41,3 +45,22 @@ def test_child_process_does_not_keep_a_folder_locked(tmp_path):
 def test_damaged_lock_file_does_not_block(tmp_path):
     (tmp_path / locks.NAME).write_bytes(b"\x00{")
     locks.lock_folder(tmp_path, "train").release()
+
+
+def test_lock_of_a_dead_host_is_waited_for(tmp_path, monkeypatch):
+    """The server of a network file system frees it after a while."""
+    monkeypatch.setattr(locks, "LOST_HOST", 0.5)
+    lock = locks.lock_file(tmp_path / locks.NAME, "train")
+    holder = dataclasses.replace(locks.this_process("train"), host="tpu-7")
+    (tmp_path / locks.NAME).write_text(json.dumps(dataclasses.asdict(holder)))
+    with refused(str(tmp_path), "tpu-7"):
+        locks.lock_folder(tmp_path, "train")
+    monkeypatch.setattr(locks, "LOST_HOST", 1e6)
+    threading.Timer(0.2, lock.release).start()
+    locks.lock_folder(tmp_path, "train").release()
+
+
+def test_file_system_without_locks_is_refused(tmp_path, monkeypatch):
+    remove_locks(monkeypatch.setattr)
+    with refused(str(tmp_path)):
+        locks.lock_folder(tmp_path, "train")

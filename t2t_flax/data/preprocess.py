@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+from etils import epath
 
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.shards import Chunk, kept_chunks
 from t2t_flax.data.sources import Source, counted
-from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, open_local, upload
+from t2t_flax.data.token_store import BYTES, StoreWriter, TokenStore, find_store, local_path, upload
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.data.workers import Workers, num_cores
 from t2t_flax.errors import UserError
@@ -204,7 +205,7 @@ def prepare_split(
         if not find_store(local, digest):  # not written by another process during the wait
             _write(source, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
             upload(folder, local)
-        return open_local(folder, local)
+        return TokenStore.open(local, epath.Path(folder))
 
 
 def _write(

@@ -199,12 +199,6 @@ def local_path(folder: epath.PathLike, digest: str) -> Path:
 
 
 @by_storage
-def open_local(folder: epath.PathLike, local: Path) -> TokenStore:
-    """Opens the store `folder`, which is at `local`."""
-    return TokenStore.open(local, epath.Path(folder))
-
-
-@by_storage
 def upload(folder: epath.PathLike, local: Path) -> None:
     """Copies a finished local store into its object store, if `folder` is in one."""
 

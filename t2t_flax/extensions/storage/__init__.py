@@ -1,12 +1,11 @@
-"""Storage: workdirs, texts and caches in object stores, and leases where locks do not reach other hosts."""
+"""Storage: workdirs, texts and caches in object stores."""
 
 import os
 import sys
 
-from t2t_flax.registry import LOCKS, OBJECT_STORAGE
+from t2t_flax.registry import OBJECT_STORAGE
 
 OBJECT_STORAGE.add("fsspec", "t2t_flax.extensions.storage.objects")
-LOCKS.add("shared", "t2t_flax.extensions.storage.shared_files")
 
 # A cached listing would hide files that another host has written since. fsspec reads this when it is imported.
 for _store in ("gcs", "s3"):

@@ -14,7 +14,6 @@ from t2t_flax.extensions.storage.leases import lock_folder as lock_folder
 from t2t_flax.extensions.storage.mirror import open_growing_files as open_growing_files
 from t2t_flax.extensions.storage.token_stores import find_store as find_store
 from t2t_flax.extensions.storage.token_stores import local_path as local_path
-from t2t_flax.extensions.storage.token_stores import open_local as open_local
 from t2t_flax.extensions.storage.token_stores import upload as upload
 
 _TRANSIENT = (

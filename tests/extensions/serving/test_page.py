@@ -92,9 +92,7 @@ def test_translations_scores_and_attention_are_those_of_the_server(page):
     page.select_option("#kind", "decoder")
     np.testing.assert_allclose(shown(page), np.array(attention.value.json()["decoder"])[1, 0] / 10, atol=0.51)
     page.locator("#results input").nth(5).check()
-    page.wait_for_function(
-        "document.querySelectorAll('#weights tr').length > 1 && !document.querySelector('#attention').hidden"
-    )
+    page.wait_for_selector("#attention:visible")
     assert page.evaluate("document.documentElement.scrollWidth") <= 360
 
 

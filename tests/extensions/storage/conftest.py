@@ -1,7 +1,6 @@
 """Buckets for the tests of this folder."""
 
 import importlib.util
-import threading
 import urllib.request
 
 import pytest
@@ -42,15 +41,6 @@ def s3(monkeypatch, tmp_path):
     """A bucket in moto's server; local copies of stores are under tmp_path/home."""
     pytest.importorskip("s3fs", reason="s3fs is not installed (extra s3)")
     server = pytest.importorskip("moto.server", reason="moto[server] is not installed").ThreadedMotoServer(port=0)
-    from moto.s3.responses import S3Response
-
-    one_at_a_time, put = threading.Lock(), S3Response.put_object
-
-    def put_object(self):  # moto looks for the object and writes it in two steps; S3 does in one
-        with one_at_a_time:
-            return put(self)
-
-    monkeypatch.setattr(S3Response, "put_object", put_object)
     server.start()
     host, port = server.get_host_and_port()
     url = f"http://127.0.0.1:{port}"

@@ -1,78 +1,150 @@
-"""Of any number of processes that start at once, one holds the folder: on local disk, without locks, in a bucket."""
+"""Leases on a workdir in a bucket: one holder, renewed, respected, released, lost and taken over."""
 
 import dataclasses
 import json
+import os
 import threading
+import time
 
 import pytest
-from helpers.writer_processes import remove_locks
+from etils import epath
+from helpers.refusals import assert_names, refused
 
 from t2t_flax import filesystem as files
 from t2t_flax import locks
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import leases
 from t2t_flax.extensions.storage.leases import this_process
+from t2t_flax.training.progress import MetricsWriter, read_metrics
 
-STARTS = 50
-STORAGE = ["local disk", "no locks", "gs", "s3"]
+RUN = "gs://bucket/run"
+STARTS = 30
 
 
 @pytest.fixture
-def run_folder(request, tmp_path, monkeypatch):
-    """A folder on each kind of storage."""
+def lost(gcs, monkeypatch):
+    """What leases were lost by, where they expire within seconds."""
+    found = []
+    monkeypatch.setattr(leases, "BEAT", 0.2)
+    monkeypatch.setattr(leases, "EXPIRY", 3.0)
+    monkeypatch.setattr(leases.Lease, "_lose", lambda self, what: found.append(what))
+    return found
+
+
+def elsewhere(number, **values):
+    """A lease of a process on another host."""
+    holder = dataclasses.replace(this_process("train"), host="tpu-7", process=12, space="there", **values)
+    files.atomic_write(f"{RUN}/.lock-{number}", json.dumps(dataclasses.asdict(holder) | {"beat": 3}))
+
+
+def lease_names():
+    return [name for name in files.list_names(RUN) if name.startswith(".lock-")]
+
+
+def test_without_a_lease_one_of_two_runs_loses_its_metrics(gcs):
+    """What the lease is for."""
+    writers = [MetricsWriter(epath.Path(RUN), resume_step=0) for _ in range(2)]
+    for step, writer in enumerate([*writers, *writers], 1):
+        writer.write(step, {"loss": 1.0})
+    for writer in writers:
+        writer.close()
+    assert [line["step"] for line in read_metrics(RUN)] == [2, 4]
+
+
+@pytest.mark.parametrize("expired", [False, True])
+def test_one_of_many_simultaneous_starts_holds_the_folder(gcs, monkeypatch, expired):
     monkeypatch.setattr(leases, "BEAT", 0.2)
     monkeypatch.setattr(leases, "EXPIRY", 600.0)
-    if request.param == "gs":
-        request.getfixturevalue("gcs")
-        return "gs://bucket/run"
-    if request.param == "s3":
-        request.getfixturevalue("s3")
-        return "s3://bucket/run"
-    if request.param == "no locks":
-        remove_locks(monkeypatch.setattr)
-    return str(tmp_path / "run")
+    if expired:
+        real = leases.Lease.__init__
 
+        def start(*arguments):  # whatever the speed of this machine, the new lease does not expire
+            monkeypatch.setattr(leases, "EXPIRY", 600.0)
+            real(*arguments)
 
-def start_at_once(folder) -> tuple[list, list[str]]:
-    """The locks that `STARTS` simultaneous starts got, and the messages of those that were refused."""
-    held, refused, barrier = [], [], threading.Barrier(STARTS)
+        monkeypatch.setattr(leases.Lease, "__init__", start)
+        monkeypatch.setattr(leases, "EXPIRY", 1.0)
+        elsewhere(3)
+    held, messages, barrier = [], [], threading.Barrier(STARTS)
 
-    def start():
+    def start_run():
         barrier.wait()
         try:
-            held.append(locks.lock_folder(folder, "train"))
+            held.append(locks.lock_folder(RUN, "train"))
         except UserError as error:
-            refused.append(str(error))
+            messages.append(str(error))
 
-    threads = [threading.Thread(target=start) for _ in range(STARTS)]
+    threads = [threading.Thread(target=start_run) for _ in range(STARTS)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    return held, refused
-
-
-def check_one_holds(held, refused):
-    assert (len(held), len(refused)) == (1, STARTS - 1)
-    assert all("is in use by another process: train, process" in message for message in refused)
+    assert (len(held), len(messages)) == (1, STARTS - 1)
+    for message in messages:
+        assert_names(message, RUN, "train", str(os.getpid()))
+    assert lease_names() == [".lock-4" if expired else ".lock-1"]
     held[0].release()
 
 
-@pytest.mark.parametrize("run_folder", STORAGE, indirect=True)
-def test_one_of_many_simultaneous_starts_holds_the_folder(run_folder):
-    check_one_holds(*start_at_once(run_folder))
+def test_renewed_lease_is_respected_until_it_is_released(lost):
+    first = locks.lock_folder(RUN, "train")
+    with refused(RUN, "train", str(os.getpid())):
+        locks.lock_folder(RUN, "prepare")
+    first.release()
+    first.release()  # the second release does nothing
+    locks.lock_folder(RUN, "prepare").release()
+    assert lease_names() == [".lock-2"] and not lost
 
 
-@pytest.mark.parametrize("run_folder", STORAGE[1:], indirect=True)
-def test_one_of_many_takes_over_an_expired_lease(run_folder, monkeypatch):
-    def start(*arguments):  # whatever the speed of this machine, the new lease does not expire
-        monkeypatch.setattr(leases, "EXPIRY", 600.0)
-        real(*arguments)
+def test_lease_of_a_dead_host_expires(lost):
+    elsewhere(7)
+    start = time.monotonic()
+    lease = locks.lock_folder(RUN, "train")
+    assert lease_names() == [".lock-8"] and time.monotonic() - start > leases.EXPIRY
+    lease.release()
 
-    real = leases.Lease.__init__
-    monkeypatch.setattr(leases.Lease, "__init__", start)
-    monkeypatch.setattr(leases, "EXPIRY", 1.0)
-    dead = dataclasses.replace(this_process("train"), host="tpu-7", processes="there")
-    files.atomic_write(f"{run_folder}/.lock-3", json.dumps(dataclasses.asdict(dead) | {"beat": 9}))
-    check_one_holds(*start_at_once(run_folder))
-    assert [name for name in files.list_names(run_folder) if name.startswith(".lock-")] == [".lock-4"]
+
+def test_lease_of_a_dead_local_process_is_free_at_once(lost, monkeypatch):
+    monkeypatch.setattr(leases, "EXPIRY", 1e6)
+    dead = dataclasses.replace(this_process("train"), process=2**22 - 3)
+    assert dead.gone and not dataclasses.replace(dead, space="another boot or container").gone
+    files.atomic_write(f"{RUN}/.lock-9", json.dumps(dataclasses.asdict(dead)))
+    locks.lock_folder(RUN, "train").release()
+
+
+def test_holder_that_creates_its_lease_during_the_wait_is_respected(lost, monkeypatch):
+    monkeypatch.setattr(leases, "EXPIRY", 1e6)
+    elsewhere(1)
+    timer = threading.Timer(0.3, elsewhere, (2,), dict(token="new"))
+    timer.start()
+    with refused(RUN, "process 12", "tpu-7"):
+        locks.lock_folder(RUN, "train")
+    timer.join()
+
+
+def test_number_that_its_successor_has_removed_gives_no_lease(lost):
+    """A process that was about to take over .lock-1 while others have come and gone."""
+    elsewhere(5)
+    assert leases.Lease.create(epath.Path(RUN), 2, this_process("train")) is None
+    assert lease_names() == [".lock-5"]
+
+
+def test_lease_is_held_though_the_answer_of_the_store_was_lost(lost, monkeypatch):
+    real = leases.create_object
+    monkeypatch.setattr(leases, "create_object", lambda path, data: real(path, data) and False)
+    locks.lock_folder(RUN, "train").release()
+
+
+@pytest.mark.parametrize("cut_off", [False, True])
+def test_a_holder_notices_that_its_lease_is_lost(lost, gcs, monkeypatch, cut_off):
+    """Another host took it over; the store does not answer for too long."""
+    lease = locks.lock_folder(RUN, "train")
+    if cut_off:
+        monkeypatch.setattr(leases, "list_names", lambda folder: time.sleep(0.1) or 1 / 0)
+    else:
+        elsewhere(2)
+    deadline = time.monotonic() + 60
+    while not lost and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert lost and ("tpu-7" in lost[0]) != cut_off
+    lease.release()

@@ -2,15 +2,14 @@
 
 import pytest
 from etils import epath
+from helpers.refusals import refused, refused_command
 
 from t2t_flax import filesystem as files
-from t2t_flax.__main__ import main
 from t2t_flax.config import Data
 from t2t_flax.data import preprocess
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
-from t2t_flax.errors import UserError
 
 CACHE = "s3://bucket/cache"
 
@@ -32,39 +31,37 @@ def test_bucket_holds_text_and_token_stores(s3, tmp_path, monkeypatch):
     assert [copy.source(i).tolist() for i in range(120)] == [store.source(i).tolist() for i in range(120)]
     (epath.Path(CACHE) / "train" / "source.ids").write_bytes((copy.folder / "source.ids").read_bytes()[::-1])
     monkeypatch.setenv("HOME", str(tmp_path / "a third host"))
-    with pytest.raises(UserError, match="s3://bucket/cache/train is damaged: the checksum of source.ids"):
+    with refused(f"{CACHE}/train", "source.ids"):
         prepare_split(source, tokenizers, f"{CACHE}/train", policies)
 
 
 @pytest.mark.parametrize("command", ["train --config=configs/toy.py", "evaluate"])
-def test_workdir_on_s3_is_refused_before_any_work(s3, capsys, command):
-    assert main([*command.split(), "--workdir=s3://bucket/run"]) == 2
-    assert "checkpoints can be written to a file system or to gs://, not to s3://" in capsys.readouterr().err
+def test_workdir_on_s3_is_refused_before_any_work(s3, command):
+    refused_command([*command.split(), "--workdir=s3://bucket/run"], "--workdir", "s3://bucket/run", "gs://")
     assert list(epath.Path("s3://bucket").iterdir()) == []
 
 
 @pytest.mark.parametrize("path, hint", [
-    ("s3://bucket/run", r"pip install -e '\.\[s3\]' in the checkout"),
-    ("az://box/run", r"pip install adlfs .not tested."),
+    ("s3://bucket/run", "[s3]"), ("az://box/run", "adlfs"), ("abc://box/run", "abc://"),
 ])  # fmt: skip
 def test_missing_package_is_reported_for_each_scheme(monkeypatch, path, hint):
     def missing(self):
         raise ImportError("no such package")
 
     monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
-    with pytest.raises(UserError, match=f"{path} needs a package that is not installed .no such package.: {hint}"):
+    with refused(path, hint):
         files.check_reachable(path)
 
 
-@pytest.mark.parametrize("spec", ["text/t.*.en,text/t.*.de", "s3://bucket/*/t.?.en,s3://bucket/*/t.?.de"])
-def test_files_that_match_a_pattern_are_paired(s3, spec):
+def test_files_that_match_a_pattern_are_paired(s3):
+    spec = "s3://bucket/*/t.?.en,s3://bucket/*/t.?.de"
     for part in "ba":
         for side in ("en", "de"):
             files.atomic_write(f"s3://bucket/text/t.{part}.{side}", f"{side} {part}\n")
     source = open_source(spec, root="s3://bucket", source_language="en", target_language="de")
     assert list(source.pairs()) == [("en a", "de a"), ("en b", "de b")]
     epath.Path("s3://bucket/text/t.a.de").unlink()
-    with pytest.raises(UserError, match=r"s3://bucket/text/t\.a\.en has no partner"):
+    with refused("s3://bucket/text/t.a.en"):
         open_source(spec, root="s3://bucket", source_language="en", target_language="de")
 
 

@@ -93,8 +93,7 @@ def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
             process.send_signal(signal.SIGKILL)
             process.communicate()
         assert "run/complete.json" not in server.names()
-        out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
-        assert "resuming gs://bucket/run after update" in out and "sacreBLEU" in out
+        commands.run("train", "--workdir=gs://bucket/run", *KEYS)
 
         names = server.names()
         for name in (
@@ -113,20 +112,6 @@ def test_killed_and_resumed_run_in_bucket_equals_run_on_disk(tmp_path, on_disk):
         assert list(losses) == list(range(1, 121))
         assert curve(server.read("run/metrics.jsonl").decode()) == losses
 
-        out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
-        assert "gs://bucket/run is complete: 120 updates" in out
-        out = commands.run("evaluate", "--workdir=gs://bucket/run", "--split=valid")
-        assert "record: gs://bucket/run/eval/valid-120.json" in out
-        commands.run("evaluate", f"--workdir={on_disk}", "--split=valid")
-        evaluated, local = (
-            json.loads(text)
-            for text in (
-                server.read("run/eval/valid-120.json"),
-                (on_disk / "eval" / "valid-120.json").read_text(),
-            )
-        )
-        assert {k: evaluated[k] for k in SAME} == {k: local[k] for k in SAME}
-
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
@@ -135,9 +120,9 @@ def test_two_processes_in_bucket_equal_one(tmp_path):
     on_disk = train_on_disk(tmp_path / "disk", *SHORT)
     with FakeGcs() as server:
         pod = Commands(server, tmp_path / "home")
-        out = pod.run("train", "--workdir=gs://bucket/run", *KEYS, *SHORT, launcher=["launch/local_pod.sh", "2", "--"])
+        pod.run("train", "--workdir=gs://bucket/run", *KEYS, *SHORT, launcher=["launch/local_pod.sh", "2", "--"])
         names = server.names()
-        assert "mesh {'data': 2" in out and "run/complete.json" in names
+        assert "run/complete.json" in names
         stores = {name.split("/")[2] for name in names if name.startswith("run/data/") and ".plan-" not in name}
         assert all(kind in {"train", "valid", "test", "tokenizer"} for kind in (name.split("-")[0] for name in stores))
         assert not [name for name in names if ".parts-" in name or ".survey" in name or ".shared" in name]
@@ -152,37 +137,3 @@ def test_two_processes_in_bucket_equal_one(tmp_path):
         )
         assert list(losses_in_bucket) == list(losses)
         assert all(abs(losses_in_bucket[k] - losses[k]) < 1e-5 * losses[k] for k in losses)
-
-
-@pytest.mark.drill
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_run_in_bucket_survives_stop_and_damaged_checkpoint(tmp_path, on_disk):
-    """Two processes are stopped and their newest checkpoint is damaged; one process resumes from the previous one."""
-    pod = ["launch/local_pod.sh", "2", "--"]
-    with FakeGcs() as server:
-        commands = Commands(server, tmp_path / "home")
-        process = commands.start("train", "--workdir=gs://bucket/run", *KEYS, launcher=pod)
-        try:
-            wait_for(server, "run/checkpoints/40/commit_success.txt", process)
-            process.send_signal(signal.SIGTERM)
-            out, _ = process.communicate(timeout=300)
-        finally:
-            process.kill()
-        assert process.returncode == 75, out[-4000:]
-        stopped = max(int(name.split("/")[2]) for name in server.names() if name.endswith("commit_success.txt"))
-        assert stopped > 40 and f"stopped by SIGTERM after update {stopped}, saved" in out
-        largest = max((n for n in server.names() if f"/{stopped}/params/" in n), key=lambda n: len(server.read(n)))
-        data = bytearray(server.read(largest))
-        data[len(data) // 2] ^= 0x10
-        server.put("bucket", largest, bytes(data), {})
-        out = commands.run("train", "--workdir=gs://bucket/run", *KEYS)
-        assert f"checkpoint {stopped} in gs://bucket/run/checkpoints is damaged" in out
-        assert "resuming gs://bucket/run after update 40" in out
-        assert any(name.startswith(f"run/damaged/{stopped}-0/") for name in server.names())
-        losses, losses_in_bucket = (
-            curve((on_disk / "metrics.jsonl").read_text()),
-            curve(server.read("run/metrics.jsonl").decode()),
-        )
-        assert list(losses_in_bucket) == list(losses)
-        assert all(abs(losses_in_bucket[k] - losses[k]) < 1e-4 * losses[k] for k in range(1, 61))
