@@ -22,7 +22,7 @@ def boundaries(sentences: list[str]) -> set[int]:
 
 def agreement(groups: list[list[str]], language: str) -> dict[str, float]:
     """Of the places between the sentences of paragraphs: how many are found, and how many of those found are right."""
-    from t2t_flax.extensions.paragraphs.sentences import split
+    from t2t_flax.extensions.shared.sentences import split
 
     right = found = there = 0
     for group in groups:

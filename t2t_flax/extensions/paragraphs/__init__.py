@@ -1,8 +1,7 @@
 """Paragraphs: `--split-sentences` translates each sentence of a line on its own."""
 
-from t2t_flax.registry import ANALYSES, FLAGS, OUTPUTS, Flag
+from t2t_flax.registry import FLAGS, OUTPUTS, Flag
 
-ANALYSES.add("sentences", "t2t_flax.extensions.paragraphs.sentences:sentences_of")
 FLAGS.add(
     "--split-sentences",
     Flag(

@@ -10,7 +10,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.schema import fields
 from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.paragraphs.sentences import Sentences, sentences_of
+from t2t_flax.extensions.shared.sentences import Sentences, sentences_of
 
 _LINES = "constraints.lines"
 """Key with which lines hold more than their text."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.registry import ANALYSES, FLAGS
+from t2t_flax.registry import FLAGS
 
 _PACKAGES = ("fastapi", "multipart", "prometheus_client", "pydantic", "uvicorn")
 
@@ -129,9 +129,6 @@ def _parser() -> argparse.ArgumentParser:
         "--cors-origin", action="append", default=[], metavar="URL",
         help="origin whose pages may use the server, such as https://example.org, or *; may be given several times",
     )  # fmt: skip
-    if "sentences" in ANALYSES:
-        text = "translate each sentence of the lines of POST /translate on its own"
-        add("--split-sentences", action="store_true", help=text)
-    else:
-        parser.set_defaults(split_sentences=False)
+    text = "translate each sentence of the lines of POST /translate on its own"
+    add("--split-sentences", action="store_true", help=text)
     return parser

@@ -24,7 +24,7 @@ from t2t_flax.extensions.serving.batching import Batcher, Job, compute
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.shared import attention_maps
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
-from t2t_flax.registry import ANALYSES, STEPS
+from t2t_flax.registry import STEPS
 from t2t_flax.tasks import task_of
 
 log = logging.getLogger("t2t_flax")
@@ -167,8 +167,9 @@ class ServedModel:
         }
 
     def sentences(self, lines: Sequence[str], target_language: str | None, source_language: str) -> list[Any]:
-        """Return the analysis `sentences` of each line."""
-        sentences_of = ANALYSES.load("sentences")
+        """Return the `Sentences` of each line."""
+        from t2t_flax.extensions.shared.sentences import sentences_of  # its package may be missing
+
         return [sentences_of(self._restored, line, target_language, source_language) for line in lines]
 
     def translate(self, lines: Sequence[str], n_best: int, target_language: str | None = None) -> Job:

@@ -1,5 +1,6 @@
 """Sentences of paragraphs: nothing is lost between them."""
 
+import importlib
 import sys
 
 import pytest
@@ -7,10 +8,8 @@ from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
-from t2t_flax.registry import ANALYSES
-
 pytest.importorskip("sentencex", reason="needs the extra paragraphs")
-from t2t_flax.extensions.paragraphs.sentences import split  # noqa: E402
+from t2t_flax.extensions.shared.sentences import split  # noqa: E402
 
 TEXTS = st.text(max_size=60).map(lambda text: text.replace("\n", "")) | st.text(
     alphabet="ab .!?\t\u00a0\u3000。\"'()1Dr\u2028é😀", max_size=60
@@ -61,6 +60,6 @@ def test_a_sentence_without_a_translation_leaves_no_gap_behind():
 
 def test_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    monkeypatch.delitem(sys.modules, "t2t_flax.extensions.paragraphs.sentences")
+    monkeypatch.delitem(sys.modules, "t2t_flax.extensions.shared.sentences")
     with refused("sentencex", ".[paragraphs]"):
-        ANALYSES.load("sentences")
+        importlib.import_module("t2t_flax.extensions.shared.sentences")

@@ -8,7 +8,6 @@ from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, on_one_device, sta
 
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
-from t2t_flax.registry import ANALYSES
 from t2t_flax.training import loop
 
 for package in ("fastapi", "multipart", "prometheus_client", "httpx"):
@@ -116,9 +115,9 @@ def test_codes_are_matched(code, known, found):
 
 def test_paragraphs_are_translated_sentence_by_sentence(run):
     pytest.importorskip("sentencex", reason="needs the extra paragraphs")
-    if "sentences" not in ANALYSES:
-        pytest.skip("needs the extension paragraphs")
-    seen, sentences_of = [], ANALYSES.load("sentences")
+    from t2t_flax.extensions.shared.sentences import sentences_of
+
+    seen = []
 
     class Seen(type(run)):
         def translate(self, lines, **keys):
