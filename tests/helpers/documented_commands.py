@@ -155,15 +155,15 @@ def run_programs(folder: Path, pages: list[str]) -> None:
 
 
 def run(folder: Path, command: str) -> None:
-    """Runs a command in the folder: in this process where it needs no shell, no input and no process of its own."""
+    """Runs a command in the folder: in this process where it needs no shell, no input and no process of its own, such as for its own devices."""
     words = shlex.split(command.replace("$PWD", str(folder)))
-    shell = {"|", "<", ">", "&&", "&"} & set(words) or "\n" in command
+    own = {"|", "<", ">", "&&", "&"} & set(words) or "\n" in command or re.search(r"cpu_devices=[2-9]", command)
     if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
         script = importlib.import_module(words[2]).main
         with mock.patch("sys.argv", [words[2], "--help"]):
             text = output_of(folder, lambda: script(["--help"]) if inspect.signature(script).parameters else script())
         assert all(flag in text for flag in re.findall(r" (--[\w-]+)", command)), f"{command}\n{text}"
-    elif words[:3] == ["python", "-m", "t2t_flax"] and words[3] not in ("serve", "plan") and not shell:
+    elif words[:3] == ["python", "-m", "t2t_flax"] and words[3] not in ("serve", "plan") and not own:
         output_of(folder, lambda: main(words[3:]))
     else:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
