@@ -155,7 +155,7 @@ def run_programs(folder: Path, pages: list[str]) -> None:
 
 
 def run(folder: Path, command: str) -> None:
-    """Runs a command in the folder: in this process where it needs no shell, no input and no process of its own, such as for its own devices."""
+    """Runs a command in the folder: in this process where it needs no shell, no input and no devices of its own."""
     words = shlex.split(command.replace("$PWD", str(folder)))
     own = {"|", "<", ">", "&&", "&"} & set(words) or "\n" in command or re.search(r"cpu_devices=[2-9]", command)
     if words[:2] == ["python", "-m"] and words[2].startswith("benchmarks."):
