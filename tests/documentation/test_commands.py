@@ -29,7 +29,7 @@ def test_command_of_the_toy_run(folder, command):
 
 def test_programs_and_outputs_of_the_toy_run(folder):
     run_programs(folder, FOLLOWING)
-    for name in ("a.npz", "a.png", "runs/toy-mean", "sweeps/dropout/report/index.html"):
+    for name in ("a.npz", "a.png", "runs/toy-mean", "sweeps/dropout/report/report.html"):
         assert (folder / name).exists(), name
 
 

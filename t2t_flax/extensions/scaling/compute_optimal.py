@@ -1,5 +1,5 @@
-"""The best size for a budget of FLOPs, by the other two ways of Hoffmann et al. (2022): the envelope of learning curves, and
-parabolas of the losses that runs of equal FLOPs have by size.
+"""The best size for a budget of FLOPs, by parabolas of the losses that runs of equal FLOPs have by size (approach 2 of Hoffmann
+et al. 2022).
 """
 
 import dataclasses
@@ -10,17 +10,15 @@ import numpy as np
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.scaling.intervals import Estimates, Interval, bootstrap
-from t2t_flax.extensions.scaling.points import Point, RunPoint
+from t2t_flax.extensions.scaling.points import Point
 
-_BUDGETS = 40
-"""FLOPs at which the envelope is read."""
 _SAME_BUDGET = 0.1
 """Relative difference within which runs have the same FLOPs."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """N_opt = k * FLOPs^exponent. best: (FLOPs, N_opt) of each budget. exponent.low is NaN where there is no interval."""
+    """N_opt = k * FLOPs^exponent. best: (FLOPs, N_opt) of each budget."""
 
     exponent: Interval
     best: list[tuple[float, float]]
@@ -76,35 +74,3 @@ def iso_flop(points: Sequence[Point], *, draws: int, seed: int = 0) -> Optimum:
     (exponent,) = bootstrap(estimate, found, fitted, y - fitted[0], leverages, draws=draws, seed=seed)
     lowest = np.exp(middle - found.start[0, 1::3] / (2 * found.start[0, 2::3]))
     return Optimum(exponent, list(zip(flops.tolist(), lowest.tolist(), strict=True)))
-
-
-def envelope(points: Sequence[Point]) -> Optimum:
-    """By the size whose curve is lowest at each of many FLOPs that two sizes or more were trained for. points: with input
-    (parameters,). It has no interval: the best size is one of those that were trained.
-
-    Raises UserError where the lowest curve is that of one size throughout.
-    """
-    curves = [(point.inputs[0], [_by_flops(run) for run in point.runs]) for point in points]
-    low = min(curve[0, 0] for _, of_size in curves for curve in of_size)
-    high = max(curve[-1, 0] for _, of_size in curves for curve in of_size)
-    best = []
-    for flops in np.geomspace(low, high, _BUDGETS):
-        losses = [
-            (float(np.mean([np.interp(np.log(flops), np.log(c[:, 0]), c[:, 1]) for c in of_size])), size)
-            for size, of_size in curves
-            if all(c[0, 0] <= flops <= c[-1, 0] for c in of_size)
-        ]
-        if len(losses) > 1:
-            best.append((float(flops), min(losses)[1]))
-    sizes = [size for _, size in best]
-    if len(set(sizes)) < 2:
-        raise UserError(
-            "one size has the lowest loss at all FLOPs: the envelope says nothing. Train other sizes, or longer."
-        )
-    exponent = float(np.polyfit(np.log([flops for flops, _ in best]), np.log(sizes), 1)[0])
-    return Optimum(Interval(exponent, math.nan, math.nan), best)
-
-
-def _by_flops(run: RunPoint) -> np.ndarray:
-    """(FLOPs, log loss) of a run's evaluations, [n, 2]."""
-    return np.array([(flops, math.log(loss)) for _, flops, loss in run.curve])

@@ -13,8 +13,8 @@ from t2t_flax.extensions.scaling.law_fit import DRAWS, LawFit, fit_law
 from t2t_flax.extensions.scaling.laws import LAWS
 from t2t_flax.extensions.scaling.points import Point, RunPoint, group, read_runs
 
-WAYS = ("envelope", "iso_flop")
-"""To find the best size for a budget of FLOPs, beside the law `size_data`."""
+ISO_FLOP = "iso_flop"
+"""Finds the best size for a budget of FLOPs, beside the law `size_data`."""
 
 
 def run(argv: list[str]) -> int:
@@ -25,17 +25,14 @@ def run(argv: list[str]) -> int:
         "Fits a law of the validation loss to runs of different sizes or data, with 95 % intervals by bootstrap, and predicts\n"
         "the loss of further ones. Runs that differ in their seeds are one point.",
         epilog=f"Laws (N: parameters without embeddings, N_e and N_d those of encoder and decoder; D: target tokens):\n{forms}\n"
-        "  envelope   N_opt = k FLOPs^a, the size whose learning curve is lowest\n"
         "  iso_flop   N_opt = k FLOPs^a, by parabolas through the losses of runs of equal FLOPs",
     )
     parser.add_argument("workdirs", nargs="+", metavar="WORKDIR", help="of runs, or of sweeps, whose trials are taken")
-    parser.add_argument("--law", default="size", choices=(*LAWS, *WAYS), help="what to fit (default: size)")
+    parser.add_argument("--law", default="size", choices=(*LAWS, ISO_FLOP), help="what to fit (default: size)")
     held = "predict the N largest points (by the first input) instead of fitting to them, and show what they have"
     parser.add_argument("--hold-out", type=arguments.count(), default=0, metavar="N", help=held)
     predict = "inputs of the law, separated by commas, at which the loss is predicted: 1e8, or 4e7,6e7"
     parser.add_argument("--predict", action="append", default=[], metavar="X", help=predict)
-    huber = "bound of Huber's loss of log residuals, as 1e-3 in Hoffmann et al.; default: least squares"
-    parser.add_argument("--huber", type=float, default=0.0, metavar="X", help=huber)
     parser.add_argument("--picture", metavar="FILE", help="also draw a .png, .pdf or .svg; needs matplotlib")
     args, overrides = arguments.parse(parser, argv)
     require("scipy", "scaling", "fit_scaling")
@@ -43,10 +40,10 @@ def run(argv: list[str]) -> int:
         raise UserError("fit_scaling reads finished runs: leave out --config.KEY=VALUE.")
     if args.picture:
         _check_picture(args.picture)
-    if args.law in WAYS:
-        if args.hold_out or args.predict or args.huber or args.picture:
-            raise UserError(f"--law={args.law} has no --hold-out, --predict, --huber or --picture: leave them out.")
-        print(_optimum(args.law, args.workdirs))
+    if args.law == ISO_FLOP:
+        if args.hold_out or args.predict or args.picture:
+            raise UserError(f"--law={args.law} has no --hold-out, --predict or --picture: leave them out.")
+        print(_optimum(args.workdirs))
         return OK
     law = LAWS[args.law]
     points = group(_runs(args.workdirs), law.inputs)
@@ -56,7 +53,7 @@ def run(argv: list[str]) -> int:
     fitted, held_out = points[:at], points[at:]
     further = [point.inputs for point in held_out] + [_inputs(text, law.inputs) for text in args.predict]
     losses = [math.exp(point.log_loss) for point in fitted]
-    found = fit_law(law, [point.inputs for point in fitted], losses, further, huber=args.huber)
+    found = fit_law(law, [point.inputs for point in fitted], losses, further)
     measured = [math.exp(point.log_loss) for point in held_out] + [None] * len(args.predict)
     print(_text(found, fitted, further, measured))
     if args.picture:
@@ -150,16 +147,9 @@ def _interval(value: Interval) -> str:
     return f"{value.value:.4g} [{value.low:.4g}, {value.high:.4g}]"
 
 
-def _optimum(way: str, workdirs: Sequence[str]) -> str:
-    runs = _runs(workdirs)
-    if way == "envelope":
-        optimum = compute_optimal.envelope(group(runs, ("parameters",)))
-    else:
-        optimum = compute_optimal.iso_flop(group(runs, ("parameters", "FLOPs")), draws=DRAWS)
-    shown = (
-        optimum.best
-        if way == "iso_flop"
-        else [optimum.best[i] for i in np.linspace(0, len(optimum.best) - 1, 6, dtype=int)]
-    )
-    lines = [f"  FLOPs {flops:.3e}  N_opt {size:.4g}  (tokens about {flops / 6 / size:.3g})" for flops, size in shown]
+def _optimum(workdirs: Sequence[str]) -> str:
+    optimum = compute_optimal.iso_flop(group(_runs(workdirs), ("parameters", "FLOPs")), draws=DRAWS)
+    lines = [
+        f"  FLOPs {flops:.3e}  N_opt {size:.4g}  (tokens about {flops / 6 / size:.3g})" for flops, size in optimum.best
+    ]
     return "\n".join([*lines, f"  N_opt = k FLOPs^a, a = {_interval(optimum.exponent)}"])

@@ -40,11 +40,10 @@ def fit_law(
     loss: Sequence[float],
     further: Sequence[Sequence[float]] = (),
     *,
-    huber: float = 0.0,
     draws: int = DRAWS,
     seed: int = 0,
 ) -> LawFit:
-    """Fits a law to losses at inputs [n, I], and predicts those at `further` [m, I]. huber: see `laws.fit`.
+    """Fits a law to losses at inputs [n, I], and predicts those at `further` [m, I].
 
     Raises UserError for fewer points than the law's parameters and one, and for inputs that do not vary enough.
     """
@@ -62,7 +61,7 @@ def fit_law(
             f"{' and '.join(law.inputs)} grow together in these runs, or do not vary: the law {law.name} cannot tell them "
             "apart. Vary them independently, or fit another law (--law)."
         )
-    best = fit_from_grid(law, x, y, huber=huber)
+    best = fit_from_grid(law, x, y)
     ahead = np.log(np.asarray(further, np.float64).reshape(-1, x.shape[1]) / middle)
 
     def estimates(fits: Fits) -> Estimates:
@@ -73,7 +72,7 @@ def fit_law(
         errors = fits.standard_errors(np.concatenate([own, slopes], 1)) * spread[:, None]
         return Estimates(np.concatenate([fits.theta, losses], 1), errors, spread, fits.theta)
 
-    again = lambda data, starts: estimates(fit(law, x, data, starts, huber=huber))  # noqa: E731
+    again = lambda data, starts: estimates(fit(law, x, data, starts))  # noqa: E731
     jacobian = best.jacobian[0]
     leverages = np.einsum("np,pn->n", jacobian, np.linalg.pinv(jacobian))
     found = bootstrap(

@@ -147,11 +147,10 @@ class Fits:
         return np.sqrt(np.maximum(((direction @ inverse) * direction).sum(-1), 0.0))
 
 
-def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray, *, huber: float = 0.0) -> Fits:
-    """Fits to log losses y [M, n] at the logs of centred inputs x [n, I] or [M, n, I], from theta `starts` [M, P].
+def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Fits:
+    """Fit to log losses y [M, n] at the logs of centred inputs x [n, I] or [M, n, I], from theta `starts` [M, P].
 
-    Minimizes the sum of squares of log residuals or, with `huber`, of Huber's loss with this bound, as Hoffmann et al. do
-    with 1e-3.
+    Minimizes the sum of squares of log residuals.
     """
     theta = np.array(starts, np.float64)
     damping = np.full(len(theta), 1e-2)
@@ -159,17 +158,15 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray, *, huber: fl
     lowest = np.broadcast_to(law.lowest(x, y), len(theta))
     predicted, jacobian = law.terms(theta, x)
     residuals = y - predicted
-    cost, best = _cost(residuals, huber), residuals
+    cost, best = (residuals**2).sum(-1), residuals
     active = np.ones(len(theta), bool)
-    for _ in range(_ITERATIONS if not huber else 4 * _ITERATIONS):
+    for _ in range(_ITERATIONS):
         rows = np.flatnonzero(active)
         if not len(rows):
             break
         j, r = jacobian[rows], best[rows]
-        weights = 1 / np.maximum(1.0, np.abs(r) / huber) if huber else np.ones_like(r)
-        weighted = j * weights[..., None]
-        normal = np.swapaxes(weighted, -1, -2) @ j
-        gradient = (weighted * r[..., None]).sum(-2)
+        normal = np.swapaxes(j, -1, -2) @ j
+        gradient = (j * r[..., None]).sum(-2)
         diagonal = np.einsum("mii->mi", normal)
         ridge = damping[rows, None] * diagonal + 1e-12
         step = np.linalg.solve(normal + ridge[..., None] * np.eye(theta.shape[-1]), gradient[..., None])[..., 0]
@@ -178,7 +175,7 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray, *, huber: fl
         trial[:, -1] = np.maximum(trial[:, -1], lowest[rows])
         predicted, tried = law.terms(trial, x[rows])
         residuals = y[rows] - predicted
-        new = _cost(residuals, huber)
+        new = (residuals**2).sum(-1)
         better = new <= cost[rows]
         gain = (cost[rows] - new) / np.maximum(cost[rows], 1e-300)
         damping[rows] = np.where(better, damping[rows] / 5, damping[rows] * 4)
@@ -189,17 +186,10 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray, *, huber: fl
     return Fits(theta, cost, best, jacobian)
 
 
-def _cost(residuals: np.ndarray, huber: float) -> np.ndarray:
-    if not huber:
-        return (residuals**2).sum(-1)
-    size = np.abs(residuals)
-    return np.where(size <= huber, 0.5 * size**2, huber * (size - 0.5 * huber)).sum(-1)
-
-
-def fit_from_grid(law: Law, x: np.ndarray, y: np.ndarray, *, huber: float = 0.0) -> Fits:
+def fit_from_grid(law: Law, x: np.ndarray, y: np.ndarray) -> Fits:
     """The best fit to log losses y [n] from all starts of the law's grid, M = 1."""
     starts = law.starts(y)
-    fits = fit(law, x, np.broadcast_to(y, (len(starts), len(y))), starts, huber=huber)
+    fits = fit(law, x, np.broadcast_to(y, (len(starts), len(y))), starts)
     at = int(np.argmin(fits.cost))
     return Fits(fits.theta[[at]], fits.cost[[at]], fits.residuals[[at]], fits.jacobian[[at]])
 

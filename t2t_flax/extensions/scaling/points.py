@@ -17,7 +17,7 @@ from t2t_flax.training.progress import read_metrics
 class RunPoint:
     """A run. encoder, decoder: parameters of the layers, without embeddings. tokens: target tokens that it was trained on;
     corpus: those of a pass through its corpus. flops: of training, 6 for each parameter and token of its side. loss: the
-    lowest validation loss, nats per token without label smoothing. curve: (tokens, flops, validation loss) of evaluations.
+    lowest validation loss, nats per token without label smoothing.
     """
 
     name: str
@@ -27,7 +27,6 @@ class RunPoint:
     corpus: float
     flops: float
     loss: float
-    curve: tuple[tuple[float, float, float], ...] = ()
 
     @property
     def parameters(self) -> int:
@@ -103,15 +102,14 @@ def _read(workdir: epath.Path) -> RunPoint:
         if side in sizes and not path.startswith("decoder_start_token"):
             sizes[side] += math.prod(shape)
     flops = 6 * (sizes["encoder"] * source + sizes["decoder"] * target)
-    curve = tuple((step * float(target), step * float(flops), loss) for step, loss in evaluations)
+    last = evaluations[-1][0]
     return RunPoint(
         workdir.name,
         **sizes,
-        tokens=curve[-1][0],
+        tokens=last * float(target),
         corpus=meta["updates_per_epoch"] * float(target),
-        flops=curve[-1][1],
+        flops=last * float(flops),
         loss=min(loss for _, loss in evaluations),
-        curve=curve,
     )
 
 

@@ -128,7 +128,7 @@ def wandb(run: TrackedRun, id: str) -> Tracker:
         config=run.settings(),
         resume="allow",
         mode=os.environ.get("WANDB_MODE") or mode(),
-        reinit="create_new",  # runs that train together are open at the same time
+        reinit="create_new",  # a program may train several runs
         allow_val_change=True,
         settings=settings,
     )

@@ -6,10 +6,10 @@ from fractions import Fraction
 import pytest
 from etils import epath
 from helpers.configs import small_config
+from helpers.refusals import refused
 from helpers.runs import tiny_run
 
 from t2t_flax import api
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.scaling import branch_command
 from t2t_flax.extensions.scaling.branches import check_run, claim, critical_factor, plan
 from t2t_flax.process_setup import ALONE
@@ -32,7 +32,7 @@ def test_branches_see_equally_many_tokens_at_the_rate_of_their_batch():
     assert [b.config.data.batch_tokens for b in (half, one, four)] == [500, 1000, 4000]
     rates = [b.config.optimizer.peak_lr for b in (half, one, four)]
     assert rates[2] == 2 * rates[1] == pytest.approx(2 * 2**0.5 * rates[0])
-    with pytest.raises(UserError, match="--tokens=7000: the largest batch has 4,000 tokens"):
+    with refused("--tokens=7000"):
         plan(stored, 100, [ONE, FOUR], 7000, 1, {}, "cache")
 
 
@@ -45,7 +45,7 @@ def test_a_run_whose_batches_grow_is_refused(tmp_path):
     pytest.importorskip("t2t_flax.extensions.mixtures")
     (tmp_path / "checkpoints" / "4").mkdir(parents=True)
     stored = small_config(data=dict(valid="toy:valid"), mixtures=dict(batch_tokens="9: 50000"))
-    with pytest.raises(UserError, match="batches that grow, config.mixtures.batch_tokens = '9: 50000'"):
+    with refused("config.mixtures.batch_tokens"):
         check_run(epath.Path(tmp_path), stored, 4)
 
 
@@ -55,7 +55,7 @@ def test_a_run_whose_mixture_changes_is_refused(tmp_path):
     keys = dict(data=dict(valid="toy:valid", train="a=toy:train:50; b=toy:train:60"))
     same = small_config(**keys, mixtures=dict(shares="a=3,b=1"))
     check_run(epath.Path(tmp_path), same, 4)
-    with pytest.raises(UserError, match="shares that change, config.mixtures.shares = 'a=3,b=1; 20: b=1'"):
+    with refused("config.mixtures.shares"):
         check_run(epath.Path(tmp_path), same.with_values({"mixtures.shares": "a=3,b=1; 20: b=1"}), 4)
 
 
@@ -96,11 +96,11 @@ def test_folder_of_other_branches_is_refused(tmp_path):
     claim(output, run, 900, 2000)
     claim(output, run, 900, 2000)
     for step, tokens, other in ((600, 2000, run), (900, 1000, run), (900, 2000, epath.Path(tmp_path / "another"))):
-        with pytest.raises(UserError, match="holds branches of .*run after update 900, 2000 tokens each; these are"):
+        with refused("--output="):
             claim(output, other, step, tokens)
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "notes").write_text("")
-    with pytest.raises(UserError, match="mine is not empty, and has no branches.txt: give a new folder"):
+    with refused("mine", "branches.txt"):
         claim(epath.Path(tmp_path / "mine"), run, 900, 2000)
 
 
@@ -126,14 +126,13 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024"]
     flags += ["--factors=1,2", "--noise-batches=16"]
     assert branch_command.run(flags) == 0
-    table = capsys.readouterr().out
-    assert "critical batch size:" in table and "gradient noise scale:" in table
+    assert "noise scale:" in capsys.readouterr().out
     of_run, of_branch = losses(workdir), losses(output / "x1,seed=0")
     assert of_branch == {step: of_run[step] for step in (9, 10, 11, 12)}
     assert list(losses(output / "x2,seed=0")) == [5, 6]
     assert branch_command.run([*flags, "--tolerance=100"]) == 0
-    assert "critical batch size: at least 512 tokens" in capsys.readouterr().out
-    with pytest.raises(UserError, match="has no checkpoint of update 7; it has 4, 8, 12"):
+    assert "512 tokens" in capsys.readouterr().out
+    with refused("update 7"):
         branch_command.run([flags[0], flags[1], "--step=7", "--tokens=1024"])
     assert not (workdir / "data").exists(), "the corpus was prepared again"
 
@@ -146,7 +145,7 @@ def test_a_branch_that_diverges_is_a_row_of_the_table(tmp_path, cache, capsys, m
     api.train(run, workdir)
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=4", "--tokens=1024", "--factors=1,2"]
     flags += ["--noise-batches=0", "--config.optimizer.peak_lr=1e30"]
-    for said in ("has diverged, its loss is NaN: update", "has diverged before: delete it"):
+    for _ in range(2):
         assert branch_command.run(flags) == 0
         out = capsys.readouterr().out
-        assert "critical batch size: unknown, as the smallest batch diverged" in out and said in out
+        assert "critical batch size: unknown" in out and str(output / "x2,seed=0") in out

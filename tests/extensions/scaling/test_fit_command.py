@@ -6,12 +6,12 @@ import math
 
 import numpy as np
 import pytest
+from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 
-from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.scaling import fit_command
-from t2t_flax.extensions.scaling.compute_optimal import envelope, iso_flop
+from t2t_flax.extensions.scaling.compute_optimal import iso_flop
 from t2t_flax.extensions.scaling.points import INPUTS, Point, RunPoint, group, read_runs
 from t2t_flax.training import loop
 
@@ -33,7 +33,7 @@ def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
     assert point.tokens == pytest.approx(sum(line.get("target_tokens", 0) for line in lines))
     assert point.loss == min(line["valid_nll"] for line in lines if "valid_nll" in line)
     (tmp_path / "other").mkdir()
-    with pytest.raises(UserError, match="is neither a run nor a sweep"):
+    with refused("other"):
         read_runs([str(tmp_path / "other")])
 
 
@@ -56,12 +56,7 @@ def test_the_largest_size_is_predicted_from_the_others(monkeypatch, capsys, tmp_
     picture = tmp_path / "law.svg"
     assert fit_command.run(["runs", "--hold-out=1", "--predict=2e7", f"--picture={picture}"]) == 0
     shown = capsys.readouterr().out
-    assert (
-        "left out, not complete: r99" in shown
-        and "fitted to 6 points (12 runs)" in shown
-        and shown.count("predicted") == 2
-        and ", inside" in shown
-    )
+    assert "r99" in shown and "6 points" in shown and shown.count("predicted") == 2 and "OUTSIDE" not in shown
     assert picture.read_text().lstrip().startswith("<?xml")
 
 
@@ -69,7 +64,7 @@ def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
     """A loss that falls ever faster with the size: no floor is told, and the misfit is said; not so of the ladder."""
     made(monkeypatch, ladder())
     assert fit_command.run(["runs"]) == 0
-    assert "more than their seeds explain" not in capsys.readouterr().out
+    assert "p =" not in capsys.readouterr().out
     curved = [
         dataclasses.replace(run, loss=run.loss * math.exp(-(math.log(run.parameters / 1e5) ** 2) / 10))
         for run in ladder()
@@ -77,23 +72,16 @@ def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
     made(monkeypatch, curved)
     assert fit_command.run(["runs"]) == 0
     shown = capsys.readouterr().out
-    assert "more than their seeds explain (p = " in shown and "L_inf  0 (no interval)" in shown
+    assert "p =" in shown and "L_inf  0 (" in shown
 
 
-@pytest.mark.parametrize(
-    ("flags", "message"),
-    [
-        (["--hold-out=7"], "leaves no point of 7"),
-        (["--predict=1e7,1e7"], "expected a number above 0 for each of parameters"),
-        (["--law=sizes"], "grow together"),
-        (["--law=iso_flop", "--predict=1e7"], "has no --hold-out, --predict"),
-        (["--config.train.steps=3"], "leave out --config.KEY=VALUE"),
-    ],
-)
-def test_wrong_flags_are_refused(monkeypatch, flags, message):
+@pytest.mark.parametrize(("flags", "name"), [
+    (["--hold-out=7"], "--hold-out=7"), (["--predict=1e7,1e7"], "--predict=1e7,1e7"), (["--law=sizes"], "--law"),
+    (["--law=iso_flop", "--predict=1e7"], "--law=iso_flop"), (["--config.train.steps=3"], "--config.KEY=VALUE."),
+])  # fmt: skip
+def test_wrong_flags_are_refused(monkeypatch, flags, name):
     made(monkeypatch, ladder())
-    with pytest.raises(UserError, match=message):
-        fit_command.run(["runs", *flags])
+    refused_command(["fit_scaling", "runs", *flags], name)
 
 
 def test_runs_of_one_point_differ_in_seeds_alone():
@@ -102,7 +90,7 @@ def test_runs_of_one_point_differ_in_seeds_alone():
     assert set(INPUTS) >= {name for law in fit_command.LAWS.values() for name in law.inputs}
 
 
-def test_profiles_and_envelope_find_the_best_sizes():
+def test_profiles_find_the_best_sizes():
     """L = A N^-0.34 + B D^-0.28 + E, whose best size grows by a known power of FLOPs."""
     power = 0.28 / (0.34 + 0.28)
 
@@ -113,13 +101,9 @@ def test_profiles_and_envelope_find_the_best_sizes():
         return (0.34 * 400 / (0.28 * 410)) ** (1 / 0.62) * (flops / 6) ** power
 
     def point(n, budget):
-        budgets = np.geomspace(budget / 30, budget, 20)
-        curve = tuple((f / 6 / n, float(f), loss(n, f)) for f in budgets)
-        return Point((n, budget), (RunPoint("", 0, n, budget / 6 / n, 0.0, budget, loss(n, budget), curve),))
+        return Point((n, budget), (RunPoint("", 0, n, budget / 6 / n, 0.0, budget, loss(n, budget)),))
 
     profiles = [point(best(c) * k, c) for c in (1e18, 1e19, 1e20, 1e21) for k in (0.5, 0.7, 1.0, 1.4, 2.0)]
     assert iso_flop(profiles, draws=50).exponent.value == pytest.approx(power, abs=0.01)
-    curves = [point(best(c), 5 * c) for c in np.geomspace(1e18, 1e22, 25)]
-    assert envelope(curves).exponent.value == pytest.approx(power, abs=0.05)
-    with pytest.raises(UserError, match="two budgets or more"):
+    with refused("5 at"):
         iso_flop(profiles[:5], draws=10)

