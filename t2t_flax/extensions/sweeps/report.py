@@ -1,4 +1,4 @@
-"""A sweep's report: a table with intervals over seeds in Markdown, an HTML page with plots, and a CSV of the trials."""
+"""A sweep's report: a table with intervals over seeds in Markdown, an HTML page with a plot, and a CSV of the trials."""
 
 import csv
 import dataclasses
@@ -21,7 +21,6 @@ from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, FAILED, Folder
 from t2t_flax.extensions.sweeps.results import (
     MissingScore,
     complete_marker,
-    evaluations,
     record_path,
     selection_score,
     trial_score,
@@ -128,7 +127,7 @@ def _comparable_record(folder: Folder, trial: str, score: str, anchor: str) -> s
 
 
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
-    """Write SWEEP/report/report.md, report.html, trials.csv and (with matplotlib) the plots; return the table as text.
+    """Write SWEEP/report/report.md, report.html, trials.csv and (with matplotlib) the plot; return the table as text.
 
     Raises UserError for a folder without a sweep, an unknown score or baseline.
     """
@@ -140,14 +139,13 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
     columns += ("spread", "seeds", "difference", "verdict", "trials")
     lines = [_line(row, reference, score, with_selection=selection != score) for row in table]
     notes = _notes(folder, table, score, selection, reference)
-    out, plots = Path(path) / "report", make_plots(folder, table, score, reference)
-    for name, plot in plots.items():
-        atomic_write(out / f"{name}.svg", plot)
+    out, plot = Path(path) / "report", make_plot(table, score, reference)
+    if plot:
+        atomic_write(out / "scores.svg", plot)
     rows = markdown_table(columns, lines, right=_NUMERIC)
     text = "\n".join([f"# {sweep['config']}: {score}", "", rows, "", *(f"- {note}" for note in notes)])
-    pictures = [f"![{name}]({name}.svg)" for name in plots]
-    atomic_write(out / "report.md", "\n\n".join([text, *pictures]) + "\n")
-    atomic_write(out / "report.html", _page(folder, sweep, text, plots))
+    atomic_write(out / "report.md", text + ("\n\n![scores](scores.svg)\n" if plot else "\n"))
+    atomic_write(out / "report.html", _page(folder, sweep, text, plot))
     atomic_write(out / "trials.csv", csv_text(*_trial_table(folder, sweep, score)))
     return f"{text}\nreport: {out}/report.html"
 
@@ -258,13 +256,12 @@ def _trial_table(folder: Folder, sweep: dict[str, Any], score: str) -> tuple[tup
     return header, lines
 
 
-def _page(folder: Folder, sweep: dict[str, Any], text: str, plots: dict[str, str]) -> str:
+def _page(folder: Folder, sweep: dict[str, Any], text: str, plot: str) -> str:
     """Return the report as one HTML file, with the logs of trials that failed."""
     code = sweep["code"]
     fixed = "".join(f", {key} = {value}" for key, value in sweep["fixed"].items())
     about = f"{len(sweep['trials'])} trials{fixed}; t2t_flax {code['version']}, source {code['digest']}"
-    body = [f"<pre>{html.escape(text)}</pre>", *plots.values()]
-    body += [] if plots else ["<p>Plots need matplotlib.</p>"]
+    body = [f"<pre>{html.escape(text)}</pre>", plot or "<p>A plot needs scores and matplotlib.</p>"]
     for name in sweep["trials"]:
         if folder.state(name) in (FAILED, DIVERGED):
             heading, log = f"{name}: {folder.state(name)}, {folder.reason(name)}", folder.log_tail(name)
@@ -273,55 +270,17 @@ def _page(folder: Folder, sweep: dict[str, Any], text: str, plots: dict[str, str
     return "\n".join(['<!doctype html>\n<html lang="en">', head, *body, f"<p>{html.escape(about)}</p>", "</html>\n"])
 
 
-def make_plots(folder: Folder, table: list[Row], score: str, reference: str) -> dict[str, str]:
-    """Return the plots `curves` and `scores` as SVG, the ones that have data; none without matplotlib."""
-    if importlib.util.find_spec("matplotlib") is None:
-        return {}
+def make_plot(table: list[Row], score: str, reference: str) -> str:
+    """Return the plot of the scores as SVG; "" without scores or matplotlib."""
+    if importlib.util.find_spec("matplotlib") is None or not any(row.scores for row in table):
+        return ""
     import matplotlib
 
-    plots = {}
-    with matplotlib.rc_context(_STYLE):
-        for key, label in (("valid_nll", "validation loss"), ("loss", "training loss")):
-            curves = {row.name: [c for n in row.trials if (c := _curve(folder, n, key))] for row in table}
-            if any(len(points) > 1 for trials in curves.values() for points in trials):
-                plots["curves"] = _to_svg(plot_curves(curves, label))
-                break
-        if any(row.difference for row in table):
-            plots["scores"] = _to_svg(plot_scores(table, score, reference))
-    return plots
-
-
-def _curve(folder: Folder, name: str, key: str) -> list[tuple[int, float]]:
-    return [(step, value) for step, value in evaluations(folder, name, key) if math.isfinite(value)]
-
-
-def _to_svg(figure: Any) -> str:
     out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Date": None})
+    with matplotlib.rc_context(_STYLE):
+        plot_scores(table, score, reference).savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
     return text[text.index("<svg") :]
-
-
-def plot_curves(curves: dict[str, list[list[tuple[int, float]]]], label: str) -> Any:
-    """Return a figure of the loss that `label` names by update, a line per trial, a colour per row."""
-    from matplotlib import colormaps
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4.5), layout="constrained")
-    axes = figure.subplots()
-    curves = {name: trials for name, trials in curves.items() if trials}
-    for i, (name, trials) in enumerate(curves.items()):
-        colour = colormaps["viridis"](i / max(1, len(curves) - 1))
-        for n, points in enumerate(trials):
-            axes.plot(*zip(*points, strict=True), color=colour, lw=1.2, label=None if n else name)
-    axes.set_xlabel("update")
-    axes.set_ylabel(f"{label} (nats per token)")
-    values = sorted(value for trials in curves.values() for points in trials for _, value in points)
-    low, high = values[0], values[int(0.95 * (len(values) - 1))]
-    if low < high:  # the first values would flatten the rest
-        axes.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
-    axes.legend(fontsize=7, frameon=False, loc="upper right", ncols=1 + len(curves) // 16)
-    return figure
 
 
 def plot_scores(table: list[Row], score: str, reference: str) -> Any:
@@ -331,10 +290,11 @@ def plot_scores(table: list[Row], score: str, reference: str) -> Any:
     from matplotlib.figure import Figure
 
     rows = [row for row in table if row.scores]
-    base = next(row.mean for row in rows if row.name == reference)
+    base = next((row.mean for row in rows if row.name == reference), None)
     figure = Figure(figsize=(9, 0.8 + 0.28 * len(rows)), layout="constrained")
     axes = figure.subplots()
-    axes.axvline(base, color="0.5", lw=0.8, ls="--")
+    if base is not None:
+        axes.axvline(base, color="0.5", lw=0.8, ls="--")
     for y, row in enumerate(rows):
         if row.difference:
             ends = base + row.difference.low, base + row.difference.high
