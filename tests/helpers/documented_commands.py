@@ -101,8 +101,6 @@ def shortened(command: str) -> str:
         return command  # `run` looks for its flags in its help
     command = re.sub(r"\btoy:(train|valid|test)\b(:\d+)?", lambda spec: BUILT_IN[f"data.{spec[1]}"], command)
     name = re.search(r"t2t_flax (\w+)", command)[1]
-    if "--api-keys" in command:
-        return ""  # tests/extensions/serving/test_access.py sends keys
     if name == "serve":
         command = re.sub(r" --port=\d+", "", command)
         return with_its_requests(f"{command} --port=$PORT --max-batch=1")

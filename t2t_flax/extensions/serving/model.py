@@ -258,12 +258,17 @@ class ServedModel:
         while lines < 4 * self._max_batch:  # the sizes of batches, see `plan_batches`
             self._probe(first, min(lines, self._max_batch))
             lines *= 4
-        self._spawn(functools.partial(self._work, second), on_failure)
+        self._spawn(functools.partial(self._begin_second, second), on_failure)
         self.ready = True
         described = self.describe()
         steps = " and ".join(map(str, described["steps"]))
         print(f"{self.name}: ready (step {steps}; {described['engine']})", file=sys.stderr, flush=True)
         self._work(first)
+
+    def _begin_second(self, lane: Lane) -> None:
+        if self.config.decode.strategy == "beam":
+            self._probe(lane, n_best=self._searched(self.max_n_best))  # the page and `alternatives` ask for several
+        self._work(lane)
 
     def _work(self, lane: Lane) -> None:
         """Compute batches until the queue is closed. An idle lane translates a line of its own from time to time."""
@@ -280,12 +285,12 @@ class ServedModel:
                     log.exception("%s: a line of the server's own cannot be translated", self.name)
             lane.busy_since = None
 
-    def _probe(self, lane: Lane, lines: int = 1) -> None:
+    def _probe(self, lane: Lane, lines: int = 1, n_best: int = 1) -> None:
         """Translate a line of the server's own. Raises NotFinite."""
         languages = self._restored.tokenizers.source.target_languages
         text = self._restored.in_language("a", next(iter(languages), None))
         with self._device():
-            translations = self._run_of(lane, 1).translate([text] * lines)
+            translations = self._run_of(lane, n_best).translate([text] * lines)
         _check_finite(translations[0])
 
     def _run_of(self, lane: Lane, n_best: int) -> TrainedModel:
