@@ -16,23 +16,9 @@ from t2t_flax.extensions.storage.token_stores import find_store as find_store
 from t2t_flax.extensions.storage.token_stores import local_path as local_path
 from t2t_flax.extensions.storage.token_stores import upload as upload
 
-_TRANSIENT = (
-    "UNAVAILABLE",
-    "DEADLINE_EXCEEDED",
-    "RESOURCE_EXHAUSTED",
-    "PERMISSION_DENIED",
-    "Forbidden",  # gcsfs for 403
-    "UNAUTHENTICATED",
-    "ABORTED:",
-)
-
-_INSTALL = {
-    "gs": install_hint("gcs"),
-    "gcs": install_hint("gcs"),
-    "s3": install_hint("s3"),
-    "az": "pip install adlfs (not tested)",
-    "abfs": "pip install adlfs (not tested)",
-}
+_REFUSED = ("PERMISSION_DENIED", "Forbidden")
+_TRANSIENT = (*_REFUSED, "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "ABORTED:")
+_EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 
 
 def check_reachable(path: epath.PathLike) -> None:
@@ -41,7 +27,8 @@ def check_reachable(path: epath.PathLike) -> None:
         epath.Path(path).exists()
     except ImportError as error:
         scheme = os.fspath(path).partition("://")[0]
-        remedy = _INSTALL.get(scheme) or f"install the fsspec package for {scheme}:// (not tested)"
+        extra = _EXTRAS.get(scheme)
+        remedy = install_hint(extra) if extra else f"install the fsspec package for {scheme}:// (not tested)"
         raise UserError(f"{path} needs a package that is not installed ({error}): {remedy}.") from None
     except Exception as error:
         raise UserError(
@@ -78,7 +65,7 @@ def is_transient(error: BaseException) -> bool:
 
 def is_write_refused(error: BaseException) -> bool:
     """Whether a store refuses the account."""
-    return any(word in str(error) for word in ("PERMISSION_DENIED", "Forbidden"))
+    return any(word in str(error) for word in _REFUSED)
 
 
 def fsync_tree(folder: epath.PathLike) -> None:

@@ -42,7 +42,7 @@ def test_workdir_on_s3_is_refused_before_any_work(s3, command):
 
 
 @pytest.mark.parametrize("path, hint", [
-    ("s3://bucket/run", "[s3]"), ("az://box/run", "adlfs"), ("abc://box/run", "abc://"),
+    ("s3://bucket/run", "[s3]"), ("abc://box/run", "abc://"),
 ])  # fmt: skip
 def test_missing_package_is_reported_for_each_scheme(monkeypatch, path, hint):
     def missing(self):

@@ -120,15 +120,6 @@ def test_damaged_local_copy_is_downloaded_again(gcs, source, tokenizers, monkeyp
     assert content(repaired.folder) == in_bucket(gcs) and downloads(gcs) == 1
 
 
-def test_interrupted_upload_resumes_from_the_local_copy(gcs, source, tokenizers, monkeypatch):
-    store = prepare_split(source, tokenizers, FOLDER, POLICIES)
-    for name in ("meta.json", "target.ids"):
-        epath.Path(f"{FOLDER}/{name}").unlink()
-    monkeypatch.setattr(preprocess.Encoder, "__call__", None)
-    assert prepare_split(source, tokenizers, FOLDER, POLICIES).num_pairs == 120
-    assert in_bucket(gcs) == content(store.folder)
-
-
 def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_path, monkeypatch):
     config = small_config(
         data=dict(train="t.tsv", valid="", root=str(tmp_path), cache="gs://bucket/cache", vocab_size=300, num_workers=1)
