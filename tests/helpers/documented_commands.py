@@ -139,7 +139,7 @@ def with_its_requests(command: str) -> str:
     assert requests
     wait = "until curl -sf http://127.0.0.1:$PORT/ready; do kill -0 $server; sleep 0.2; done"
     sent = [request.replace("curl ", "curl -sS --fail-with-body ").replace(":8000/", ":$PORT/") for request in requests]
-    return "\n".join([f"{command} & server=$!", wait, *sent, "kill $server; wait $server"])
+    return "\n".join([f"{command} & server=$!", "trap 'kill $server; wait $server' EXIT", wait, *sent])
 
 
 def run_programs(folder: Path, pages: list[str]) -> None:
