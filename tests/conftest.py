@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import sys
 import tempfile
 import uuid
 from pathlib import Path
@@ -93,6 +94,15 @@ def no_process_stays():
             found.append(f"{test} left {' '.join(process.cmdline())} behind")
             process.kill()
     assert not found, "\n".join(found)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded_programs():
+    """Drops compiled programs after a file once this worker is large: workers grew to 5 GB."""
+    yield
+    if psutil.Process().memory_info().rss > 2 * 2**30 and "jax" in sys.modules:
+        sys.modules["jax"].clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")
