@@ -9,9 +9,9 @@ ROOT = Path(__file__).parents[2]
 HOLD = "from t2t_flax.locks import lock_folder; import sys, time; lock_folder(sys.argv[1], 'train'); print('held', flush=True); "
 
 
-def other_process(folder, then="time.sleep(600)", hold=HOLD):
+def other_process(folder, then="time.sleep(600)"):
     process = subprocess.Popen(
-        [sys.executable, "-c", hold + then, str(folder)],
+        [sys.executable, "-c", HOLD + then, str(folder)],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,

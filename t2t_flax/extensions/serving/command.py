@@ -10,7 +10,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.registry import FLAGS
 
-_PACKAGES = ("fastapi", "multipart", "prometheus_client", "pydantic", "uvicorn")
+_PACKAGES = ("fastapi", "python_multipart", "prometheus_client", "pydantic", "uvicorn")
 
 
 def run(argv: list[str]) -> int:

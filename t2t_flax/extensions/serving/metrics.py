@@ -1,5 +1,7 @@
 """Counters for Prometheus."""
 
+from typing import Any
+
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from prometheus_client.exposition import generate_latest
 
@@ -12,7 +14,7 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        own = {"registry": self.registry}
+        own: dict[str, Any] = {"registry": self.registry}
         ProcessCollector(**own)
         self.requests = Counter("t2t_flax_requests", "Requests answered.", ["path", "status"], **own)
         self.seconds = Histogram("t2t_flax_request_seconds", "Seconds of a request.", ["path"], buckets=_SECONDS, **own)

@@ -141,8 +141,9 @@ class Service:
         """Return the results of a job, which leaves the queue if the client goes or the request's time is up."""
         result = asyncio.wrap_future(job.future)
         gone = asyncio.ensure_future(_disconnected(request))
+        either: set[asyncio.Future[Any]] = {result, gone}
         try:
-            await asyncio.wait({result, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not result.done():
                 raise HTTPException(499, "the client closed the connection.")
             if result.cancelled():

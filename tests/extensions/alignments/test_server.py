@@ -7,7 +7,7 @@ from helpers.runs import on_one_device
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.alignments.html_document import HtmlDocument
 
-for package in ("fastapi", "multipart", "prometheus_client", "httpx"):
+for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and the tests' HTTP client")
 from helpers.http_server import serving  # noqa: E402
 

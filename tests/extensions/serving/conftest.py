@@ -27,7 +27,7 @@ def run(workdir) -> TrainedModel:
 
 @pytest.fixture(scope="session")
 def server(run):
-    for package in ("fastapi", "multipart", "prometheus_client", "uvicorn", "httpx"):
+    for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
         pytest.importorskip(package, reason="needs the extra serve and httpx")
     from helpers.http_server import serving
 

@@ -15,7 +15,7 @@ from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.shared.attention_maps import attend
 from t2t_flax.tasks import task_of
 
-for package in ("fastapi", "multipart", "prometheus_client", "httpx"):
+for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import serving, with_fields  # noqa: E402
 

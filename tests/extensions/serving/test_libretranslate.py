@@ -10,7 +10,7 @@ from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
 
-for package in ("fastapi", "multipart", "prometheus_client", "httpx"):
+for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import as_kind, serving, with_fields  # noqa: E402
 

@@ -11,7 +11,7 @@ import pytest
 
 from t2t_flax.errors import UserError
 
-for package in ("fastapi", "multipart", "prometheus_client", "httpx"):
+for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import as_kind, serving, wait_for  # noqa: E402
 

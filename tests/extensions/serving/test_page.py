@@ -9,7 +9,7 @@ from helpers.runs import on_one_device
 
 from t2t_flax.evaluation.restore import load
 
-for package in ("fastapi", "multipart", "prometheus_client", "uvicorn", "httpx"):
+for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 import uvicorn  # noqa: E402
 from helpers.http_server import wait_for  # noqa: E402

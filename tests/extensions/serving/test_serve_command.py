@@ -13,7 +13,7 @@ import pytest
 from helpers.processes import environment
 from helpers.refusals import refused, refused_command
 
-for package in ("fastapi", "multipart", "prometheus_client", "uvicorn", "httpx"):
+for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import wait_for  # noqa: E402
 
