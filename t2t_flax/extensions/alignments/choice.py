@@ -35,7 +35,7 @@ def predictability(pairs: Sequence[Pair], links: Sequence[Links]) -> float:
     for pair, own in zip(pairs, links, strict=True):
         sources, targets = _bare(pair.line or pair.source), _bare(pair.target)
         for source, target in own:
-            both = sources[source], targets[target]
+            both: tuple[str, ...] = (sources[source], targets[target])
             joint[both] += 1
             left[both[:1]] += 1
             right[both[1:]] += 1

@@ -41,7 +41,10 @@ def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
     for phrase in dict.fromkeys(phrases):
         own, states = _edges(tokenizer, phrase)
         shift = free - FIRST
-        found += [tuple(s + shift if s >= FIRST else s for s in edge[:2]) + edge[2:] for edge in own]
+        found += [
+            (begin + shift if begin >= FIRST else begin, end + shift if end >= FIRST else end, token)
+            for begin, end, token in own
+        ]
         free += states
     return found
 
@@ -96,18 +99,19 @@ def ends_word(tokenizer: Tokenizer) -> bytes:
 def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
     """(edges, states from FIRST on)."""
     written = forms(tokenizer, phrase)
+    found: list[Edge] = []
     if not marks_spaces(tokenizer):  # only the segmentation of the tokenizer
-        found, free = [], FIRST
+        free = FIRST
         for ids in written:
-            states = [ANYWHERE, *range(free, free + len(ids) - 1), WRITTEN]
-            found += zip(states, states[1:], ids, strict=False)
+            path = [ANYWHERE, *range(free, free + len(ids) - 1), WRITTEN]
+            found += zip(path, path[1:], ids, strict=False)
             free += len(ids) - 1
         return found, free - FIRST
     # As the tokenizer normalizes it, where it can write it.
     normalized = b"".join(map(_text_of, tokenizer.pieces(written[0]))).strip() if written else b""
     text = normalized or phrase.encode()
     begin = BOUNDARY if continues_word(text.decode()[0]) else ANYWHERE
-    known, found, states = _parts(tokenizer), [], {0: begin, len(text): WRITTEN}
+    known, states = _parts(tokenizer), {0: begin, len(text): WRITTEN}
     for i in range(len(text)):
         if i not in states:
             continue

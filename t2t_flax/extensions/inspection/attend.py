@@ -1,7 +1,7 @@
 """`attend`: the attention of every layer and head for a pair, as arrays, statistics and a picture."""
 
 import io
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from etils import epath
@@ -69,7 +69,8 @@ def save(maps: "AttentionMaps", path: epath.PathLike) -> None:
     """Write an .npz with the three arrays and their token labels."""
     buffer = io.BytesIO()
     labels = {name: np.array(getattr(maps, name)) for name in _LABELS}
-    np.savez_compressed(buffer, **{kind: getattr(maps, kind) for kind in KINDS}, **labels)
+    arrays: dict[str, Any] = {kind: getattr(maps, kind) for kind in KINDS} | labels
+    np.savez_compressed(buffer, **arrays)
     atomic_write(path, buffer.getvalue())
 
 

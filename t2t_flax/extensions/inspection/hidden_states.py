@@ -132,7 +132,7 @@ def save(path: str, layers: Sequence[Layer], lines: Sequence[States | None], wid
     NAME of a layer: float32 [tokens of all lines, D]. source_tokens, target_tokens: their strings. source_offsets,
     target_offsets: int64 [lines + 1]; the rows of line i are offsets[i] to offsets[i + 1].
     """
-    arrays: dict[str, np.ndarray] = {}
+    arrays: dict[str, Any] = {}
     for layer in layers:
         found = [np.zeros((0, width), np.float32), *(line.hidden[layer.name] for line in lines if line)]
         arrays[layer.name] = np.concatenate(found)

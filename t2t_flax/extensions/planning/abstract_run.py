@@ -68,7 +68,7 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
 
 def devices_of(topology: Topology) -> list[jax.Device]:
     """Devices to compile for, not to run on. Raises UserError where the TPU compiler does not know the shape."""
-    if topology.platform == "cpu":
+    if topology.chip is None:
         return jax.devices("cpu")[: topology.devices]
     if topology.platform == "gpu":
         shape = f"1x{topology.slices}x{topology.shape[0]}"  # partitions x hosts x GPUs of a host
@@ -116,6 +116,7 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
         return {"fits": False, "needed_bytes": needed, "available_bytes": available, "reason": first_line(error)}
     seconds = time.perf_counter() - start
     memory = program_memory(compiled)
+    assert memory is not None, "a compiler of a topology says how much memory a program takes"
     available = run.topology.chip.usable_bytes if run.topology.chip else math.inf
     if memory["peak"] > available:
         return {"fits": False, "needed_bytes": memory["peak"], "available_bytes": available}

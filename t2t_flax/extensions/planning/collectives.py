@@ -123,7 +123,10 @@ def _overlaps(visit: Visit) -> bool:
 
 def _work_before_answer(computation: Computation, send: Instruction) -> bool:
     """Whether something is computed between a transfer to other slices and the arrival of its answer."""
-    mark = f'"{_RENDEZVOUS.search(send.attributes)[1]}"'
+    rendezvous = _RENDEZVOUS.search(send.attributes)
+    if rendezvous is None:
+        raise ValueError(f"{send.name} names no rendezvous")
+    mark = f'"{rendezvous[1]}"'
     answers = {i.name for i in computation.instructions.values() if i.op == "recv" and mark in i.attributes}
     return _works_until(computation, send, "recv-done", answers)
 
@@ -148,7 +151,7 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
         return tuple(int(n) for n in listed[1].split(","))
     iota = re.search(r"replica_groups=\[([\d,]+)\]<=\[([\d,]+)\](?:T\(([\d,]+)\))?", attributes)
     if iota:
-        sizes, shape, order = ([int(n) for n in part.split(",")] if part else None for part in iota.groups())
+        sizes, shape, order = ([int(n) for n in part.split(",")] if part else [] for part in iota.groups())
         positions = np.arange(np.prod(shape)).reshape(shape)
         positions = positions.transpose(order) if order else positions
         return tuple(int(n) for n in positions.reshape(sizes)[0])

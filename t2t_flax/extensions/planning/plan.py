@@ -113,7 +113,7 @@ class Roofline:
     @property
     def bottleneck(self) -> str:
         terms = {"compute": self.compute, "memory": self.memory, "interconnect": self.ici + self.dcn}
-        return max(terms, key=terms.get)
+        return max(terms, key=lambda term: terms[term])
 
     def as_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self) | {"seconds": self.seconds, "bottleneck": self.bottleneck}
@@ -156,6 +156,7 @@ def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
 def collective_seconds(topology: Topology, row: dict[str, Any]) -> tuple[float, float]:
     """Return seconds (within the slice, between slices): bytes over the links that the group can use, and hops."""
     chip = topology.chip
+    assert chip is not None, "CPUs have no links that are known"
     near, far = sent_bytes(row)
     ici = near / (row["links"] * chip.link_bandwidth) if row["devices"] > 1 else 0.0
     ici += row["runs"] * row["hops"] * HOP_SECONDS * (2 if row["kind"] == "all-reduce" else 1)

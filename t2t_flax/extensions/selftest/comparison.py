@@ -142,7 +142,8 @@ def _between_processes(stage: str, arrays: Mapping[str, jax.Array], sums: dict, 
         for index, others in enumerate(everywhere[: group.index]):
             if part in others and others[part][0] != checksum:
                 name = part.partition(" ")[0]
-                here = next(d for d in arrays[name].sharding.device_set if str(d.id) == device)
+                devices: Any = arrays[name].sharding.device_set
+                here = next(d for d in devices if str(d.id) == device)
                 text = f"device {device}'s copy of {name} differs from that of device {others[part][1]} of {group.name_of(index)}"
                 found.append(_wrong(stage, name, here, text))
                 break

@@ -1,5 +1,6 @@
 """The probe on the mesh of the run, by the run's own programs: where its arrays are, its layers, one update."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -61,7 +62,7 @@ class DeviceRun:
     def place(self, state: TrainState) -> TrainState:
         """The state, of NumPy arrays, on the devices; the recorded gradients are zeros."""
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.abstract.opt_state.grads)
-        state = state.replace(opt_state=Recorded(zeros, state.opt_state))
+        state = dataclasses.replace(state, opt_state=Recorded(zeros, state.opt_state))
         return jax.tree.map(_put, state, self.shardings)
 
     def batch(self) -> dict[str, jax.Array]:

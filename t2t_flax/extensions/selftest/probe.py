@@ -88,7 +88,7 @@ def _batch(size: tuple[int, int, int], real: int, vocab: tuple[int, int], pairs:
     on both sides.
     """
     rng, (micro, rows, length) = np.random.default_rng(0), size
-    arrays = {}
+    arrays: dict[str, np.ndarray] = {}
     for side, classes in zip(("source", "target"), vocab, strict=True):
         ids, segments, positions = (np.zeros((micro * rows, length), np.int32) for _ in range(3))
         for row in range(micro * rows):

@@ -93,7 +93,8 @@ class Reference:
         """All of it in "float32" or "bfloat16"."""
         params, rows, numbers = self._on_cpu((self.state.params, self._rows(), self._numbers()))
         config, model = self.config, self._model(precision)
-        first, order = self.probe.size[1], []  # jit sorts the names
+        first = self.probe.size[1]
+        order: list[str] = []  # jit sorts the names
 
         @jax.jit
         def all_at_once(params, rows, numbers):

@@ -123,7 +123,7 @@ class _Test:
         self._update(after)
 
     def _parameters(self, state: TrainState) -> None:
-        plain = state.replace(opt_state=state.opt_state.inner)
+        plain = dataclasses.replace(state, opt_state=state.opt_state.inner)
         wanted = {name: np.asarray(x) for name, x in _named(self.reference.state).items()}
         arrays = _named(plain)
         self._add("parameters", compare_bits("parameters", arrays, wanted), len(arrays), "arrays put on the devices")
@@ -210,7 +210,7 @@ class _Test:
         grads = self.device.whole(after.opt_state.grads)
         noise = 2.0**-8 if self.reference.products_of_optimizer else 2.0**-20
         before, exact, noisy = self.reference.state, self.reference.updated(grads), self.reference.updated(grads, noise)
-        arrays = _named(after.replace(opt_state=after.opt_state.inner))
+        arrays = _named(dataclasses.replace(after, opt_state=after.opt_state.inner))
         old, x, y = _named(before), _named(exact), _named(noisy)
         found = []
         for name, value in x.items():

@@ -139,7 +139,7 @@ class Service:
 
     async def wait(self, request: Request, job: Job) -> list[Any]:
         """Return the results of a job, which leaves the queue if the client goes or the request's time is up."""
-        result = asyncio.wrap_future(job.future)
+        result: asyncio.Future[Any] = asyncio.wrap_future(job.future)
         gone = asyncio.ensure_future(_disconnected(request))
         either: set[asyncio.Future[Any]] = {result, gone}
         try:

@@ -179,7 +179,9 @@ def _stored_statistics(
 def _statistics(
     config: Config, score: str, references: tuple[tuple[str, ...], ...], hypotheses: tuple[str, ...]
 ) -> SentenceStatistics:
-    return task_of(config).metric(score).statistics(Predictions(hypotheses, references), config)
+    statistics = task_of(config).metric(score).statistics
+    assert statistics is not None, f"{score} is none of `comparable_names`"
+    return statistics(Predictions(hypotheses, references), config)
 
 
 def compare(

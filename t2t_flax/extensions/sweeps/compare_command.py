@@ -59,7 +59,9 @@ def run(argv: list[str]) -> int:
     if args.html:
         from t2t_flax.extensions.sweeps.compare_page import comparison_page
 
-        atomic_write(args.html, comparison_page(*records, args.systems, score=args.score, tags=args.tags or ""))
+        atomic_write(
+            args.html, comparison_page(records[0], records[1], args.systems, score=args.score, tags=args.tags or "")
+        )
         print(f"page: {args.html}")
     return 0
 

@@ -34,10 +34,9 @@ def comparison_page(
     metric = task.metric(of_sentences)
     sign = 1 if metric.higher_is_better else -1
     words = [len(line.split()) for line in references[0]]
-    groups = [{"by": "words", "name": _span(*span), "members": _within(words, *span)} for span in LENGTHS]
+    groups = [("words", _span(*span), _within(words, *span)) for span in LENGTHS]
     groups += [
-        {"by": "tag", "name": tag, "members": [i for i, label in enumerate(labels or ()) if label == tag]}
-        for tag in sorted(set(labels or ()))
+        ("tag", tag, [i for i, label in enumerate(labels or ()) if label == tag]) for tag in sorted(set(labels or ()))
     ]
     content = {
         "names": _short(names),
@@ -50,9 +49,7 @@ def comparison_page(
             for i in range(len(a))
         ],
         "groups": [
-            {"by": group["by"], "name": group["name"]} | _summary(sign, a[group["members"]], b[group["members"]])
-            for group in groups
-            if group["members"]
+            {"by": by, "name": name} | _summary(sign, a[members], b[members]) for by, name, members in groups if members
         ],
     }
     notes = [_note(task.metric(found["score"]).display_name, found) for found in overall]

@@ -296,7 +296,7 @@ def plot_scores(table: list[Row], score: str, reference: str) -> Any:
     if base is not None:
         axes.axvline(base, color="0.5", lw=0.8, ls="--")
     for y, row in enumerate(rows):
-        if row.difference:
+        if base is not None and row.difference:
             ends = base + row.difference.low, base + row.difference.high
             axes.plot(ends, (y, y), color="tab:orange", lw=2, solid_capstyle="butt")
         axes.plot(list(row.scores.values()), [y] * len(row.scores), "o", ms=3.5, alpha=0.6, color="tab:blue")
