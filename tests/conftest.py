@@ -127,7 +127,6 @@ def pytest_collection_modifyitems(items) -> None:
         "tests/multiprocess/",
         "tests/training/test_changed_keys.py",
         "tests/extensions/selftest/test_faults.py",
-        "tests/extensions/serving/test_page.py",
         "tests/extensions/bulk_translation/test_shared_translation.py",
         "tests/extensions/storage/test_train_gcs.py",
     )
