@@ -76,8 +76,7 @@ def test_damage_is_detected(tmp_path, damage):
         path.write_bytes(data)
 
 
-@pytest.mark.parametrize("part", ["ids", "lengths", "offsets"])
-@pytest.mark.parametrize("opened", [False, True], ids=["never opened", "opened before"])
+@pytest.mark.parametrize(("part", "opened"), [("ids", False), ("ids", True), ("lengths", False), ("offsets", False)])
 def test_changed_byte_is_detected_on_open(tmp_path, part, opened):
     write(tmp_path / "s")
     if opened:

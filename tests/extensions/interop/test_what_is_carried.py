@@ -23,9 +23,16 @@ GREEDY = dict(EXACT, strategy="greedy")
 POWER = dict(EXACT, beam_size=3, length_penalty="power", alpha=0.8, early_stopping="beam_full")
 
 
-@pytest.mark.parametrize("beams", [1, 5])
-@pytest.mark.parametrize("penalty, alpha", [("power", 0.0), ("power", 0.7), ("none", 0.6), ("gnmt", 0.0)])
-@pytest.mark.parametrize("early_stopping", ["exact", "beam_full"])
+@pytest.mark.parametrize(
+    "beams, penalty, alpha, early_stopping",
+    [
+        (1, "power", 0.7, "exact"),
+        (5, "power", 0.0, "beam_full"),
+        (5, "power", 0.7, "exact"),
+        (5, "none", 0.6, "beam_full"),
+        (5, "gnmt", 0.0, "exact"),
+    ],
+)
 def test_rules_of_hugging_face_come_back(beams, penalty, alpha, early_stopping):
     decode = Decode(beam_size=beams, length_penalty=penalty, alpha=alpha, early_stopping=early_stopping, **EXACT)
     assert marian_export.not_carried(Config(decode=decode, model=Model(norm_eps=1e-5))) == []

@@ -76,8 +76,7 @@ def outcomes(scores: dict[str, float], pieces: tuple[str, ...], dropout: float) 
     return found
 
 
-@pytest.mark.parametrize("dropout", [0.1, 0.5, 0.9])
-@pytest.mark.parametrize("cached", [True, False])
+@pytest.mark.parametrize(("dropout", "cached"), [(0.1, True), (0.5, True), (0.5, False), (0.9, False)])
 def test_frequencies_are_those_of_the_definition(models, monkeypatch, dropout, cached):
     """Within five standard deviations; both for words whose states are kept and for long texts."""
     monkeypatch.setattr(samplers, "_KEPT_LENGTH", 20 if cached else 0)
