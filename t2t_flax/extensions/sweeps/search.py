@@ -62,16 +62,15 @@ class SearchTrials:
 
         Raises UserError if no valid config is proposed in many attempts.
         """
-        fail = self._optuna.trial.TrialState.FAIL
+        states = self._optuna.trial.TrialState
         with exclusive(self._folder.path / "search.lock"):
             trials = self._trials()
             for trial in trials:
-                if (
-                    not trial.state.is_finished() and _NAME not in trial.user_attrs
-                ):  # its worker died in the lines below
+                # One whose worker died in the lines below.
+                if trial.state == states.RUNNING and _NAME not in trial.user_attrs:
                     for path in self._folder.path.glob(f"configs/{trial.number:03d},*.json"):
                         path.unlink()
-                    self._study.tell(trial.number, state=fail)
+                    self._study.tell(trial.number, state=states.FAIL)
             if sum(_NAME in trial.user_attrs for trial in trials) >= self._search.count:
                 return False
             for number in range(len(trials), len(trials) + _MOST_INVALID):
@@ -81,7 +80,7 @@ class SearchTrials:
                 try:
                     trial = make_trial(str(self._folder.base), {}, proposal.params, name, 0)
                 except UserError as error:  # values that are invalid together, such as heads that do not divide d_model
-                    self._study.tell(proposal, state=fail)
+                    self._study.tell(proposal, state=states.FAIL)
                     reason = error
                     continue
                 self._folder.write_config(trial)

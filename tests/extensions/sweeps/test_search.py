@@ -193,6 +193,15 @@ def test_invalid_combinations_are_proposed_again(tmp_path):
         impossible.work()
 
 
+def test_rows_that_a_user_enqueues_are_trained_first(tmp_path):
+    sweep = SearchSweep(tmp_path / "s", count=2)
+    wanted = {"optimizer.peak_lr": 0.05, "model.num_heads": 2}
+    sweep.study().enqueue_trial(wanted)
+    sweep.work()
+    first, second = sweep.study().trials
+    assert first.params == wanted != second.params and sweep.states() == ["complete"] * 2
+
+
 def test_torn_line_of_a_journal_is_removed(tmp_path):
     """A worker was killed, or the disk was full, in the middle of a write."""
     SearchSweep(tmp_path / "s", count=2).work()
