@@ -55,7 +55,8 @@ def prepare_process(config: Config) -> list[str]:
     if cpu and _COLLECTIVE_TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT}={_A_WEEK}".strip()
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
-        if jax.config.jax_num_cpu_devices != config.mesh.cpu_devices:  # type: ignore[attr-defined]
+        settings: Any = jax.config
+        if settings.jax_num_cpu_devices != config.mesh.cpu_devices:
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
         if cpu:
             notes.append(f"CPU divided into {config.mesh.cpu_devices} devices")

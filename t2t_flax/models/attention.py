@@ -65,7 +65,7 @@ class MultiHeadAttention(nn.Module):
     """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V) (3.2.2); no biases by default."""
 
     config: Model
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     def setup(self):
         c = self.config

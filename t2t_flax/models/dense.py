@@ -28,7 +28,7 @@ class Einsum(nn.Module):
     out_axis: tuple[int, ...] = (1,)
     use_bias: bool = False
     gain: float = 1.0
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:

@@ -25,7 +25,7 @@ class Embedding(nn.Module):
 
     config: Model
     rows: int
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     def setup(self):
         init = nn.with_logical_partitioning(INITS[self.config.embed_init](self.config.d_model), ("vocab", "table"))
@@ -50,7 +50,7 @@ class DecoderStart(nn.Module):
     """The start vector [D] of the decoder: zeros (tensor2tensor), a row of the table, or a parameter."""
 
     config: Model
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     @nn.compact
     def __call__(self, embedding: Embedding) -> jax.Array:
@@ -119,7 +119,7 @@ class PositionVectors(nn.Module):
     """int32 positions [...] -> the vectors [..., D] of the scheme that are added to the embeddings, or 0."""
 
     config: Model
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     @nn.compact
     def __call__(self, position: jax.Array) -> jax.Array:

@@ -88,7 +88,7 @@ class FeedForward(nn.Module):
     """max(0, x W1 + b1) W2 + b2 (3.3), or another activation in place of max(0, .). x [..., D] -> [..., D]."""
 
     config: Model
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     @nn.compact
     def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:

@@ -49,7 +49,7 @@ class Transformer(nn.Module):
     config: Model
     source_vocab: int
     target_vocab: int
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
     remat: str = "none"
     matmul_precision: str | None = None
 

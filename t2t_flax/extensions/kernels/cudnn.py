@@ -1,5 +1,7 @@
 """Attention on NVIDIA GPUs by cuDNN's fused kernel, which keeps scores and weights on the chip (Dao et al. 2022)."""
 
+from typing import Any
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -41,6 +43,7 @@ def _keep_no_programs() -> None:
     """From here on this process neither reads nor writes JAX's cache of compiled programs: one with this kernel that is read from
     it fails at its first update, or crashes the process, since cuDNN cannot restore its plans (jax 0.11.2, cuDNN 9, H100).
     """
-    if jax.default_backend() == "gpu" and jax.config.jax_enable_compilation_cache:  # type: ignore[attr-defined]
+    settings: Any = jax.config
+    if jax.default_backend() == "gpu" and settings.jax_enable_compilation_cache:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()  # JAX asks only once whether there is one

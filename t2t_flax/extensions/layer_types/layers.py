@@ -16,7 +16,7 @@ class GatedFeedForward(nn.Module):
     """(activation(x W) * x V) W2 without biases (Shazeer 2020): SwiGLU with swish, GEGLU with gelu. [..., D] -> [..., D]."""
 
     config: Model
-    dtype: jnp.dtype = jnp.float32
+    dtype: jnp.dtype = jnp.dtype("float32")
 
     @nn.compact
     def __call__(self, x: jax.Array, noise: Noise | None) -> jax.Array:
