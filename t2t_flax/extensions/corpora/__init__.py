@@ -47,7 +47,7 @@ class Filters:
             raise UserError(f"config.filters.held_out = {self.held_out!r}: data.valid and data.test name no set.")
         if self.scorer and not re.fullmatch(r".+:\w+", self.scorer):
             raise UserError(
-                f"config.filters.scorer = {self.scorer!r}: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
+                f"config.filters.scorer = {self.scorer[:100]!r}: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."
             )
         if 0 < self.length_ratio < 1:
             raise UserError(
