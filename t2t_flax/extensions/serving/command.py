@@ -66,13 +66,16 @@ def run(argv: list[str]) -> int:
 def read_keys(path: str) -> list[str]:
     """Return the keys in a file, one a line. Raises UserError."""
     try:
-        keys = Path(path).read_text("utf-8-sig").split("\n")
+        lines = Path(path).read_text("utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"--api-keys={path} cannot be read: {error}.") from None
-    keys = [key.strip() for key in keys if key.strip() and not key.startswith("#")]
-    for key in keys:
-        if not key.isascii() or not key.isprintable() or " " in key:
-            raise UserError(f"--api-keys={path}: {key!r} is no key: write letters, digits and signs of ASCII.")
+    keys = []
+    for number, line in enumerate(map(str.strip, lines), 1):
+        if not line or line.startswith("#"):
+            continue
+        if not line.isascii() or not line.isprintable() or " " in line:  # the key itself must not come into a log
+            raise UserError(f"--api-keys={path} line {number} is no key: write letters, digits and signs of ASCII.")
+        keys.append(line)
     if not keys:
         raise UserError(f"--api-keys={path} has no key: write one a line.")
     return keys

@@ -52,10 +52,11 @@ def test_keys_are_the_lines_of_a_file(tmp_path):
     file = tmp_path / "keys"
     file.write_text("# keys\nfirst\n\nsecond \n")
     assert read_keys(str(file)) == ["first", "second"]
-    for text, name in (("\n", "--api-keys"), ("a b", "a b"), ("ä", "ä")):
+    for text, name in (("\n", "--api-keys"), ("first\nmy hidden", "line 2"), ("hiddén", "line 1")):
         file.write_text(text)
-        with refused("--api-keys", name):
+        with refused("--api-keys", name) as caught:
             read_keys(str(file))
+        assert "hidd" not in str(caught.value), "a key must not come into a log"
 
 
 def test_names_of_models_are_unique(tmp_path, monkeypatch):
