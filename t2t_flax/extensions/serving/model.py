@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from fastapi import HTTPException
 
 from t2t_flax.config import Config
@@ -206,6 +207,8 @@ class ServedModel:
         def attention(run: TrainedModel) -> Any:
             maps = attention_maps.attend(run, source, target)
             _check_attention("target", len(maps.target_tokens))
+            if not all(np.isfinite(weights).all() for weights in (maps.cross, maps.encoder, maps.decoder)):
+                raise NotFinite
             return maps
 
         return self.run(attention)
@@ -255,9 +258,12 @@ class ServedModel:
         self.config = self._restored.config
         first, second = self._lanes
         lines = 1
-        while lines < 4 * self._max_batch:  # the sizes of batches, see `plan_batches`
-            self._probe(first, min(lines, self._max_batch))
-            lines *= 4
+        try:
+            while lines < 4 * self._max_batch:  # the sizes of batches, see `plan_batches`
+                self._probe(first, min(lines, self._max_batch))
+                lines *= 4
+        except NotFinite as error:
+            raise UserError(f"{self._restored.workdir}: {error}. Choose another checkpoint with --step.") from None
         self._spawn(functools.partial(self._begin_second, second), on_failure)
         self.ready = True
         described = self.describe()

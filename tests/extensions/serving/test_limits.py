@@ -7,9 +7,13 @@ import json
 import math
 import threading
 
+import numpy as np
 import pytest
+from helpers.refusals import refused
 
 from t2t_flax.errors import UserError
+from t2t_flax.extensions.shared import attention_maps
+from t2t_flax.extensions.shared.attention_maps import AttentionMaps
 
 for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
@@ -234,3 +238,19 @@ def test_model_that_cannot_be_restored_ends_the_server(run, error):
     with serving({"tiny": faulty}, ready=False) as server:
         assert server.failed.wait(250) and server.models[0].error is error
         assert server.get("/ready").status_code == server.get("/health").status_code == 503
+
+
+def test_model_with_numbers_that_are_not_finite_ends_the_server(run):
+    faulty, begun = with_fault(run, not_finite)
+    begun.set()
+    with serving({"tiny": faulty}, ready=False) as server:
+        assert server.failed.wait(250)
+        with refused(str(run.workdir), "--step"):
+            raise server.models[0].error
+
+
+def test_attention_that_is_not_finite_is_an_error(server, monkeypatch):
+    maps = AttentionMaps(*[np.full((1, 1, 1, 1), np.nan)] * 3, ("a",), ("b",))
+    monkeypatch.setattr(attention_maps, "attend", lambda *_: maps)
+    answer = server.post("/api/attention", {"source": "It is late.", "target": "Es"})
+    assert answer.status_code == 500 and "not finite" in answer.json()["error"]
