@@ -3,6 +3,8 @@
 import collections
 import contextlib
 import hashlib
+import itertools
+import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,11 +12,15 @@ from pathlib import Path
 import numpy as np
 
 from t2t_flax.data.token_store import StoreWriter, TokenStore
+from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_numbers, remove_folder
+from t2t_flax.locks import exclusive_writer
 
 SHARD_CHUNKS = 50
 """Chunks of a shard, which a killed preparation does not tokenize again."""
 SUFFIX = ".shards-"
+_WEEK = 7 * 24 * 3600.0
+"""Seconds after which shards of other stores are removed, with which no preparation went on."""
 
 
 @dataclass
@@ -55,10 +61,20 @@ def kept_chunks(
     for other in (*store.parent.glob(f"{store.name}{SUFFIX}*"), *folder.glob("*.partial-*")):
         if other != folder:
             remove_folder(other)
-    done = len(list_numbers(folder))
+    _remove_forgotten(store.parent)
+    numbers = set(list_numbers(folder))
+    done = next(number for number in itertools.count() if number not in numbers)
     with contextlib.closing(encode(done * SHARD_CHUNKS)) as new:
         yield _chunks(folder, done, new, vocab_sizes, check)
     remove_folder(folder)
+
+
+def _remove_forgotten(folder: Path) -> None:
+    for path in folder.glob(f"*{SUFFIX}*"):
+        with contextlib.suppress(UserError, OSError):  # it is being written, or another account's
+            if time.time() - path.stat().st_mtime > _WEEK:
+                with exclusive_writer(folder / path.name.partition(SUFFIX)[0], "prepare", wait=False):
+                    remove_folder(path)
 
 
 def _chunks(

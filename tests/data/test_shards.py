@@ -1,6 +1,7 @@
 """A preparation that is stopped goes on after its last complete shard, with the bytes of one that was not stopped."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from t2t_flax.data.preprocess import PairFilter, Policies, prepare_split
 from t2t_flax.data.sources import JoinedSource
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.locks import exclusive_writer
 
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 PAIRS = [(f"sentence {i % 90} of houses", f"Satz {i % 90} von Häusern") for i in range(120)]
@@ -143,6 +145,25 @@ def test_shards_of_other_settings_are_removed(tmp_path, corpus, encoded):
     assert len([*tmp_path.glob("*.shards-*")]) == 1
     encoded.clear()
     assert prepare(corpus, tmp_path / "s").meta["recipe"]["max_length"] == 100 and len(encoded) == 121
+
+
+def test_shards_with_which_nobody_went_on_for_a_week_are_removed(tmp_path, corpus):
+    for name in ("old", "locked", "new"):
+        stop(corpus, tmp_path / name, stop_at=31)
+    old, locked, _ = (next(tmp_path.glob(f"{name}.shards-*")) for name in ("old", "locked", "new"))
+    for folder in (old, locked):
+        os.utime(folder, (0, 0))
+    with exclusive_writer(tmp_path / "locked", "prepare"):
+        prepare(corpus, tmp_path / "s")
+    assert {path.name.partition(".")[0] for path in tmp_path.iterdir()} == {"locked", "new", "s"}
+
+
+def test_shards_after_a_lost_one_are_written_again(tmp_path, corpus, encoded):
+    stop(corpus, tmp_path / "s", stop_at=41)
+    (folder,) = tmp_path.iterdir()
+    shutil.rmtree(folder / "1")
+    encoded.clear()
+    assert prepare(corpus, tmp_path / "s").meta["pairs_read"] == 121 and len(encoded) == 111
 
 
 def test_half_written_shard_is_written_again_and_a_damaged_one_is_refused(tmp_path, corpus, encoded):
