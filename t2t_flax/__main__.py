@@ -63,7 +63,7 @@ def main(argv: list[str] | None = None) -> int:
 
 def usage() -> str:
     """The list of commands, one per line."""
-    lines = [f"  {name:14} {command.summary}" for name, command in COMMANDS.items() if not command.hidden]
+    lines = [f"  {name:14} {command.summary}" for name, command in COMMANDS.items()]
     hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command, `--version` the version."
     return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])
 

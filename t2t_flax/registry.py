@@ -11,13 +11,10 @@ from typing import Any, TypeVar
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of the command line. module: its function `run(argv)` returns the exit code. hidden: not in the usage,
-    because another command starts it.
-    """
+    """A command of the command line. module: its function `run(argv)` returns the exit code."""
 
     module: str
     summary: str
-    hidden: bool = False
 
 
 @dataclasses.dataclass(frozen=True)

@@ -234,14 +234,14 @@ GROUPS = (64, 80, 96, 48, 112, 128)
 """Sizes of groups, multiples of a vector register: the first that divides the axis, so that its last part is not copied."""
 
 
-def top_k(x: jax.Array, k: int, group: int = 0) -> tuple[jax.Array, jax.Array]:
+def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """The k largest values of the last axis, descending, and their int32 indices; ties go to the lower index.
 
-    Equal to `jax.lax.top_k`, but searches only the k groups of `group` neighbours with the largest maxima: any element
+    Equal to `jax.lax.top_k`, but searches only the k groups of neighbours with the largest maxima: any element
     outside them is exceeded by the maximum of each of these groups. Groups are visited in index order, which preserves
-    the order of ties. group: by default chosen from GROUPS.
+    the order of ties.
     """
-    group = group or _group_of(x)
+    group = _group_of(x)
     groups, rest = _in_groups(x, group)
     count = groups.shape[-2]
     if count <= 2 * k:
@@ -255,9 +255,9 @@ def top_k(x: jax.Array, k: int, group: int = 0) -> tuple[jax.Array, jax.Array]:
     return values, jnp.take_along_axis(index, chosen, axis=-1).astype(jnp.int32)
 
 
-def log_sum_exp(x: jax.Array, group: int = 0) -> jax.Array:
-    """log(sum(exp(x))) over the last axis, which is kept with size 1, in x's type; finite for finite x. group: see `top_k`."""
-    group = group or _group_of(x)
+def log_sum_exp(x: jax.Array) -> jax.Array:
+    """log(sum(exp(x))) over the last axis, which is kept with size 1, in x's type; finite for finite x."""
+    group = _group_of(x)
     groups, rest = _in_groups(x, group)
     if x.shape[-1] < group:
         return jax.nn.logsumexp(x, axis=-1, keepdims=True)

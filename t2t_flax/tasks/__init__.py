@@ -252,9 +252,9 @@ def resampled_scores(statistics: SentenceStatistics, counts: np.ndarray) -> np.n
     return np.array([statistics.score(row) for row in sums], np.float64)
 
 
-def confidence_interval(statistics: SentenceStatistics, resamples: int, seed: int = SEED) -> dict[str, Any]:
+def confidence_interval(statistics: SentenceStatistics, resamples: int) -> dict[str, Any]:
     """The 95 % bootstrap interval of one score as a record stores it; mean and half width as sacreBLEU's."""
-    counts = draw_sentences(len(statistics.values), resamples, seed)
+    counts = draw_sentences(len(statistics.values), resamples)
     scores = np.sort(resampled_scores(statistics, counts))
     outside = resamples // 40
     low, high = float(scores[outside]), float(scores[resamples - outside - 1])

@@ -26,13 +26,13 @@ def _before_ampere(device: jax.Device) -> bool:
     return re.fullmatch(r"[1-7]\.\d", str(getattr(device, "compute_capability", ""))) is not None
 
 
-def decoding_precision(config: Config, platform: str = "") -> str:
+def decoding_precision(config: Config) -> str:
     """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPUs and on GPUs
-    without units for it. `platform`: "cpu", "gpu" or "tpu"; default: the devices of this process.
+    without units for it.
     """
     if config.decode.precision != "auto":
         return config.decode.precision
-    slow = platform == "cpu" if platform else compute_dtype("auto") == jnp.float32
+    slow = compute_dtype("auto") == jnp.float32
     return "float32" if slow and config.train.precision == "bfloat16" else config.train.precision
 
 

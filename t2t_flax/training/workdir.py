@@ -45,11 +45,11 @@ _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
 
 
-def check_run_folder(workdir: epath.Path, what: str = "--workdir") -> Config | None:
+def check_run_folder(workdir: epath.Path) -> Config | None:
     """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
     check_writable(workdir, "give a new folder")
     if os.path.exists(workdir) and not os.path.isdir(workdir):
-        raise UserError(f"{what}={workdir} is a file: give a folder.")
+        raise UserError(f"--workdir={workdir} is a file: give a folder.")
     names = [name for name in list_names(workdir) if not any(fnmatch.fnmatch(name, other) for other in _UNOWNED)]
     if not names:
         return None
@@ -57,8 +57,8 @@ def check_run_folder(workdir: epath.Path, what: str = "--workdir") -> Config | N
     if config is None:
         shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "")
         raise UserError(
-            f"{what}={workdir} is not empty and not a run of t2t_flax: it has no config.json, but {shown}. Nothing was changed. "
-            "Give a new folder; if this is a run, restore its config.json (each checkpoint holds a copy: "
+            f"--workdir={workdir} is not empty and not a run of t2t_flax: it has no config.json, but {shown}. "
+            "Nothing was changed. Give a new folder; if this is a run, restore its config.json (each checkpoint holds a copy: "
             'checkpoints/N/meta/metadata, "config").'
         )
     return config

@@ -18,6 +18,7 @@ def brute_force(x: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
         ("distinct", 1, 1),
         ("distinct", 129, 4),
         ("ties", 64, 9),
+        ("ties", 300, 300),
         ("ties", 1000, 4),
         ("ties", 4133, 9),
         ("constant", 4096, 4),
@@ -35,23 +36,14 @@ def test_equals_stable_sort_and_lax_top_k(values, size, k):
         "padded": np.where(rng.random((3, 2, size)) < 0.97, -np.inf, rng.integers(0, 3, (3, 2, size))),
     }[values].astype(np.float32)
     expected, order = brute_force(x, k)
-    for group in (0, 8, 128):
-        values_out, index = jax.jit(top_k, static_argnums=(1, 2))(x, k, group)
-        np.testing.assert_array_equal(values_out, expected)
-        np.testing.assert_array_equal(index, order)
+    values_out, index = jax.jit(top_k, static_argnums=1)(x, k)
+    np.testing.assert_array_equal(values_out, expected)
+    np.testing.assert_array_equal(index, order)
     np.testing.assert_array_equal(jax.lax.top_k(x, k)[1], order)
 
 
-def test_k_equal_to_the_axis_sorts_it():
-    x = np.random.default_rng(0).integers(0, 9, (2, 300)).astype(np.float32)
-    values, index = top_k(x, 300)
-    expected, order = brute_force(x, 300)
-    np.testing.assert_array_equal(values, expected)
-    np.testing.assert_array_equal(index, order)
-
-
-@pytest.mark.parametrize("size, group", [(1, 0), (7, 8), (8, 8), (129, 64), (800, 0), (4133, 0), (4133, 64)])
-def test_log_sum_exp_equals_its_definition(size, group):
+@pytest.mark.parametrize("size", [1, 64, 129, 800, 4133])
+def test_log_sum_exp_equals_its_definition(size):
     """Also where exp of the values overflows, and beside rows that pad the vocabulary."""
     rng = np.random.default_rng(size)
     x = rng.normal(size=(3, 2, size)) * np.array([1.0, 30.0])[:, None] + np.array([0.0, 300.0, -300.0])[:, None, None]
@@ -59,4 +51,4 @@ def test_log_sum_exp_equals_its_definition(size, group):
     exact = x.astype(np.float64)
     largest = exact.max(-1, keepdims=True)
     expected = np.log(np.exp(exact - largest).sum(-1, keepdims=True)) + largest
-    np.testing.assert_allclose(jax.jit(log_sum_exp, static_argnums=1)(x, group), expected, rtol=2e-7, atol=1e-5)
+    np.testing.assert_allclose(jax.jit(log_sum_exp)(x), expected, rtol=2e-7, atol=1e-5)

@@ -40,7 +40,7 @@ def check_push(name: str) -> str:
     return repo
 
 
-def push(folder: str | Path, name: str, *, public: bool = False, message: str = "Export of t2t_flax") -> str:
+def push(folder: str | Path, name: str, *, public: bool = False) -> str:
     """Uploads a folder as one commit and returns its address. A repository that does not exist is created, private unless
     `public`; files that are only in the repository stay.
 
@@ -51,7 +51,7 @@ def push(folder: str | Path, name: str, *, public: bool = False, message: str = 
     stays = f"{folder} is written; `{later}` sends it later"
     with _explained(f"--push={name}", stays):
         hub.create_repo(repo, private=not public, exist_ok=True)
-        commit = hub.upload_folder(repo_id=repo, folder_path=str(folder), commit_message=message)
+        commit = hub.upload_folder(repo_id=repo, folder_path=str(folder), commit_message="Export of t2t_flax")
     return str(commit.repo_url) if getattr(commit, "repo_url", None) else f"https://huggingface.co/{repo}"
 
 

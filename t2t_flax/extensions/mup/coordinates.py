@@ -66,14 +66,14 @@ WIDTH = Check("d_model", at_width, KINDS)
 DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))  # outputs of branches fall by the rule
 
 
-def changes(config: Config, updates: int, seed: int = 0) -> Changes:
+def changes(config: Config, updates: int) -> Changes:
     """Trains on one batch of random tokens, at the constant rate optimizer.peak_lr, without dropout, in float32."""
     config = config.with_values(
         {
             "optimizer.schedule": "constant",
             "optimizer.warmup_steps": 1,
             "optimizer.schedule_first_step": 1,
-            "seed.init": seed,
+            "seed.init": 0,
         }
         | {f"model.{name}": 0.0 for name in ("dropout", "dropout_attention", "dropout_ffn")}
         | {"loss.logits_chunk_size": 0, "optimizer.ema_decay": 0.0, "train.remat": "none", "train.precision": "float32"}
@@ -81,7 +81,7 @@ def changes(config: Config, updates: int, seed: int = 0) -> Changes:
     mesh = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1, slices=0), jax.devices()[:1])
     model, tx = make_model(config, _VOCAB, _VOCAB), make_optimizer(config)
     state, _ = init_state(config, model, tx, mesh)
-    rows, step = _rows(seed), jax.jit(train_step(config, model, tx))
+    rows, step = _rows(), jax.jit(train_step(config, model, tx))
     look = jax.jit(lambda params: _activations(config, model, params, rows))
     batch = {name: x[None] for name, x in rows.items()}
     with mesh_lib.use(mesh):
@@ -108,8 +108,8 @@ def is_flat(slope: float) -> bool:
     return FLAT[0] < slope < FLAT[1]
 
 
-def _rows(seed: int) -> dict[str, jax.Array]:
-    rng, shape = np.random.default_rng(seed), (_ROWS, _LENGTH)
+def _rows() -> dict[str, jax.Array]:
+    rng, shape = np.random.default_rng(0), (_ROWS, _LENGTH)
     positions, ones = np.broadcast_to(np.arange(_LENGTH, dtype=np.int32), shape), np.ones(shape, np.int32)
     sides = {side: rng.integers(3, _VOCAB, shape, dtype=np.int32) for side in ("source", "target")}
     more = {f"{side}_{name}": x for side in sides for name, x in (("segments", ones), ("positions", positions))}

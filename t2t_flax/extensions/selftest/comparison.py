@@ -94,7 +94,7 @@ def compare_number(stage: str, name: str, device: jax.Device, value: float, want
     )
 
 
-def compare_bits(stage: str, arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarray]) -> list[Compared]:
+def compare_bits(arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarray]) -> list[Compared]:
     """What each device of this process holds, beside its part of what was put there."""
     found = []
     for name, array in arrays.items():
@@ -112,11 +112,11 @@ def compare_bits(stage: str, arrays: Mapping[str, jax.Array], wanted: Mapping[st
                 )
                 swapped = _owner(array, parts[shard.device], np.asarray(wanted[name]))
                 text += f": it is the shard of {device_name(swapped)}" if swapped else ""
-            found.append(_wrong(stage, name, shard.device, text))
+            found.append(_wrong("parameters", name, shard.device, text))
     return found
 
 
-def compare_copies(stage: str, arrays: Mapping[str, jax.Array], group: ProcessGroup) -> list[Compared]:
+def compare_copies(arrays: Mapping[str, jax.Array], group: ProcessGroup) -> list[Compared]:
     """Devices that hold the same part of an array, of this process and of others, must hold the same bits."""
     found, sums = [], {}
     for name, array in arrays.items():
@@ -128,15 +128,15 @@ def compare_copies(stage: str, arrays: Mapping[str, jax.Array], group: ProcessGr
                 sums[f"{name} {key}"] = [zlib.crc32(np.ascontiguousarray(value).tobytes()), str(shard.device.id)]
             elif _different(value, first[key][1]):
                 found.append(
-                    _wrong(stage, name, shard.device, _copies(name, shard, first[key][0], value, first[key][1]))
+                    _wrong("copies", name, shard.device, _copies(name, shard, first[key][0], value, first[key][1]))
                 )
     if group.count > 1:
-        found += _between_processes(stage, arrays, sums, group)
+        found += _between_processes(arrays, sums, group)
     return found
 
 
-def _between_processes(stage: str, arrays: Mapping[str, jax.Array], sums: dict, group: ProcessGroup) -> list[Compared]:
-    everywhere = [json.loads(text) for text in group.all_gather(f"self-test: {stage}", json.dumps(sums))]
+def _between_processes(arrays: Mapping[str, jax.Array], sums: dict, group: ProcessGroup) -> list[Compared]:
+    everywhere = [json.loads(text) for text in group.all_gather("self-test: copies", json.dumps(sums))]
     found = []
     for part, (checksum, device) in sums.items():
         for index, others in enumerate(everywhere[: group.index]):
@@ -145,7 +145,7 @@ def _between_processes(stage: str, arrays: Mapping[str, jax.Array], sums: dict, 
                 devices: Any = arrays[name].sharding.device_set
                 here = next(d for d in devices if str(d.id) == device)
                 text = f"device {device}'s copy of {name} differs from that of device {others[part][1]} of {group.name_of(index)}"
-                found.append(_wrong(stage, name, here, text))
+                found.append(_wrong("copies", name, here, text))
                 break
     return found
 

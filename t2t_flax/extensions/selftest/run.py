@@ -126,7 +126,7 @@ class _Test:
         plain = dataclasses.replace(state, opt_state=state.opt_state.inner)
         wanted = {name: np.asarray(x) for name, x in _named(self.reference.state).items()}
         arrays = _named(plain)
-        self._add("parameters", compare_bits("parameters", arrays, wanted), len(arrays), "arrays put on the devices")
+        self._add("parameters", compare_bits(arrays, wanted), len(arrays), "arrays put on the devices")
 
     def _programs(self, lowered: str, compiled: str) -> None:
         trained, _ = parameters_of(self.probe.config).split(self.device.abstract.params)
@@ -220,7 +220,7 @@ class _Test:
             error = np.abs(np.asarray(y[name], np.float32) - value) + rounding + np.float32(1e-4) * moved
             found += compare("update", name, arrays[name], Expected(value, error))
         self._add("update", found, len(x), "arrays of parameters and of the optimizer")
-        copies = compare_copies("copies", arrays, self.group)
+        copies = compare_copies(arrays, self.group)
         self._add("copies", copies, len(arrays), f"arrays after the update, on {self.probe.mesh.size} devices")
 
     def _add(self, stage: str, found: Sequence[Compared], count: int, what: str) -> None:
@@ -253,11 +253,7 @@ class _Test:
         if first.wrong:
             return first.wrong + more
         devices = [c.device.id for c in same]
-        where = (
-            "on every device"
-            if len(devices) == len(self.probe.mesh.local_devices)
-            else f"on {_listed('device', devices)}"
-        )
+        where = "on every device" if len(devices) == len(self.probe.mesh.local_devices) else f"on {_listed(devices)}"
         kind = {"layers": "the output of", "gradients": "the gradient of", "update": "after the update"}[first.stage]
         worst = max(same, key=lambda c: c.error)
         return (
@@ -287,9 +283,9 @@ def _token_losses(logits: np.ndarray, targets: np.ndarray) -> np.ndarray:
     return log_z - np.take_along_axis(logits, targets[:, None], -1)[:, 0]
 
 
-def _listed(noun: str, numbers: Sequence[int]) -> str:
+def _listed(numbers: Sequence[int]) -> str:
     shown = ", ".join(map(str, numbers[:8])) + (" ..." if len(numbers) > 8 else "")
-    return f"{noun} {shown}" if len(numbers) == 1 else f"{noun}s {shown}"
+    return f"device {shown}" if len(numbers) == 1 else f"devices {shown}"
 
 
 def _shown(names: Sequence[str]) -> str:
