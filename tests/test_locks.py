@@ -4,13 +4,28 @@ import dataclasses
 import json
 import os
 import signal
+import subprocess
+import sys
 import threading
 
-from helpers.lock_holders import other_process
+from helpers.processes import environment
 from helpers.refusals import refused
 from helpers.writer_processes import remove_locks
 
 from t2t_flax import locks
+
+HOLD = (
+    "from t2t_flax.locks import lock_folder; import sys, time; lock_folder(sys.argv[1], 'train'); "
+    "print('held', flush=True); "
+)
+
+
+def other_process(folder, then="time.sleep(600)"):
+    """A process that holds the lock of the folder."""
+    command = [sys.executable, "-c", HOLD + then, str(folder)]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment())
+    assert process.stdout.readline() == "held\n"
+    return process
 
 
 def test_second_writer_is_refused_until_the_first_is_killed(tmp_path):

@@ -8,7 +8,6 @@ parameters alone.
 import contextlib
 import json
 import logging
-import math
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -96,8 +95,7 @@ class Checkpoints:
 
     def save(self, state: TrainState, meta: Mapping[str, Any], metric: float | None = None) -> None:
         """Waits for the previous save, copies the trees of `state` that are not None, and writes them in the background. Adds
-        shapes and checksums to `meta`; drops a metric that is not finite. Raises UserError if this or the previous write fails
-        for lack of space.
+        shapes and checksums to `meta`. Raises UserError if this or the previous write fails for lack of space.
         """
         step, trees = int(meta["step"]), {name: tree for name in _ITEMS if (tree := getattr(state, name)) is not None}
         meta = dict(meta) | {
@@ -105,7 +103,7 @@ class Checkpoints:
             "arrays": {name: array_shapes(tree) for name, tree in trees.items()},
             "checksums": {name: checksums(tree) for name, tree in trees.items()},
         }
-        meta |= _finite("metric", metric)
+        meta |= {} if metric is None else {"metric": metric}
         items: dict[str, Any] = {name: ocp.args.StandardSave(tree) for name, tree in trees.items()}
         self.wait()
         # Orbax's own barriers wait five minutes; process 0 may still be deleting old checkpoints.
@@ -158,13 +156,13 @@ class Checkpoints:
                 self._steps = [other for other in self._steps if other != step]
 
     def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
-        """Adds to an existing checkpoint what its evaluation changed: the entries `progress`, and the metric if it is
-        finite. From then on it is what it would be if it had been saved after the evaluation.
+        """Adds to an existing checkpoint what its evaluation changed: the entries `progress`, and the metric.
+        From then on it is what it would be if it had been saved after the evaluation.
         """
         self.wait()
         if self.group.is_lead:
             meta = files.read_meta(self.folder / str(step))
-            meta |= {"progress": meta["progress"] | progress} | _finite("metric", metric)
+            meta |= {"progress": meta["progress"] | progress} | ({} if metric is None else {"metric": metric})
             with reporting_full_disk(self.folder):  # Orbax cannot change a checkpoint once it is written
                 atomic_write(self.folder / str(step) / "meta" / "metadata", json.dumps(with_digest(meta)))
         self.delete_old()
@@ -341,8 +339,3 @@ def reporting_full_disk(folder: epath.Path) -> Iterator[None]:
         raise UserError(
             f"could not write a checkpoint: {first_line(error)}. Intact checkpoints: {kept}. {WRITE_HINT}"
         ) from error
-
-
-def _finite(name: str, value: float | None) -> dict[str, float]:
-    """{name: value}, or nothing where there is no number."""
-    return {} if value is None or not math.isfinite(value) else {name: value}

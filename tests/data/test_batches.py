@@ -9,7 +9,6 @@ from helpers.refusals import refused
 
 from t2t_flax.data.batching.batch_sampler import bucket_edges
 from t2t_flax.data.batching.batches import Batches, Shape, shape_of, validation_batches
-from t2t_flax.data.batching.packing import first_fit
 
 KINDS = ["packed", "buckets"]
 
@@ -76,23 +75,6 @@ def test_rows_do_not_depend_on_shards_and_microbatches(store, batching):
             np.testing.assert_array_equal(x, sharded[name])
 
 
-def test_batch_k_does_not_depend_on_earlier_batches(store):
-    batches = [Batches(store, DATA, seed=0) for _ in range(2)]
-    in_order = [batches[0].batch(k).arrays for k in range(30)]
-    for k in (29, 4, 11):
-        for name, x in batches[1].batch(k).arrays.items():
-            np.testing.assert_array_equal(x, in_order[k][name])
-
-
-def test_accumulation_follows_from_tokens_per_device(store):
-    for tokens, shards in ((0, 1), (24, 1), (48, 1), (48, 2), (23, 1), (1, 2)):
-        config = dataclasses.replace(DATA, microbatch_tokens=tokens)
-        (shape,) = Batches(store, config, seed=0, shards=shards).shapes
-        if tokens:
-            assert shape.rows * shape.length <= max(tokens, 24) * shards
-            assert shape.micro > 1
-
-
 def test_microbatch_is_at_least_one_row():
     assert shape_of(256, 33, 255, 1) == shape_of(256, 33, 256, 1) == Shape(256, 1, 33)
     assert shape_of(256, 33, 0, 1) == Shape(256, 33, 1) and shape_of(256, 33, 1, 8) == Shape(256, 8, 5)
@@ -121,19 +103,6 @@ def test_long_validation_pair_does_not_lengthen_other_rows(tmp_path, shards):
     for shape, batches in parts:
         assert shape.rows == shards or shape.rows * shape.length**2 <= before[0].rows * before[0].length ** 2
         assert sum(len(batch.pairs) for batch in batches()) == {24: 50}.get(shape.length, 1)
-
-
-def test_first_fit_fills_rows_within_their_length():
-    rng = np.random.default_rng(0)
-    source, target = rng.integers(2, 40, (2, 500))
-    row, source_start, target_start = first_fit(source, target, 64)
-    for lengths, start in ((source, source_start), (target, target_start)):
-        for r in range(row.max() + 1):
-            inside = np.flatnonzero(row == r)
-            inside = inside[np.argsort(start[inside])]
-            assert start[inside[0]] == 0 and (start[inside] + lengths[inside]).max() <= 64
-            np.testing.assert_array_equal(start[inside][1:], (start[inside] + lengths[inside])[:-1])
-    assert max(source.sum(), target.sum()) / ((row.max() + 1) * 64) > 0.85
 
 
 def test_bucket_edges_grow_to_the_maximum():

@@ -5,7 +5,7 @@ import dataclasses
 import hypothesis
 import numpy as np
 import pytest
-from helpers.update_checks import CORPORA, Lengths, bimodal, check_updates, corpus, log_normal, long_sources
+from helpers.update_checks import CORPORA, Lengths, bimodal, check_updates, corpus
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -145,11 +145,3 @@ def test_three_epochs_of_large_corpora(keys, kind, small_windows):
         store = corpus(kind, pairs, 256)
         for seed in range(seeds):
             check_updates(store, Data(batch_tokens=tokens, **keys), seed)
-
-
-@pytest.mark.drill
-@pytest.mark.parametrize("keys", BATCHINGS, ids=lambda keys: "-".join(map(str, keys.values())))
-@pytest.mark.parametrize("kind", [log_normal, long_sources])
-def test_three_epochs_of_a_million_pairs(keys, kind, small_windows):
-    small_windows.undo()
-    check_updates(corpus(kind, 1_000_000, 256), Data(**keys), seed=0)

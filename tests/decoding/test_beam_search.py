@@ -84,12 +84,6 @@ def test_early_stopping_does_not_change_n_best_lists(alpha, n_best):
         assert_equals_reference(result, seeds, options, caps, params=params)
 
 
-def test_padding_is_never_a_candidate():
-    seeds, options = np.arange(40), BeamSearch(1, 0.6, 1)
-    result = search(seeds, options, [6] * 40)
-    assert_equals_reference(result, seeds, options, [6] * 40)
-
-
 def test_search_stops_once_the_result_is_final():
     params = PARAMS | {"eos": np.float32(8.0)}
     result = search([1, 2], BeamSearch(3, 0.6, 1), [500, 500], lengths=(4, 500), params=params)

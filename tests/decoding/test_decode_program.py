@@ -2,13 +2,14 @@
 
 import re
 
-import jax
 import numpy as np
 import pytest
-from helpers.compile_search import compile_search
 from helpers.configs import devices_mesh, model_and_state, small_config
 
-from t2t_flax.config import Decode
+from t2t_flax.decoding.beam_search import BeamSearch
+from t2t_flax.decoding.search_loop import Sentences, run_stage
+from t2t_flax.decoding.translator import DecodeStep, start_search
+from t2t_flax.distributed import mesh as mesh_lib
 
 ROWS, BEAMS, SOURCE, LENGTH, HEADS, WIDTH = 3, 5, 24, 32, 2, 16
 KEYS, VALUES = [ROWS, HEADS, WIDTH, LENGTH * BEAMS], [ROWS, HEADS, LENGTH * BEAMS, WIDTH]
@@ -19,10 +20,13 @@ def body() -> str:
     """The instructions of the loop: the computations of the program but its entry."""
     config = small_config(model=dict(d_model=HEADS * WIDTH, num_heads=HEADS, num_decoder_layers=2))
     model, _, state, _ = model_and_state(config, vocab=300)
-    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), state.params)
-    decode = Decode(batch_size=ROWS, beam_size=BEAMS)
-    lengths = dict(source_length=SOURCE, length=LENGTH)
-    _, stage = compile_search(model, params, devices_mesh(1), decode, **lengths)
+    search, sentences = BeamSearch(BEAMS, 0.6, 1), Sentences(np.full(ROWS, LENGTH, np.int32))
+    with mesh_lib.use(devices_mesh(1)):
+        cache = start_search(model, state.params, np.ones((ROWS, SOURCE), np.int32), BEAMS, LENGTH)
+        shared, own = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
+        position, first = np.int32(0), search.start(sentences, LENGTH)
+        arguments = state.params, shared, sentences, position, position, first, own
+        stage = run_stage.lower(DecodeStep(model), search, *arguments).compile()
     return stage.as_text().split("\nENTRY ")[0]
 
 

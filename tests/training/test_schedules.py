@@ -5,7 +5,6 @@ import math
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.refusals import refused
 
 from t2t_flax.config import Config, Model, Optimizer
 from t2t_flax.training.model_summary import _schedule
@@ -65,8 +64,3 @@ def test_explain_shows_rates_that_do_not_depend_on_train_steps(name):
 def test_noam_matches_the_papers_rates(d_model, t, rate):
     config = Config(model=Model(d_model=d_model))
     assert float(learning_rate_schedule(config)(t)) == pytest.approx(rate, rel=1e-5)
-
-
-def test_unknown_schedule_raises():
-    with refused("'step'", "noam", "inverse_sqrt", error=ValueError):
-        learning_rate_schedule(Config(optimizer=Optimizer(schedule="step")))

@@ -14,7 +14,6 @@ from helpers.thread_groups import run_processes
 from t2t_flax.cli.lines import paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
-from t2t_flax.distributed.coordination import ProcessGroupError
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 from t2t_flax.extensions.bulk_translation import shared_translation
@@ -243,14 +242,3 @@ def test_progress_is_expected_of_the_translation_but_not_of_the_wait_for_others(
     waiting = []
     assert translate(2, before_batch=before_batch) == [0, 0]
     assert watched and all(watched) and not waiting[0].progress_expected
-
-
-def test_absent_process_is_named():
-    def work(group):
-        if group.index == 0:
-            return group.all_gather("the same values", "here", seconds=0.3)
-        return None
-
-    absent, _ = run_processes(2, work)
-    assert isinstance(absent, ProcessGroupError)
-    assert_names(str(absent), "process 1", "same values")

@@ -248,12 +248,3 @@ def test_explain_and_training_name_the_directions(tmp_path):
     printed = hook(config).describe(corpus)
     assert printed == ["directions: en-de 200 pairs, de-en 130 pairs", "zero-shot, no training text: de-de"]
     assert "directions" not in describe(Config())
-
-
-def test_the_order_of_calls_does_not_matter_with_directions(tmp_path):
-    config = config_of().with_values({"mixtures.temperature": 3.0})
-    data = prepared(config, tmp_path)
-    batches, again = (data.batches(config) for _ in range(2))
-    arrays = {k: batches.batch(k).arrays["source"] for k in (5, 0, 3)}
-    for k in (0, 3, 5):
-        np.testing.assert_array_equal(again.batch(k).arrays["source"], arrays[k])

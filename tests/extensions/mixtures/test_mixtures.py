@@ -9,7 +9,7 @@ import pytest
 from helpers.configs import DATA, random_pairs, write_store
 from helpers.refusals import assert_names, refused
 from helpers.runs import start, tiny_run
-from helpers.update_checks import Lengths, pass_of
+from helpers.update_checks import Lengths
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -131,18 +131,6 @@ def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed)
         assert np.ptp(seen[first:end]) <= 1
 
 
-def test_updates_have_the_shares_of_the_mixture(store):
-    batches = batches_of(store, shares="clean=3, bt=1")
-    windows = batches.stream._phase(0).layouter.windows
-    total = sum((sources_of(batch) for batch in pass_of(batches, 0)), Counter())
-    assert windows.rates[0] == 3 * windows.rates[1] and total == dict(clean=windows.rates[0], bt=int(windows.rates[1]))
-
-
-def test_sources_without_a_share_are_left_out(store):
-    batches = batches_of(store, shares="clean=1")
-    assert sum((sources_of(batch) for batch in pass_of(batches, 0)), Counter()) == {"clean": 30}
-
-
 def test_shares_by_size_are_the_joined_corpus(store):
     """Named sources without shares give, batch for batch, what one file of all pairs gives."""
     named, plain = batches_of(store, seed=5, tags="bt=<bt>"), Batches(store, DATA, seed=5)
@@ -150,11 +138,8 @@ def test_shares_by_size_are_the_joined_corpus(store):
         np.testing.assert_array_equal(named.batch(k).pairs, plain.batch(k).pairs)
 
 
-def test_temperature_evens_out_the_sizes(store):
+def test_a_temperature_of_1_needs_no_mixture(store):
     assert mixtures_of(store, config_of()) is mixtures_of(store, config_of(temperature=1.0)) is None
-    for temperature, ratio in ((2.0, 3**0.5), (1e6, 1.0)):
-        ((_, mixture),) = mixtures_of(store, config_of(temperature=temperature))
-        assert float(mixture.rates[1] / mixture.rates[0]) == pytest.approx(ratio, rel=1e-5)
 
 
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
@@ -300,11 +285,6 @@ def test_content_decides_the_fingerprint(text):
     ]
     assert len({both, *others}) == 4
     assert fingerprint(text("a"), TaggedSource(text("b"), "<bt>")) == both, "the tag is part of the store's recipe"
-
-
-def test_describe_says_how_often_pairs_occur(store):
-    ((_, mixture),) = mixtures_of(store, config_of(shares="clean=3, bt=1"))
-    assert_names(mixture.describe(), "clean", "30 pairs,", "75.0%", "1 time", "bt", "90 pairs,", "25.0%", "0.111 times")
 
 
 @pytest.mark.smoke

@@ -14,13 +14,10 @@ from sentencepiece import SentencePieceProcessor, sentencepiece_model_pb2
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.config.data_keys import UNK
-from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
 from t2t_flax.extensions.subwords.drawn_pairs import sampler
 from t2t_flax.extensions.subwords.samplers import UnigramSampling
-from t2t_flax.tasks import task_of
-from t2t_flax.training.model_summary import describe
 
 KEYS = {
     "data.tokenizer": "unigram",
@@ -196,34 +193,10 @@ def test_every_draw_spells_the_text_and_keeps_tags_whole(models, model, text, se
         assert tokenizer.decode(ids) == tokenizer.decode(tokenizer.encode(text))
 
 
-def test_smaller_alpha_makes_more_pieces(models):
-    generator = random.Random(0)
-    lengths = [
-        sum(
-            len(UnigramSampling(models["bytes"], alpha).encode(text, generator))
-            for text in ["there is something in the weather", "Die Frauen"]
-        )
-        for alpha in (5.0, 0.5, 0.01)
-    ]
-    assert lengths == sorted(set(lengths))
-
-
 def test_long_texts_without_spaces(models):
     text = "there" * 1_000
     ids = UnigramSampling(models["bytes"], 0.2).encode(text, random.Random(0))
     assert models["bytes"].decode(ids) == text
-
-
-def test_each_pass_draws_other_segmentations(tmp_path):
-    config = resolve(override(default_config(), {"data.train": "toy:train:120", "data.valid": "toy:valid:20", **KEYS}))
-    corpus = prepare_corpus(task_of(config), tmp_path)
-    batches, lengths = corpus.batches(config), Counter()
-    for k in range(4 * batches.updates_per_epoch):
-        batch = batches.batch(k)
-        lengths[batch.epoch] += batch.source_tokens
-    assert len({lengths[epoch] for epoch in range(3)}) == 3
-    assert all(lengths[epoch] > corpus.train.source_lengths.sum() for epoch in range(3))
-    assert "unigram sampling, alpha 0.2: each pass draws another segmentation of every pair" in describe(config)
 
 
 @pytest.mark.parametrize(
