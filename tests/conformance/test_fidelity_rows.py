@@ -56,14 +56,6 @@ def test_tie_embeddings_sets_the_number_of_tables(tying, tables):
     assert {name for name in params if name.endswith("_embedding")} == tables
 
 
-def test_packed_pairs_begin_with_the_decoder_start():
-    """The second pair of a row has the logits that it has alone."""
-    config, params = params_of(tie_embeddings="none")
-    second = logits(config, params, packed_row())[0, len(PAIRS[0][1]) :][: len(PAIRS[1][1])]
-    by_itself = logits(config, params, rows_alone(PAIRS))[1, : len(PAIRS[1][1])]
-    assert np.abs(second - by_itself).max() < 1e-4
-
-
 @pytest.mark.parametrize("eos", [True, False])
 def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     data = dict(

@@ -2,13 +2,8 @@ import dataclasses
 import itertools
 import os
 import re
-import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
-import psutil
 import pytest
 from helpers.corpora import open_pairs
 from helpers.refusals import refused
@@ -17,7 +12,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data import preprocess, workers
 from t2t_flax.data.preprocess import PairFilter, Policies, prepare_split
-from t2t_flax.data.token_store import VERIFIED, TokenStore
+from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 
 TRAINING = dict(tokenizer="bpe", byte_fallback=True, normalization="identity")
@@ -182,15 +177,6 @@ def test_reuse_and_rebuild(tmp_path, tokenizers):
     assert was_rewritten(pair=TokenizerPair(other.source, tokenizers.target))
 
 
-def test_damaged_store_is_not_reused(tmp_path, tokenizers):
-    source = open_pairs(tmp_path, PAIRS)
-    prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    ids = tmp_path / "s" / "source.ids"
-    ids.write_bytes(ids.read_bytes()[:-2])
-    with refused(f"{tmp_path}/s", "source.ids"):
-        prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-
-
 def test_bytes_do_not_depend_on_the_number_of_processes(tmp_path, tokenizers, monkeypatch):
     source = open_pairs(tmp_path, PAIRS + EMPTY)
     prepare_split(source, tokenizers, tmp_path / "one", POLICIES)
@@ -230,60 +216,6 @@ def test_dead_workers_are_reported(tmp_path, tokenizers, monkeypatch):
     with refused("config.data.num_workers"):
         prepare_split(open_pairs(tmp_path, PAIRS), tokenizers, tmp_path / "s", POLICIES, num_workers=2)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["t.de", "t.en"]
-
-
-KILLED = """
-import sys
-from t2t_flax.data import preprocess
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair
-
-if __name__ == "__main__":
-    preprocess.CHUNK_PAIRS, preprocess.INLINE_PAIRS = 2, 2
-    folder = sys.argv[1]
-    source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
-    tokenizers = TokenizerPair.load(folder + "/tokenizer")
-
-    def report(stage, done, total, unit):
-        if done >= 20:
-            import multiprocessing, time
-            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
-            time.sleep(60)
-
-    policies = preprocess.Policies(100, "drop", "drop")
-    preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, report=report)
-"""
-
-
-def test_killed_preparation_leaves_no_store_and_no_worker(tmp_path, tokenizers):
-    source = open_pairs(tmp_path, PAIRS)
-    tokenizers.save(tmp_path / "tokenizer")
-    (tmp_path / "run.py").write_text(KILLED)
-    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE)
-    workers = [int(pid) for pid in process.stdout.readline().split()]
-    assert 1 <= len(workers) <= 2
-    os.kill(process.pid, signal.SIGKILL)
-    process.communicate()
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, workers)), "the workers ended with their parent"
-
-    assert not (tmp_path / "s").exists()
-    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert texts(store, tokenizers) == PAIRS
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.py", "s", "t.de", "t.en", "tokenizer"]
-    assert TokenStore.open(tmp_path / "s").digest == store.digest
-
-
-def is_alive(pid):
-    """Whether the process is running; zombies are not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
 
 
 class OddNumbers(PairFilter):

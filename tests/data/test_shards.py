@@ -8,6 +8,7 @@ import sys
 
 import pytest
 from helpers.corpora import open_pairs
+from helpers.processes import end
 from helpers.refusals import refused
 from helpers.writer_processes import remove_locks
 from hypothesis import given, settings
@@ -110,7 +111,7 @@ def test_stopped_preparation_ends_with_the_bytes_of_one_that_was_not(
 
 
 KILLED = """
-import os, signal, sys
+import multiprocessing, os, signal, sys
 from t2t_flax.data import preprocess, shards
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -121,7 +122,12 @@ if __name__ == "__main__":
     source = open_source("t.en,t.de", root=folder, source_language="en", target_language="de")
     tokenizers = TokenizerPair.load(folder + "/tokenizer")
     policies = preprocess.Policies(100, "drop", "drop")
-    kill = lambda stage, done, total, unit: os.kill(os.getpid(), signal.SIGKILL) if done >= 57 else None
+
+    def kill(stage, done, total, unit):
+        if done >= 57:
+            print(*(child.pid for child in multiprocessing.active_children()), flush=True)
+            os.kill(os.getpid(), signal.SIGKILL)
+
     preprocess.prepare_split(source, tokenizers, folder + "/s", policies, num_workers=2, report=kill)
 """
 
@@ -131,8 +137,11 @@ def test_killed_preparation_goes_on_after_its_last_complete_shard(tmp_path, corp
     tokenizers.save(tmp_path / "tokenizer")
     (tmp_path / "run.py").write_text(KILLED)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    killed = subprocess.run([sys.executable, str(tmp_path / "run.py"), str(tmp_path)], env=environment)
+    command = [sys.executable, str(tmp_path / "run.py"), str(tmp_path)]
+    killed = subprocess.run(command, env=environment, stdout=subprocess.PIPE)
     assert killed.returncode == -signal.SIGKILL and not (tmp_path / "s").exists()
+    workers = list(map(int, killed.stdout.split()))
+    assert 1 <= len(workers) <= 2 and end(workers), "the workers end with their parent"
     store = prepare((source, tokenizers), tmp_path / "s")
     assert len(encoded) == 70, "five shards of ten pairs were complete"
     assert content(store.folder) == content(prepare((source, tokenizers), tmp_path / "whole").folder)

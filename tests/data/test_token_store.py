@@ -58,12 +58,6 @@ def test_arrays_are_memory_mapped(tmp_path):
         assert isinstance(array.base, np.memmap) and not array.flags.writeable
 
 
-def test_bytes_do_not_depend_on_chunk_size(tmp_path):
-    write(tmp_path / "a", chunk=1)
-    write(tmp_path / "b", chunk=3)
-    assert content(tmp_path / "a") == content(tmp_path / "b")
-
-
 @pytest.mark.parametrize("damage", ["shorter", "longer", "missing"])
 def test_damage_is_detected(tmp_path, damage):
     write(tmp_path / "s")

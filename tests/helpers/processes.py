@@ -12,6 +12,8 @@ import sys
 import time
 from pathlib import Path
 
+import psutil
+
 from t2t_flax.training.progress import read_metrics
 
 ROOT = Path(__file__).parents[2]
@@ -31,6 +33,22 @@ def environment(**more: str) -> dict[str, str]:
     """The environment of a user, without the tests' simulated devices."""
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("JAX_NUM_CPU", "T2T_"))}
     return inherited | {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "PYTHONUNBUFFERED": "1"} | more
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process runs; zombies do not."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def end(pids: list[int]) -> bool:
+    """Whether all of these processes end within a minute."""
+    deadline = time.monotonic() + 60
+    while any(map(is_alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(is_alive, pids))
 
 
 def command(workdir, cache, name: str = "train", **keys) -> list[str]:

@@ -126,15 +126,6 @@ def test_different_numbers_of_lines_raise():
         score_translations(HYPOTHESES[:-1], [REFERENCES])
 
 
-def test_scores_include_every_metric_of_the_language():
-    scores = score_translations(HYPOTHESES, [REFERENCES])
-    assert set(scores) == {"sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "chrf++", "ter", "exact_match"}
-    for name in ("sacrebleu", "tokenized_bleu", "paper_bleu"):
-        assert {"score", "precisions", "brevity_penalty", "hypothesis_length", "reference_length", "how"} <= set(
-            scores[name]
-        )
-
-
 def test_pretokenized_text_scores_as_its_detokenized_text():
     def tokens(lines):
         return [line.replace(".", " .").replace("5 .", "5.") for line in lines]

@@ -1,6 +1,5 @@
 """The training loop on a small corpus: resuming, stopping, saving, failing."""
 
-import dataclasses
 import json
 import math
 import shutil
@@ -13,7 +12,6 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from etils import epath
 from helpers.configs import small_config
 from helpers.full_disk import full_disk
 from helpers.processes import environment
@@ -30,7 +28,6 @@ from t2t_flax.training import loop
 from t2t_flax.training import train_step as step
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.workdir import adopt_config, begin
 
 ROOT = Path(__file__).parents[2]
 
@@ -101,25 +98,6 @@ def wait_for_step(workdir, at_least, process, seconds=400):
     raise AssertionError("the run did not get there")
 
 
-@pytest.mark.drill
-@pytest.mark.slow
-def test_run_killed_twice_resumes_bit_identical(tmp_path, cache, config_file):
-    """Killed at arbitrary updates; the loss curve equals that of the undisturbed run."""
-    steps = "--config.train.steps=120"
-    undisturbed, killed = tmp_path / "whole", tmp_path / "killed"
-    options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
-    assert subprocess.run(command(undisturbed, cache, config_file, steps), **options).returncode == 0
-    for at in (20, 60):
-        process = subprocess.Popen(command(killed, cache, config_file, steps), **options)
-        wait_for_step(killed, at, process)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    last = subprocess.run(command(killed, cache, config_file, steps), **options)
-    assert last.returncode == 0 and "resuming" in last.stdout, last.stdout
-    assert curve(killed) == curve(undisturbed)
-    assert len(curve(undisturbed)) == 120
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.drill)])
 def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
@@ -184,16 +162,6 @@ def test_skipped_updates_do_not_change_the_others(tmp_path, cache, monkeypatch, 
 
 
 @pytest.mark.slow
-def test_too_many_skipped_updates_in_a_row_stop_the_run(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 6, 7))
-    config = tiny_run(tmp_path, train=dict(non_finite="skip"))
-    monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 2)
-    with refused("update 7", "2 updates", error=NonFiniteUpdate):
-        loop.train(start(config, tmp_path, cache), score=None)
-    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [4]
-
-
-@pytest.mark.slow
 def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, uninterrupted):
     """Logged once in metrics.jsonl, however often the run resumes there, and in the metadata of every later checkpoint."""
     copy_at(4, uninterrupted[0], tmp_path)
@@ -254,20 +222,6 @@ def test_changed_training_data_is_refused(tmp_path, cache, uninterrupted):
 
 
 @pytest.mark.slow
-def test_fine_tuning_starts_from_the_parameters_of_another_run(tmp_path, cache, uninterrupted):
-    starting = pytest.importorskip("t2t_flax.extensions.finetuning.start")
-    first, tuned = uninterrupted[0], tmp_path / "tuned"
-    config = tiny_run(tuned, steps=4, finetuning=dict(init_from=str(first)), data=dict(train="toy:train:200"))
-    run = start(config, tuned, cache)
-    assert_same_state(starting.start_params(run, {}), uninterrupted[1].state.params)
-    loop.train(run, score=None)
-    assert curve(tuned)[0][1] < curve(first)[0][1]
-    other = tiny_run(tmp_path / "wider", finetuning=dict(init_from=str(first)), model=dict(d_model=32))
-    with refused("config.finetuning.init_from", "model.d_model", "16", "32"):
-        loop.train(start(other, tmp_path / "wider", cache), score=None)
-
-
-@pytest.mark.slow
 def test_resuming_needs_only_the_workdir(tmp_path, cache):
     """The run of finetuning.init_from and the tokenizer of data.tokenizer_model may have been deleted."""
     first, ready = tmp_path / "first", tmp_path / "ready.model"
@@ -318,31 +272,3 @@ def test_nothing_compiles_after_the_first_update(tmp_path, cache, batching):
     finally:
         jax.monitoring.unregister_event_duration_listener(listener)
     assert outcome.step == 40 and warm and compiled == []
-
-
-def test_config_is_adopted_until_the_first_checkpoint(tmp_path):
-    stored = tiny_run(tmp_path)
-    workdir = epath.Path(tmp_path)
-    adopt_config(workdir, small_config(model=dict(dropout=0.3)))
-    adopt_config(workdir, stored)  # no checkpoint yet: a corrected command replaces the config
-    assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored
-    (tmp_path / "checkpoints" / "4").mkdir(parents=True)
-    adopt_config(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))
-    assert config_lib.from_json((tmp_path / "config.json").read_text()) == stored  # the start may still be refused
-    begin(workdir, dataclasses.replace(stored, train=dataclasses.replace(stored.train, steps=99)))
-    assert json.loads((tmp_path / "config.json").read_text())["train"]["steps"] == 99
-    with refused("model.dropout", "0.1", "0.2"):
-        adopt_config(workdir, small_config(model=dict(dropout=0.2)))
-
-
-@pytest.mark.slow
-def test_checkpoint_and_log_keys_have_an_effect(tmp_path, cache):
-    """keep_last and log.every_steps."""
-    config = tiny_run(
-        tmp_path,
-        checkpoint=dict(every_steps=2, keep_last=3, keep_best=0),
-        log=dict(every_steps=5),
-    )
-    loop.train(start(config, tmp_path, cache), score=None)
-    assert Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == [8, 10, 12]
-    assert [s for s, _, _ in curve(tmp_path)] == [5, 10]

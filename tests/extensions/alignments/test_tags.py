@@ -10,7 +10,6 @@ from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.alignments.html_document import HtmlDocument
-from t2t_flax.registry import ANALYSES, load_extensions
 
 RUN = "pretrained:toy"
 KEYS = ["--config.alignments.layer=2", "--config.mesh.cpu_devices=1"]
@@ -111,11 +110,6 @@ def test_a_document_is_translated_block_by_block(run):
 def test_any_text_is_a_document(run, text):
     document = HtmlDocument(text)
     assert isinstance(document.translated(run, document.lines, document.lines), str)
-
-
-def test_the_server_finds_documents_by_their_row():
-    load_extensions()
-    assert ANALYSES.load("html") is HtmlDocument
 
 
 def test_other_tasks_have_no_alignments(run):

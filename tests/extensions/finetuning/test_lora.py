@@ -82,17 +82,6 @@ def test_gradients_are_the_full_gradient_projected(mixer):
             np.testing.assert_allclose(mine, oracle, atol=1e-5 * np.abs(oracle).max() + 1e-6)
 
 
-def test_a_merged_kernel_gives_the_sum_of_both_paths():
-    """x (W + s A B) = x W + s (x A) B."""
-    config = small_config(finetuning=dict(lora_rank=2, lora_modules="*/Einsum_0"))
-    params = with_random_adapters(model_and_state(config)[2].params)
-    path = "encoder_0/feed_forward/Einsum_0/kernel"
-    w, merged = (flatten_dict(p, sep="/")[path] for p in (params, merge_on_devices(of(config), params)))
-    a, b = (x[0] for x in adapters_of(params)[path])
-    x = np.random.default_rng(0).normal(size=(5, len(w)))
-    np.testing.assert_allclose(x @ np.asarray(merged), x @ np.asarray(w) + 8.0 * (x @ a) @ b, atol=1e-4)
-
-
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
     return write_store(tmp_path_factory.mktemp("data") / "store", random_pairs(200, longest=22))

@@ -1,7 +1,5 @@
 """Attention weights of a pair."""
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.refusals import refused
@@ -31,32 +29,6 @@ def test_attention_rows_are_distributions_over_visible_tokens(loaded):
         np.testing.assert_allclose(weights.sum(-1), 1, atol=1e-5)
     assert (maps.decoder[..., np.triu_indices(t, 1)[0], np.triu_indices(t, 1)[1]] == 0).all()
     assert maps.source_tokens[-1] == maps.target_tokens[-1] == "</s>"
-
-
-def test_cached_decoder_has_the_same_attention(loaded):
-    """The weights of each decoding step equal the rows of the teacher-forced pass (3.2.3)."""
-    source, target = PAIRS[1]
-    maps = attend(loaded, source, target)
-    model, tokenizers = loaded.model, loaded.tokenizers
-    ids = [*tokenizers.source.encode(source), 1], [*tokenizers.target.encode(target), 1]
-    variables = {"params": jax.device_get(loaded.params)}
-    cache = jax.jit(lambda source: model.apply(variables, source, 1, len(ids[1]), method="start_cache"))(
-        jnp.array([ids[0]])
-    )
-
-    @jax.jit
-    def step(token, position, cache):
-        return model.apply(variables, token, position, cache, method="decode_step", mutable=["intermediates"])
-
-    previous = 0
-    for position, token in enumerate(ids[1]):
-        (_, cache), state = step(jnp.array([[previous]]), jnp.asarray(position), cache)
-        layer = state["intermediates"]["decoder_0"]
-        own = np.asarray(layer["self_attention"]["weights"][0]).reshape(4, -1)
-        cross = np.asarray(layer["cross_attention"]["weights"][0]).reshape(4, -1)
-        np.testing.assert_allclose(own[:, : position + 1], maps.decoder[0, :, position, : position + 1], atol=2e-6)
-        np.testing.assert_allclose(cross, maps.cross[0, :, position], atol=2e-6)
-        previous = token
 
 
 def test_attention_of_an_empty_translation_requires_a_target(loaded, monkeypatch):

@@ -17,7 +17,7 @@ from t2t_flax.evaluation.evaluate import compute_scores, evaluate, validation_sc
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import validation_loss, with_means
+from t2t_flax.training.setup import validation_loss
 from t2t_flax.training.train_state import init_state
 
 DATA = DIRECTIONS | dict(
@@ -67,12 +67,6 @@ def test_the_best_checkpoint_is_that_of_the_mean(workdir):
         assert line["valid_nll"] == pytest.approx(np.mean(of_sets), abs=1e-12) and len(set(of_sets)) == 2
     best = load(workdir, best=True)
     assert -best.checkpoint.metric == min(line["valid_nll"] for line in lines)
-
-
-def test_means_count_sets_equally():
-    assert with_means({"valid": {"nll": 3.0}}) == {"nll": 3.0}
-    sets = {"valid.a": {"nll": 1.0}, "valid.b": {"nll": 2.0}}
-    assert with_means(sets) == {"nll": 1.5, "nll/a": 1.0, "nll/b": 2.0}
 
 
 def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache, tmp_path):

@@ -22,16 +22,18 @@ from t2t_flax.training.train_state import make_model
 
 # Kinds that share code with another one are tested as slow.
 KINDS = {
-    "window": dict(mixer="local_attention"),
+    "window": dict(mixer="local_attention", position="rotary", num_kv_heads=2, attention_bias=True),
     "rotary": dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
                    activation="swish"),
-    "alibi": dict(position="alibi", num_kv_heads=1, mixer="local_attention", feed_forward="gated", activation="gelu"),
+    "alibi": dict(position="alibi", num_kv_heads=1, mixer="local_attention", attention_score="dot", d_k=3, d_v=5,
+                  feed_forward="gated", activation="gelu"),
+    "additive": dict(position="alibi", mixer="local_attention", attention_score="additive"),
     "lstm": dict(mixer="lstm"),
     "gru": dict(mixer="gru"),
     "conv": dict(mixer="conv"),
     "dilated_conv": dict(mixer="dilated_conv", norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2),
 }  # fmt: skip
-SLOW = ("gru", "conv")
+SLOW = ("additive", "gru", "conv")
 load_extensions()
 ROWS, ROW = 24, 48  # long enough for bands in encoder and decoder
 

@@ -8,8 +8,8 @@ import subprocess
 import sys
 import time
 
-import psutil
 import pytest
+from helpers.processes import end
 from helpers.refusals import refused
 
 from t2t_flax.errors import UserError
@@ -135,15 +135,4 @@ def test_no_process_outlives_a_stopped_trainer(tmp_path, stop):
     else:  # as a terminal or a host that shuts down sends it: to all of them
         os.killpg(process.pid, stop)
     process.communicate(timeout=120)
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, workers)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not any(map(is_alive, workers))
-
-
-def is_alive(pid):
-    """Whether the process is running; zombies are not."""
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
+    assert end(workers)

@@ -32,13 +32,6 @@ def write(folder, name, hypotheses, references=REFERENCES, **described):
     return record(folder, name, hypotheses, references, **described)
 
 
-def test_system_compared_with_itself_has_no_difference(tmp_path):
-    a, b = write(tmp_path, "a", BAD), write(tmp_path, "b", BAD)
-    result = compare(a, b)
-    assert result["difference"] == 0 and result["p_value"] == 1
-    assert result["interval"] == {"level": 0.95, "low": 0, "high": 0}
-
-
 def test_clearly_better_system_is_significant(tmp_path):
     a, b = write(tmp_path, "a", GOOD), write(tmp_path, "b", BAD)
     result, reverse = compare(a, b), compare(b, a)
@@ -58,13 +51,6 @@ def test_metrics_of_sources_which_records_do_not_have_are_not_compared(tmp_path)
         path.write_text(json.dumps(content))
     with refused("term_use"):
         compare(a, b, score="term_use")
-
-
-def test_difference_of_two_sentences_is_not_significant(tmp_path):
-    near = [r.replace("Hunde", "Tiere") if i in (7, 50) else r for i, r in enumerate(BAD)]
-    mixed = [r.replace("ihn", "es") if i == 20 else r for i, r in enumerate(BAD)]
-    result = compare(write(tmp_path, "a", near), write(tmp_path, "b", mixed))
-    assert result["p_value"] > 0.05 and result["interval"]["low"] < 0 < result["interval"]["high"]
 
 
 @pytest.mark.parametrize("score", [metric.name for metric in METRICS if metric.statistics])
