@@ -20,7 +20,7 @@ safetensors (t2t.flax[[:space:]](export|import)[[:space:]]|=pretrained:)
 subword-nmt (subword_nmt|wu2021|multi30k\.py)
 filters filters.held_out
 scaling [[:space:]](fit_scaling|branch)[[:space:]]
-sweep [[:space:]](sweep|compare)[[:space:]]
+sweep [[:space:]]sweep[[:space:]]
 serve [[:space:]]serve[[:space:]]
 langid filters.language
 paragraphs split-sentences

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from t2t_flax.errors import require
 from t2t_flax.extensions.sweeps.compare import LEVEL
 
 _SMALLEST = 1e-18
@@ -38,6 +39,7 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
     Returns:
       None for the reference row, and for rows that have fewer than two seeds, or all of them if the reference has.
     """
+    require("scipy", "sweep", "a sweep with several seeds")
     from scipy.stats import studentized_range
 
     tested = [len(row) > 1 for row in scores]
