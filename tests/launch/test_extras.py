@@ -9,9 +9,6 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.cloud_programs import LAUNCH, dry, launch, recorded_calls, recording_programs
-from helpers.refusals import refused
-
-from t2t_flax.filesystem import check_reachable
 
 ROOT = Path(__file__).parents[2]
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -104,20 +101,6 @@ def test_every_extra_is_known_to_the_launchers():
     """Those that no command of a launched run needs are named here."""
     assert launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"} == EXTRAS.keys()
     assert set(EXTRAS["all"][0].removeprefix("t2t-flax[").rstrip("]").split(",")) | set(image()) >= launcher_extras()
-
-
-@pytest.mark.parametrize("scheme", ["gs", "s3"])
-def test_hint_of_a_missing_store_is_the_extra_that_launchers_install(monkeypatch, scheme):
-    from etils import epath
-
-    def missing(self):
-        raise ImportError("no such package")
-
-    monkeypatch.setattr(type(epath.Path("gs://bucket")), "exists", missing)
-    out = dry_text("skypilot", "run", "--name=n", "--", *TRAIN, f"--workdir={scheme}://b")
-    extra = re.search(r"T2T_EXTRAS=tpu,(\w+) ", out)[1]
-    with refused(f"[{extra}]"):
-        check_reachable(f"{scheme}://bucket/run")
 
 
 SECRET = 'a secret\'s "value" $HOME'

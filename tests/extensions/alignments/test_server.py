@@ -54,8 +54,3 @@ def test_alternatives_have_the_markup_too(server):
 )
 def test_large_documents_are_refused(server, q, name):
     assert_names(ask(server, q, code=400)["error"], name)
-
-
-@pytest.mark.slow
-def test_document_without_text_stays(server):
-    assert ask(server, "<p></p>") == {"translatedText": "<p></p>"}

@@ -15,7 +15,7 @@ from t2t_flax.cli import lines as lines_module
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.data.sources import toy
-from t2t_flax.evaluation.restore import TrainedModel, load
+from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.bulk_translation import score as score_command
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 
@@ -161,32 +161,3 @@ def test_pipes_are_read_like_files(workdir, files, tmp_path, capsys):
     refused_command(["evaluate", f"--workdir={workdir}", f"--config.data.test={','.join(pipes)}"], pipes[0])
     for end in ends:
         os.close(end)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("search", [["--n-best=2", "--scores"], ["--config.decode.strategy=sample"]])
-def test_translate_file_resumes_to_the_same_file(workdir, tmp_path, monkeypatch, search):
-    monkeypatch.setattr(lines_module, "WINDOW_BATCHES", 1)  # 8 lines on 8 devices
-    (tmp_path / "in").write_text("".join(f"{s}\n" for s, _ in toy.pairs("test", 20)))
-    command = [
-        "translate_file",
-        f"--workdir={workdir}",
-        f"--input={tmp_path / 'in'}",
-        DEVICES,
-        "--config.decode.batch_size=1",
-        *search,
-    ]
-    assert main([*command, f"--output={tmp_path / 'whole'}"]) == 0
-    decode, numbers = TrainedModel.translate, []
-
-    def stop_at_the_second_window(self, lines, *, first_line, **more):
-        numbers.append(first_line)
-        if numbers == [0, 8]:
-            os.kill(os.getpid(), signal.SIGINT)
-        return decode(self, lines, first_line=first_line, **more)
-
-    monkeypatch.setattr(TrainedModel, "translate", stop_at_the_second_window)
-    assert main([*command, f"--output={tmp_path / 'out'}"]) == 75
-    assert main([*command, f"--output={tmp_path / 'out'}", "--resume"]) == 0
-    assert numbers == [0, 8, 8, 16]
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()

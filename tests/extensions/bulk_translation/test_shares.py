@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import os
 import time
 from types import SimpleNamespace
 
@@ -171,15 +170,6 @@ def test_output_is_joined_only_when_all_shares_are_complete_and_resumes(translat
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "w"]
 
 
-def test_single_process_does_not_go_on_with_the_parts_of_several(monkeypatch, translate, tmp_path):
-    from t2t_flax.cli import arguments
-
-    (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(23)))
-    translate(2, fail_at="line 16")
-    monkeypatch.setattr(arguments, "load_run", lambda *a: CapitalsRun("1"))
-    refused_command(["translate_file", "--workdir=w", "--input=in", "--output=out", "--resume"], "2 processes")
-
-
 def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(translate, tmp_path):
     (tmp_path / "in").write_text("a\n" * 12)
     (tmp_path / "starts").write_text("b\n" * 11)
@@ -187,13 +177,6 @@ def test_unequal_numbers_of_prefixes_are_reported_with_the_counts_of_the_files(t
     # A process may learn first that the other one has ended.
     assert any("12 lines" in answer and "starts 11" in answer for answer in answers) and "0" not in answers, answers
     assert not (tmp_path / "out").exists()
-
-
-def test_nothing_is_written_into_the_workdir(translate, tmp_path):
-    (tmp_path / "in").write_text("a\n")
-    os.utime(tmp_path / "w", ns=(0, 0))  # a new or removed file would change it
-    assert translate(2) == [0, 0]
-    assert (tmp_path / "w").stat().st_mtime_ns == 0
 
 
 def test_processes_with_different_parameters_do_not_share_a_translation(translate, tmp_path):

@@ -158,17 +158,6 @@ def test_output_is_consistent_after_a_kill_at_any_point(run, t2t, tmp_path, stat
             assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], (sorted(state), flags)
 
 
-def test_record_without_its_output_counts_as_absent(run, t2t, tmp_path):
-    (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
-    stop_at_window(run, 1)
-    t2t("--input=in", "--output=out", code=75)
-    run.before_window = lambda n: None
-    (tmp_path / "out.partial").unlink()  # "remove it to start again"
-    t2t("--input=in", "--output=out")
-    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nE\n"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
-
-
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"lines": 4}'])
 def test_damaged_record_says_what_to_remove(run, t2t, tmp_path, text):
     (tmp_path / "in").write_text("a\n")

@@ -133,16 +133,6 @@ def test_without_phrases_it_is_beam_search_bit_for_bit(early_stopping):
             np.testing.assert_array_equal(getattr(found, field.name), np.asarray(getattr(expected, field.name)))
 
 
-def test_a_result_does_not_depend_on_the_batch():
-    phrases = [[], [[(2, 3)]], [[(4, 4), (3,)], [(2, 2, 2)]], [[(3,)]] * 3]
-    options, caps = ConstrainedBeam(BeamSearch(4, 0.6, 2)), np.array([9, 7, 10, 8])
-    together = search(np.arange(4), phrases, options, caps)
-    for b in range(4):
-        alone = search([b], [phrases[b]], options, caps[b : b + 1], lengths=(16,))
-        assert outputs(alone, 0) == outputs(together, b)
-        np.testing.assert_allclose(alone.scores[0], together.scores[b], rtol=1e-6)
-
-
 def test_forced_tokens_count():
     prefix = np.array([[2, 3], [2, 0]], np.int32)
     phrases = [[[(2, 3)], [(3, 4)]], [[(2, 3)]]]

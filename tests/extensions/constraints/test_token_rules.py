@@ -7,14 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.configs import devices_mesh
 from helpers.ruled_steps import ruled_cache
 from helpers.table_model import PARAMS, TableModel, sentences
 
 from t2t_flax.decoding.beam_search import BeamSearch, length_penalty
 from t2t_flax.decoding.sampling import Sampling, random_keys
 from t2t_flax.decoding.search_loop import run_search
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.constraints.rule import Rule
 from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
@@ -160,14 +158,3 @@ def test_a_rule_that_forbids_nothing_changes_no_bit():
     allowed = ~np.asarray(forbidden) & (np.arange(300) > 0)
     np.testing.assert_array_equal(left[allowed], np.asarray(logits)[allowed])
     np.testing.assert_allclose(jax.nn.logsumexp(left, -1), jax.nn.logsumexp(logits, -1), rtol=1e-6)
-
-
-def test_rules_are_followed_on_a_sharded_batch():
-    mesh, options = devices_mesh(data=4), BeamSearch(3, 0.6, 2)
-    seeds, numbers, caps = np.arange(8), np.arange(8) % 2, np.arange(8) + 2
-    whole = search(seeds, numbers, options, caps, put=same)
-    rows = mesh_lib.named(mesh, mesh_lib.ROWS)
-    with mesh_lib.use(mesh):
-        split = search(seeds, numbers, options, caps, put=lambda tree: jax.device_put(tree, rows))
-    np.testing.assert_array_equal(whole.tokens, split.tokens)
-    np.testing.assert_allclose(whole.scores, split.scores, rtol=1e-6)

@@ -9,8 +9,6 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 from helpers.refusals import refused
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.dataset import check_sources, prepare_corpus
@@ -80,12 +78,6 @@ def test_pairs_beyond_a_limit_are_left_out_and_keep_their_place(folder, file, te
     back = open_en_de(f"{file}:{','.join(texts.split(',')[::-1])}", folder)
     assert list(back.pairs()) == [pair[::-1] for pair in PAIRS]
     assert len({one.fingerprint() for one in (source, both, back)}) == 3
-
-
-def test_files_that_match_are_read_in_order(folder):
-    (folder / "q.tsv").write_text("u\t0.1\tx\ty\t1\nu\t0.8\tlast\tzuletzt\t1\n")
-    source = open_en_de("[pq].tsv:3,4:2>=0.7", folder)
-    assert [*source.pairs()] == [PAIRS[0], *PAIRS[2:], ("last", "zuletzt")] and source.where(5).endswith("q.tsv line 2")
 
 
 @pytest.mark.parametrize(
@@ -168,15 +160,3 @@ def test_validation_and_test_sets_take_columns_and_no_limits(folder):
     keys["data.valid"] += ":2>=0.5"
     with refused("config.data.valid", "2>=0.5"):
         check_sources(task_of(resolve(override(default_config(), keys))), ["valid"])
-
-
-FIELD = st.text("ab1.\t:é", max_size=4)
-
-
-@given(rows=st.lists(st.tuples(FIELD, FIELD, st.floats(-2, 2)), min_size=1, max_size=8), least=st.floats(-1, 1))
-@settings(max_examples=100, deadline=None)
-def test_kept_and_dropped_rows_are_all_rows(tmp_path_factory, rows, least):
-    folder = tmp_path_factory.mktemp("rows")
-    (folder / "r.jsonl").write_text("".join(json.dumps(dict(zip("xyz", row, strict=True))) + "\n" for row in rows))
-    expected = [(x, y) if z >= least else "score" for x, y, z in rows]
-    assert list(open_en_de(f"r.jsonl:x,y:z>={least}", folder).rows()) == expected

@@ -4,7 +4,7 @@ import bz2
 import fnmatch
 
 import pytest
-from helpers.refusals import assert_names, refused
+from helpers.refusals import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -42,13 +42,6 @@ def test_files_are_paired_and_read_in_the_order_of_their_names(folder, spec):
         assert len(source.files) == 6 and source.where(1).endswith("de line 2")
 
 
-def test_an_empty_file_of_a_pattern_is_said_once(folder, caplog):
-    source = open_en_de("train.*.en,train.*.de", folder)
-    assert list(source.pairs()) == list(source.pairs())
-    (message,) = caplog.messages
-    assert_names(message, "train.01.en", "train.01.de")
-
-
 def test_the_fingerprint_covers_every_file(folder):
     before = open_en_de("train.*.en,train.*.de", folder).fingerprint()
     for side in ("en", "de"):
@@ -70,12 +63,6 @@ def test_files_without_a_partner_are_named(folder, removed, spec, names):
     (folder / removed).unlink()
     with refused("config.data.train", *names):
         open_en_de(spec, folder)
-
-
-def test_files_of_unequal_lengths_are_named(folder):
-    (folder / "train.01.de").write_text("more\n")
-    with refused("train.01.en", "0 lines", "train.01.de"):
-        list(open_en_de("train.*.en,train.*.de", folder).pairs())
 
 
 def test_a_file_that_has_the_pattern_for_its_name_is_that_file(tmp_path):

@@ -1,7 +1,6 @@
 """Filters of training pairs: counted, listed, and part of a store's recipe."""
 
 import re
-from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from t2t_flax.config import Data, default_config, override, resolve
 from t2t_flax.data import preprocess
-from t2t_flax.data.dataset import prepare_corpus, training_policies
+from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import JoinedSource, Source, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -20,7 +19,6 @@ from t2t_flax.extensions.corpora.duplicates import Duplicates
 from t2t_flax.extensions.corpora.filters import LengthRatio
 from t2t_flax.extensions.corpora.list_dropped import list_dropped
 from t2t_flax.tasks import task_of
-from t2t_flax.training.model_summary import describe
 
 POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 
@@ -86,21 +84,6 @@ def test_drops_are_counted_by_source(tmp_path, tokenizers):
     assert all(store.meta[name] == sum(counts[name] for counts in of_sources) for name in of_sources[0])
 
 
-@pytest.mark.parametrize("on_too_long", ["drop", "truncate"])
-def test_a_pair_counts_under_the_first_reason_alone(tmp_path, tokenizers, on_too_long):
-    """As it is listed, so that the counts of the reasons add up to the pairs dropped."""
-    pairs = [("a", "ein"), ("", "der Hund " * 60), ("", "der Hund " * 60), ("cats " * 99, "Katzen"), ("a", "ein " * 12)]
-    source, filters = open_pairs(tmp_path, pairs), (LengthRatio(4.0), Duplicates())
-    policies = replace(POLICIES, on_too_long=on_too_long, filters=filters)
-    store = prepare_split(source, tokenizers, tmp_path / "s", policies)
-    listed = Counter(reason for _, reason in list_dropped(source, tokenizers, policies))
-    reasons = ("empty", "too_long", "length_ratio", "duplicate")
-    assert {name: store.meta[name] for name in reasons if store.meta[name]} == listed
-    assert sum(listed.values()) == store.meta["dropped"] == 4 and listed["empty"] == listed["duplicate"] == 1
-    notes = store.describe().partition("(")[2]
-    assert sum(map(int, re.findall(r"\d+ ", notes.partition("4 dropped, ")[2]))) == 4
-
-
 def test_a_corpus_of_which_nothing_is_left_is_named_with_the_counts(tmp_path):
     (tmp_path / "a.tsv").write_text("Foo\tFoo\n\tleer\n" * 3 + "7\t7\n")
     keys = {"data.train": "a.tsv", "data.root": str(tmp_path), "filters.copies": "True"}
@@ -164,11 +147,3 @@ def test_a_pair_in_two_directions_is_no_duplicate(tmp_path):
     keys |= {"data.vocab_size": "280", "filters.duplicates": "True", "data.max_length": "16", "data.batch_tokens": "64"}
     store = prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path / "run").train
     assert store.pairs_of_sources == [2, 2] and store.meta["duplicate"] == 2
-
-
-def test_explain_names_the_filters():
-    keys = {"data.train": "toy:train:100", "data.on_too_long": "truncate"}
-    plain = describe(resolve(override(default_config(), keys)))
-    keys |= {"filters.length_ratio": "3", "filters.duplicates": "True"}
-    config = resolve(override(default_config(), keys))
-    assert all(rule.rule in describe(config) and rule.rule not in plain for rule in training_policies(config).filters)

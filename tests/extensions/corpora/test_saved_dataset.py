@@ -8,7 +8,6 @@ import pyarrow
 import pytest
 from helpers.refusals import assert_names, refused
 
-from t2t_flax.cli import prepare
 from t2t_flax.data.sources import open_source
 from t2t_flax.errors import UserError
 
@@ -127,15 +126,3 @@ def test_memory_does_not_grow_with_the_rows(tmp_path):
         peaks.append(tracemalloc.get_traced_memory()[1])
         tracemalloc.stop()
     assert peaks[1] < 1.2 * peaks[0]
-
-
-def test_a_saved_dataset_can_be_prepared(dataset, capsys):
-    keys = ["data.vocab_size=300", "data.batch_tokens=256", "data.max_length=64", "data.pack_length=64", "data.valid="]
-    command = ["--config=configs/text.py", f"--workdir={dataset}/run", f"--config.data.root={dataset}"]
-    command += [
-        "--config.data.train=hf:set:train",
-        "--config.data.test=hf:set:test",
-        *(f"--config.{key}" for key in keys),
-    ]
-    assert prepare.run(command) == 0
-    assert "25 pairs" in capsys.readouterr().out

@@ -18,7 +18,6 @@ from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, ta
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import init_state, make_model
@@ -98,13 +97,6 @@ def test_keys_that_do_not_fit_are_refused(keys, named):
 def test_other_texts_are_refused(text):
     with refused("finetuning.init_checkpoint"):
         parse_init_checkpoint(text)
-
-
-def test_explain_says_where_parameters_start():
-    keys = {"init_from": "runs/base", "init_checkpoint": "average:3", "init_vocabulary": "by_piece"}
-    config = config_lib.load_config("toy", {f"finetuning.{key}": value for key, value in keys.items()})
-    start = describe(config).split("\n\n")[0]
-    assert_names(start, "runs/base", "average:3")
 
 
 OLD = TokenizerPair(*(SymbolTokenizer.of([text]) for text in ("a b c d", "p q r")))

@@ -90,12 +90,6 @@ def test_frozen_parameters_and_their_average_do_not_change(frozen_run):
         assert all(changed)
 
 
-def test_the_optimizer_keeps_state_of_the_trained_parameters_only(frozen_run):
-    config, _, after, _ = frozen_run
-    trained = jax.tree.structure(parameters_of(config).split(after.params)[0])
-    assert jax.tree.structure(after.opt_state[1].mu) == jax.tree.structure(after.opt_state[1].nu) == trained
-
-
 def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
     """Oracle: the gradient of all parameters, cut to the trained ones; so are its norm and the clipping."""
     config = small_config(finetuning=FREEZE, **KEYS)

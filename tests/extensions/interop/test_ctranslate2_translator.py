@@ -129,14 +129,6 @@ def test_lines_with_prefixes_are_left_to_jax(exported, keys):
     assert all(t.text.startswith(p) for t, p in zip(theirs, prefixes, strict=True))
 
 
-def test_translations_do_not_depend_on_the_batch(exported):
-    lines = random_lines(12, 4)
-    keys = dict(strategy="greedy")
-    _, together, _ = both(exported, lines, **keys)
-    _, shuffled, _ = both(exported, lines[::-1], batch_size=5, **keys)
-    assert_same(together, shuffled[::-1])
-
-
 def test_a_sentence_in_which_padding_is_likeliest_is_left_to_jax(tmp_path):
     """CTranslate2 would end there; padding is never generated."""
     model = random_model(tmp_path, padding=4.0)

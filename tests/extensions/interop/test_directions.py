@@ -117,10 +117,3 @@ def test_directions_come_back(workdir, tmp_path, kind, capsys):
     assert (record["data"]["direction"], record["data"]["zero_shot"]) == ("de-en", False)
     readme, _ = exported(tmp_path / "run", tmp_path / "again", kind)
     assert_names(readme, directions)
-
-
-def test_a_safetensors_folder_keeps_its_directions(workdir, tmp_path):
-    readme, _ = exported(workdir, tmp_path / "m", "safetensors")
-    assert_names(readme, "<2de>", "t2t_flax translate")
-    again, run = load(tmp_path / "m"), load(workdir)
-    assert [t.text for t in again.translate([f"<2en> {TEXT}"])] == [t.text for t in run.translate([f"<2en> {TEXT}"])]

@@ -1,14 +1,12 @@
 """decode.engine: which engine decodes for a restored run, what is refused, and what records say of it."""
 
 import dataclasses
-import io
 import sys
 
 import pytest
 from helpers.refusals import refused, refused_command
 
 import t2t_flax
-from t2t_flax.__main__ import main
 from t2t_flax.config import Config, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import check_decoder
@@ -44,19 +42,6 @@ def test_ctranslate2_translates_as_the_jax_search(workdir):
 
 
 @needs_extra
-def test_commands_name_the_engine(workdir, capsys, monkeypatch):
-    def translated(*words):
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"It is late.\n\n")))
-        assert main(["translate", f"--workdir={workdir}", "--scores", *words]) == 0
-        return capsys.readouterr()
-
-    by_jax, by_ctranslate2 = translated(*flags(RULES)), translated(*flags(CT2))
-    assert "ctranslate2" not in by_jax.err and "ctranslate2 4" in by_ctranslate2.err
-    texts = [[line.split("\t")[0] for line in out.splitlines()] for out in (by_jax.out, by_ctranslate2.out)]
-    assert texts[0] == texts[1] and len(texts[0]) == 2
-
-
-@needs_extra
 def test_records_name_the_engine_and_are_not_taken_for_those_of_another(workdir):
     record = t2t_flax.evaluate(workdir, overrides=CT2)["test"]
     assert record["engine"] == {
@@ -65,10 +50,6 @@ def test_records_name_the_engine_and_are_not_taken_for_those_of_another(workdir)
     by_jax = t2t_flax.evaluate(workdir, overrides=RULES)["test"]
     assert by_jax["engine"]["name"] == "jax" and by_jax["hypotheses"] != record["hypotheses"]
     assert by_jax["digests"]["hypotheses"] == record["digests"]["hypotheses"]
-
-
-def config_of(**decode):
-    return dataclasses.replace(Config(), decode=dataclasses.replace(Config().decode, **decode))
 
 
 @pytest.mark.parametrize(

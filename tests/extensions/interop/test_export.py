@@ -1,7 +1,6 @@
 """Exported models: the same log-probabilities and translations in CTranslate2, files that are whole, and what is refused."""
 
 import dataclasses
-import sys
 
 import jax
 import numpy as np
@@ -166,13 +165,6 @@ def test_models_of_another_kind_are_refused_by_key(key, value):
     model = dataclasses.replace(small_config().model, **{key: value})
     with refused(f"model.{key}", str(value)):
         check_exportable(model)
-
-
-def test_the_missing_package_is_named(monkeypatch, tmp_path):
-    config, _, params = small_config(), None, {}
-    monkeypatch.setitem(sys.modules, "ctranslate2", None)
-    with refused(".[ctranslate2]"):
-        write_ctranslate2(tmp_path, config.model, params, (WORDS, WORDS), source_eos=True)
 
 
 def test_safetensors_return_the_parameters_and_the_config(tmp_path):

@@ -165,19 +165,6 @@ def test_beams_equal_those_of_generate(opus):
     assert len(ended) >= 4 and all(a == b for a, b in ended)
 
 
-def test_exported_again_it_is_the_same_model(opus, tmp_path):
-    folder, _, _, run = opus
-    if run.config.model.tie_embeddings != "all":
-        pytest.skip("the export takes tied tables")
-    assert main(["export", f"--workdir={run.workdir}", "--format=huggingface", f"--output={tmp_path / 'again'}"]) == 0
-    again = read_model(tmp_path / "again")
-    assert again.config.model == run.config.model and again.tokenizers.digest == run.tokenizers.digest
-    for path, x in flatten(run.params).items():
-        np.testing.assert_array_equal(flatten(again.params)[path], x, err_msg=path)
-    for name in ("source.spm", "target.spm"):
-        assert (tmp_path / "again" / name).read_bytes() == (folder / name).read_bytes()
-
-
 @pytest.mark.parametrize("opus", ["shared"], indirect=True)
 @pytest.mark.parametrize("quantization", ["float32", "int8"])
 def test_conversion_by_ctranslate2_is_the_same_model(opus, quantization, tmp_path):

@@ -1,10 +1,8 @@
 """Exported models as workdirs, and the one that ships with the package: `pretrained:toy`."""
 
-import io
 import json
 import os
 import shutil
-import sys
 
 import jax
 import numpy as np
@@ -16,11 +14,9 @@ import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config import to_config_dict
 from t2t_flax.data.sources import toy
-from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
 from t2t_flax.model_forms import run_folder
-from t2t_flax.tasks import task_of
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.run import restore_or_init
 
@@ -126,34 +122,9 @@ def test_unknown_names_list_the_known():
     refused_command(["translate", "--workdir=pretrained:tyo"], "pretrained:tyo", "pretrained:toy")
 
 
-def test_record_of_the_pretrained_model_is_of_its_files(toy_model):
-    folder = run_folder("pretrained:toy")
-    (path,) = (folder / "eval").glob("*.json")
-    record = json.loads(path.read_text())
-    assert record["checkpoint"]["weights"] == "rounded to float16"
-    assert record["digests"]["tokenizer"] == toy_model.tokenizers.digest
-    assert record["data"]["sentences"] == len(lines(path, "hyp")) == 500
-
-
 def lines(record, kind) -> list[str]:
     """The texts beside a record: "hyp" or "ref"."""
     return record.with_suffix(f".{kind}.txt").read_text().split("\n")[:-1]
-
-
-def test_scores_of_the_record_are_those_of_its_texts():
-    (path,) = (run_folder("pretrained:toy") / "eval").glob("*.json")
-    record = json.loads(path.read_text())
-    hypotheses, references = lines(path, "hyp"), lines(path, "ref")
-    pairs = list(toy.pairs("test", 500))
-    assert references == [target for _, target in pairs]
-    task = task_of(stored_config("pretrained:toy"))
-    predictions = task.predictions([source for source, _ in pairs], hypotheses, [references])
-    metrics = [metric for metric in task.metrics if metric.name in ("sacrebleu", "exact_match")]
-    scores = compute_scores(stored_config("pretrained:toy"), metrics, predictions)
-    for name, entry in scores.items():
-        assert entry["score"] == pytest.approx(record["scores"][name]["score"], abs=1e-3), name
-    exact = sum(h == r for h, r in zip(hypotheses, references, strict=True))
-    assert exact == record["scores"]["exact_match"]["sentences"]
 
 
 def test_translations_equal_the_recorded_ones(toy_model):
@@ -163,23 +134,6 @@ def test_translations_equal_the_recorded_ones(toy_model):
     pairs = list(toy.pairs("test", 500))
     ours = toy_model.translate([pairs[i][0] for i in chosen])
     assert [t.text for t in ours] == [hypotheses[i] for i in chosen]
-
-
-@pytest.mark.slow
-def test_commands_read_the_pretrained_model(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"It is late.\n")))
-    assert main(["translate", "--workdir=pretrained:toy", HERE]) == 0
-    assert capsys.readouterr().out == "Es ist spät.\n"
-    (tmp_path / "en").write_text("It is late.\n")
-    (tmp_path / "de").write_text("Es ist spät.\n")
-    words = [HERE, f"--source={tmp_path / 'en'}", f"--target={tmp_path / 'de'}"]
-    assert main(["score", "--workdir=pretrained:toy", *words]) == 0
-    assert -1.0 < float(capsys.readouterr().out.split()[0]) < 0.0
-    words = [HERE, "--source=It is late.", f"--output={tmp_path / 'a.npz'}"]
-    assert main(["attend", "--workdir=pretrained:toy", *words]) == 0
-    words = [HERE, "--format=safetensors", "--quantization=float16", f"--output={tmp_path / 'copy'}"]
-    assert main(["export", "--workdir=pretrained:toy", *words]) == 0
-    assert_equal(load(tmp_path / "copy").params, load("pretrained:toy").params)
 
 
 def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path):

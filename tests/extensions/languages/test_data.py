@@ -1,8 +1,5 @@
 """Text of several directions: the symbol of the target language is the first id of every source sentence, and nowhere else."""
 
-from types import SimpleNamespace
-
-import numpy as np
 import pytest
 from helpers.configs import DATA as SMALL_DATA
 from helpers.refusals import refused
@@ -16,10 +13,8 @@ from t2t_flax.data.dataset import prepare_corpus, split_source, split_store
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, train_tokenizers
-from t2t_flax.extensions.languages.hook import hook
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
-from t2t_flax.training.model_summary import describe
 
 KEYS = {
     "data.train": "en-de=toy:train:200; de-en=toy:train:150; bt=toy:train:30",
@@ -86,12 +81,6 @@ def test_sides_have_the_languages_of_the_direction(corpus):
     assert decode(data.valid["valid.de-en"].source(0).tolist()) == german
     test = split_store(task_of(config), folder, "de-en", data.tokenizers)
     assert test.num_pairs == 10 and test.source(0)[0] == data.tokenizers.source.control_symbols.get("<2en>")
-
-
-def test_only_the_source_vocabulary_has_the_tokens(tmp_path):
-    data = prepared(config_of(joint_vocabulary=False, vocab_size=350), tmp_path)
-    assert [data.tokenizers.target.control_symbols.get(token) for token in TOKENS] == [None] * 3
-    assert not set(TOKENS) & set(data.tokenizers.target.pieces(range(350)))
 
 
 @pytest.fixture(scope="module")
@@ -209,42 +198,3 @@ def test_several_references_and_the_direction(tmp_path):
         (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
     source = split_source(task_of(config_of(test="de-en=s,r1,r2", root=tmp_path)), "de-en")
     assert source.reference_count == 2 and list(source.references()) == [("r1 1", "r2 1"), ("r1 2", "r2 2")]
-
-
-@pytest.mark.parametrize("temperature", [1.0, 5.0])
-def test_shares_of_many_directions_follow_the_temperature(temperature, tmp_path):
-    """Twelve directions of sizes from 3 to 30 pairs: each has its share in the pairs of an epoch, whichever languages it has."""
-    languages = [f"{a}{b}" for a in "abc" for b in "xyzw"]
-    sizes = dict(zip(languages, range(3, 39, 3), strict=True))
-    for language, size in sizes.items():
-        rows = "".join(f"word {i} of {language}\t{language} {i} drow\n" for i in range(size))
-        (tmp_path / f"{language}.tsv").write_text(rows)
-    keys = {
-        "data.train": "; ".join(f"en-{language}={language}.tsv" for language in languages),
-        "languages.directions": "by_name",
-        "data.root": str(tmp_path),
-        "data.vocab_size": "340",
-        "mixtures.temperature": str(temperature),
-        "data.max_length": "32",
-        "data.pack_length": "32",
-        "data.batch_tokens": "200",
-    }
-    config = resolve(override(default_config(), keys))
-    data = prepared(config, tmp_path / "run")
-    weights = np.array(list(sizes.values())) ** (1 / temperature)
-    batches = data.batches(config)
-    firsts = [data.train.source(int(p))[0] for k in range(batches.updates_per_epoch) for p in batches.batch(k).pairs]
-    tokens = [data.tokenizers.source.control_symbols.get(f"<2{language}>") for language in languages]
-    counts = np.array([firsts.count(token) for token in tokens])
-    np.testing.assert_allclose(counts / counts.sum(), weights / weights.sum(), atol=0.01)
-
-
-def test_explain_and_training_name_the_directions(tmp_path):
-    config = config_of(test="de-en=toy:test:10; zero=toy:test:3", directions="by_name, bt=de-en, zero=de-de")
-    text = describe(config)
-    assert "directions: en-de, de-en" in text and "symbols of the target languages: <2de> <2en>" in text
-    assert "zero-shot, no training text: de-de" in text
-    corpus = SimpleNamespace(train=SimpleNamespace(pairs_of_sources=[200, 100, 30]))
-    printed = hook(config).describe(corpus)
-    assert printed == ["directions: en-de 200 pairs, de-en 130 pairs", "zero-shot, no training text: de-de"]
-    assert "directions" not in describe(Config())

@@ -8,12 +8,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
-from helpers.table_model import sentences
 
 from t2t_flax.config import Model
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.decoding.beam_search import BeamSearch
-from t2t_flax.decoding.search_loop import grow, run_search
+from t2t_flax.decoding.search_loop import grow
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.registry import load_extensions
@@ -91,29 +89,6 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
         assert scale > 0, f"no gradient reaches {jax.tree_util.keystr(path)}"
 
 
-def test_gradient_reaches_no_later_target(model_and_params):
-    """d logits[t] / d embedding of target s is exactly zero for s >= t, and nonzero for the preceding target."""
-    model, params = model_and_params
-    batch = rows_alone(random_pairs(1, longest=40, seed=3), ROW)
-    length = ROW
-
-    def decoded(shift):
-        table = params["shared_embedding"]["table"]
-        embedded = jnp.zeros((length, VOCAB)).at[jnp.arange(length), batch["target"][0]].set(1.0)
-        # Each target position uses a different table row, so that each has its own gradient.
-        rows = embedded @ table[:VOCAB] + shift
-        wide = dict(params, shared_embedding={"table": jnp.concatenate([table, rows])})
-        bigger = model.clone(target_vocab=len(table) + length)
-        own = dict(batch, target=(len(table) + jnp.arange(length))[None], target_segments=jnp.ones((1, length), int))
-        own["target_positions"] = jnp.arange(length)[None]
-        return bigger.apply({"params": wide}, own, method="hidden")[0].sum(-1)
-
-    jacobian = jax.jit(jax.jacrev(decoded))(jnp.zeros((length, model.config.d_model)))
-    reach = np.abs(jacobian).max(-1)
-    assert (reach[np.triu_indices(length)] == 0).all()
-    assert (np.diagonal(reach, -1) > 0).all()
-
-
 def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
     """With a cache that grows in between, as in a search."""
     model, params = model_and_params
@@ -131,39 +106,6 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
         for i, target in enumerate(targets):
             if position < len(target):
                 np.testing.assert_allclose(step[i, 0], full[i, position], atol=3e-5)
-
-
-def test_a_cache_that_grows_pads_histories_and_keeps_states():
-    """A recurrent state [B, K, D] is unchanged; a history [B, K, T, D] is padded."""
-    state, history = jnp.ones((2, 3, 4)), jnp.ones((2, 3, 4, 5))
-    extended = grow([{"state": (state, state)}, {"input": history}], 9)
-    assert extended[1]["input"].shape == (2, 3, 9, 5) and not extended[1]["input"][:, :, 4:].any()
-    for leaf in extended[0]["state"]:
-        np.testing.assert_array_equal(leaf, state)
-
-
-def test_beam_hypotheses_have_the_models_log_probability(model_and_params):
-    """The score of each hypothesis equals the log-probability of its tokens under the full model."""
-    model, params = model_and_params
-    params = jax.tree_util.tree_map_with_path(
-        lambda path, x: x * 2 if x.ndim > 1 and "table" not in str(path) else x, params
-    )
-    sources = rows_alone(random_pairs(3, longest=12, seed=2), 16)["source"]
-    beams, cap = 3, 14
-
-    def step(params, tokens, position, cache):
-        return model.apply({"params": params}, tokens, position, cache, method="decode_step")
-
-    cache = start_cache(model, params, sources, beams, 8)
-    result = run_search(step, params, cache, BeamSearch(beams, 0.6, beams), sentences([cap] * 3), lengths=(8, 16))
-    pairs = [
-        ([int(x) for x in sources[b] if x], [int(x) for x in result.tokens[b, n][: result.lengths[b, n]]])
-        for b in range(3)
-        for n in range(beams)
-    ]
-    _, gold, *_ = scored(model, params, rows_alone(pairs, 16))
-    np.testing.assert_allclose(gold.sum(-1)[:9], np.ravel(result.log_probs), rtol=1e-4, atol=1e-4)
-    assert len({tuple(t) for _, t in pairs}) > beams
 
 
 def one_segment(length: int) -> MixerInputs:

@@ -127,11 +127,6 @@ def test_measured_path_length_equals_the_formula(keys, n, path):
     assert path_formula(shape(**keys), n) == path == path_length(shape(**keys), n)
 
 
-def test_local_layers_needed_for_256_positions():
-    """Section 4: r positions of 256 connect in ceil(255 / ((r - 1) / 2)) layers."""
-    assert [path_formula(shape("local_attention", window=r), 256) for r in (9, 17, 65)] == [64, 32, 8]
-
-
 @pytest.mark.parametrize("mixer", ["attention", "lstm", "gru", "conv", "dilated_conv"])
 def test_only_recurrence_has_n_sequential_steps(mixer):
     recurrent = mixer in ("lstm", "gru")

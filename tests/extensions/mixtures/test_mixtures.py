@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.data.batching import streams
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.dataset import check_sources, prepare_corpus
+from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.hooks import control_symbols, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import JoinedSource, open_source
@@ -312,13 +312,6 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
 def test_a_store_of_other_sources_is_refused(store):
     with refused("3 sources,", "2"):
         mixtures_of(store, config_of(train="a=a.tsv; b=b.tsv; c=c.tsv", shares="a=1"))
-
-
-def test_every_source_is_opened_before_work_begins(text, tmp_path):
-    (tmp_path / "c.tsv").write_text("no tab\n")
-    keys = {"data.root": str(tmp_path), "data.train": "clean=a.tsv; bt=c.tsv"}
-    with refused("c.tsv", "line 1:"):
-        check_sources(task_of(resolve(override(default_config(), keys))), ["train"])
 
 
 def losses(workdir) -> dict[int, float]:

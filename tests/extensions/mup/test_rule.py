@@ -4,7 +4,7 @@ import flax.linen as nn
 import jax
 import numpy as np
 import pytest
-from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config, write_store
+from helpers.configs import model_and_state, random_pairs, rows_alone, small_config, write_store
 from helpers.refusals import refused
 from helpers.updates import run_updates, updates_of
 from hypothesis import given
@@ -16,9 +16,8 @@ from t2t_flax.extensions.mup.parameters import factors_of
 from t2t_flax.extensions.mup.rule import kind_of, rules
 from t2t_flax.models.layers import Residual
 from t2t_flax.registry import load_extensions
-from t2t_flax.training.model_summary import describe
-from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.train_state import init_state, make_model, parameter_shapes, parameters_of, path_names
+from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.train_state import make_model, parameter_shapes, parameters_of, path_names
 
 load_extensions()
 RATES = dict(schedule="inverse_sqrt", peak_lr=1e-2)
@@ -168,14 +167,6 @@ def test_initial_values_are_those_without_the_rule_times_its_factors(model):
     jax.tree_util.tree_map_with_path(check, plain.params, state.params)
 
 
-def test_initial_tables_spread_as_those_of_the_base():
-    """Of lookups, whatever the width: the factor sqrt(d_model) grows with it."""
-    for width in (64, 256):
-        config = wide(64, dict(d_model=width, embed_scale="none"))
-        table = model_and_state(config, vocab=2000)[2].params["shared_embedding"]["table"]
-        assert np.std(table) == pytest.approx(64**-0.5, rel=0.02)
-
-
 def test_the_function_of_the_model_is_the_papers():
     """So decoding, exports and other engines need not know the rule."""
     logits = []
@@ -207,19 +198,6 @@ def test_what_has_no_rule_is_refused_by_name(named):
         config_lib.resolve(config)
 
 
-def test_the_advice_for_noam_gives_the_base_models_rates():
-    noam = small_config(model=dict(d_model=4, num_heads=1), optimizer=dict(schedule="noam", lr_scale=2.0))
-    with refused("peak_lr") as error:
-        config_lib.resolve(
-            config_lib.to_config_dict(small_config(optimizer=dict(lr_scale=2.0), mup=dict(base_width=4)))
-        )
-    peak = float(str(error.value).rpartition("= ")[2].removesuffix("."))
-    other = small_config(optimizer=dict(schedule="inverse_sqrt", peak_lr=peak))
-    for update in (1, 7, 10, 11, 500):
-        rates = [float(learning_rate_schedule(config)(update)) for config in (noam, other)]
-        assert rates[0] == pytest.approx(rates[1], rel=1e-5)
-
-
 def test_parameters_without_a_rule_and_other_keys_of_parameters_are_refused():
     assert kind_of(("encoder_0", "self_attention", "position_bias", "table"), wide()) is None
     with refused("encoder_0/mixer/gate"):
@@ -228,27 +206,3 @@ def test_parameters_without_a_rule_and_other_keys_of_parameters_are_refused():
         factors_of(wide(), {"shared_embedding": {"table": 0}})
     with refused("finetuning"):
         parameters_of(wide().with_values({"finetuning.freeze": "encoder_*"}))
-
-
-def test_explain_shows_what_the_rule_does():
-    text = describe(wide(4, dict(num_kv_heads=2)))
-    assert "d_model 4, d_ff 8, d_k 1" in text
-    rows = {line[2:26].strip(): line[26:].split() for line in text.splitlines() if " x " in line}
-    assert rows["tables"] == ["0.25", "0.5", "x", "0.5"]
-    assert rows["queries"][2:] == ["x", "0.125"]
-    assert rows["feed-forward"][2:] == ["x", "0.25"]
-    assert rows["gain of the last norm"] == ["0.5", "1", "x", "0.5"]
-
-
-def test_explain_shows_the_scale_of_branches():
-    config = wide(4, dict(norm_placement="pre", num_encoder_layers=8, num_decoder_layers=2))
-    assert "branches" not in describe(config)
-    assert "branches x 0.25" in describe(config.with_values({"mup.base_layers": 2}))
-
-
-def test_the_state_on_a_mesh_is_that_on_one_device():
-    states = []
-    for mesh in (devices_mesh(), devices_mesh(fsdp=2)):
-        config = wide()
-        states.append(init_state(config, make_model(config, 37, 37), make_optimizer(config), mesh)[0])
-    jax.tree.map(lambda x, y: np.testing.assert_array_equal(x, y), *(jax.device_get(state) for state in states))

@@ -155,12 +155,6 @@ def test_impossible_settings_are_refused(data, groups, names):
         task_of(config_lib.resolve(config_lib.to_config_dict(config_of(**groups)))).validate_config()
 
 
-def test_preset_equals_the_papers_parsing_setup():
-    c = config_lib.load_config("configs/parsing.py:paper")
-    assert (c.data.task, c.decode.beam_size, c.decode.alpha, c.decode.max_length_offset) == ("parsing", 21, 0.3, 300)
-    assert (c.model.num_encoder_layers, c.model.d_model, c.data.vocab_size) == (4, 1024, 16_000)
-
-
 @pytest.mark.drill
 @pytest.mark.slow
 def test_small_grammar_is_learned(treebank, capsys, tmp_path, monkeypatch):

@@ -15,7 +15,6 @@ from t2t_flax import locks
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.storage import leases
 from t2t_flax.extensions.storage.leases import this_process
-from t2t_flax.training.progress import MetricsWriter, read_metrics
 
 RUN = "gs://bucket/run"
 STARTS = 30
@@ -39,16 +38,6 @@ def elsewhere(number, **values):
 
 def lease_names():
     return [name for name in files.list_names(RUN) if name.startswith(".lock-")]
-
-
-def test_without_a_lease_one_of_two_runs_loses_its_metrics(gcs):
-    """What the lease is for."""
-    writers = [MetricsWriter(epath.Path(RUN), resume_step=0) for _ in range(2)]
-    for step, writer in enumerate([*writers, *writers], 1):
-        writer.write(step, {"loss": 1.0})
-    for writer in writers:
-        writer.close()
-    assert [line["step"] for line in read_metrics(RUN)] == [2, 4]
 
 
 @pytest.mark.parametrize("expired", [False, True])

@@ -160,13 +160,3 @@ def test_the_filters_see_the_own_segmentation(tmp_path):
     assert 0 < plain.train.meta["dropped"] == drawn.train.meta["dropped"]
     for i in range(plain.train.num_pairs):
         assert plain.train.source(i).tolist() == drawn.train.source(i).tolist()
-
-
-def test_control_symbols_come_before_every_segmentation(tmp_path):
-    config, corpus = corpus_of(
-        tmp_path, data=DATA | dict(vocab_size=360), languages=dict(directions="train=en-de, valid=en-de")
-    )
-    symbol, batches = corpus.tokenizers.source.control_symbols["<2de>"], corpus.batches(config)
-    for k in range(20):
-        for ids in sentences(batches.batch(k), 0).values():
-            assert ids[0] == symbol and ids.count(symbol) == 1
