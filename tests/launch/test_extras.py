@@ -91,12 +91,6 @@ def test_keys_that_a_config_file_sets_count(tmp_path):
     assert {"wandb", "gcsfs"} <= found
 
 
-def test_extras_can_be_added():
-    flags = ("--name=n", "--accelerators=H100:8", "--extras=hf,gcs")
-    (words,) = dry("skypilot", "run", *flags, "--", *TRAIN, "--workdir=gs://b", cwd=ROOT)
-    assert "--env=T2T_EXTRAS=cuda,hf,gcs" in words
-
-
 def test_every_extra_is_known_to_the_launchers():
     """Those that no command of a launched run needs are named here."""
     assert launcher_extras() | {"tpu", "cuda", "plan", "plan-gpu", "torch", "dev", "all"} == EXTRAS.keys()

@@ -82,20 +82,6 @@ def test_killed_process_ends_the_others_and_the_same_command_resumes(workdir, se
     assert sorted(path.name for path in tmp_path.iterdir()) == ["logs", "out"]
 
 
-def test_signal_to_one_process_stops_both_with_75(workdir, tmp_path):
-    output, many = tmp_path / "out", tmp_path / "in"
-    many.write_text("Where is the dog?\n" * 2 * TURN)
-    words = command(workdir, many, output, "--config.decode.batch_size=1")
-    part = tmp_path / "out.partial-1-of-2"
-    with Processes(tmp_path / "logs", 2, words) as processes:
-        processes.wait_for(lambda: part.exists() and part.stat().st_size, "the first window", 400.0)
-        processes.all[1].terminate()
-        assert processes.wait() == [75, 75], processes.outputs()
-    for i in range(2):
-        assert_names(processes.output(i), "SIGTERM", "--resume")
-    assert not output.exists() and part.stat().st_size
-
-
 def test_mesh_over_several_processes_is_refused(workdir, sentences, tmp_path):
     words = command(workdir, sentences, tmp_path / "out", "--config.mesh.tensor=4")
     with Processes(tmp_path / "logs", 2, words) as processes:

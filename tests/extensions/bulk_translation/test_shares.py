@@ -3,16 +3,15 @@
 import argparse
 import contextlib
 import time
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
+from helpers import capitals_run
 from helpers.refusals import assert_names, refused, refused_command
 from helpers.thread_groups import run_processes
 
 from t2t_flax.cli.lines import paired
 from t2t_flax.config import Config, override, resolve, to_config_dict
-from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation import restore
 from t2t_flax.extensions.bulk_translation import shared_translation
@@ -35,32 +34,18 @@ def test_each_line_belongs_to_one_process_and_windows_stay_within_a_turn(n, coun
     assert sorted(numbers) == list(range(n))
 
 
-class CapitalsRun:
-    """Translations are the lines in capitals with their number; `fail_at`: the line at which translating fails."""
+class CapitalsRun(capitals_run.CapitalsRun):
+    """Translations have the numbers of their lines; `fail_at`: the line at which translating fails."""
 
     fail_at = ""
     before_batch = staticmethod(lambda: None)
 
-    def __init__(self, n_best, more=None):
-        keys = {"decode.batch_size": "1", "decode.n_best": n_best} | (more or {})
-        self.config = resolve(override(to_config_dict(Config()), keys))
-        self.steps, self.params, self.mesh = (20,), {}, SimpleNamespace(shape={"data": 1, "fsdp": 1})
-        self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
-
-    def for_decoding(self):
-        return self
-
-    def translate(self, lines, *, prefixes=None, first_line=0, progress):
+    def translate(self, lines, *, first_line=0, **more):
         if self.fail_at in lines:
             raise UserError(f"failed at {self.fail_at}")
         self.before_batch()
-        progress(len(lines), len(lines))
-        starts = prefixes or [""] * len(lines)
-        texts = [
-            f"{start}{line.upper()}#{i}" for i, (start, line) in enumerate(zip(starts, lines, strict=True), first_line)
-        ]
-        n_best = self.config.decode.n_best
-        return [Translation(tuple(Hypothesis(f"{t}~{n}", (), -n, -n, False) for n in range(n_best))) for t in texts]
+        numbered = [f"{line}#{i}" for i, line in enumerate(lines, first_line)]
+        return super().translate(numbered, first_line=first_line, **more)
 
 
 class Supervisor:
@@ -105,7 +90,8 @@ def translate(monkeypatch, tmp_path):
 
         def load(workdir, *, local, group, **choice):
             assert local
-            run = CapitalsRun(str(n_best))
+            keys = {"decode.batch_size": "1", "decode.n_best": str(n_best)}
+            run = CapitalsRun(resolve(override(to_config_dict(Config()), keys)))
             if before_batch:
                 run.before_batch = lambda: before_batch(supervisors[group.index])
             run.fail_at, run.params = fail_at, {"w": jnp.float32(weights[group.index])}
@@ -159,14 +145,14 @@ def test_output_is_joined_only_when_all_shares_are_complete_and_resumes(translat
     failed = translate(2, fail_at="line 16")  # the second turn of process 1
     assert any("line 16" in str(each) and "--resume" in str(each) for each in failed)
     assert not (tmp_path / "out").exists()
-    assert (tmp_path / "out.partial-1-of-2").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(5, 10))
+    assert (tmp_path / "out.partial-1-of-2").read_text() == "".join(f"LINE {i}#{i}\n" for i in range(5, 10))
     assert all("--resume" in str(each) for each in translate(2) if isinstance(each, UserError))
     answers = translate(3, resume=True)
     assert all(isinstance(each, Exception) for each in answers)
     assert any("2 processes" in str(each) for each in answers)
     assert_names(str(translate(1, resume=True)[0]), "2 processes")
     assert translate(2, resume=True) == [0, 0]
-    assert (tmp_path / "out").read_text() == "".join(f"LINE {i}#{i}~0\n" for i in range(23))
+    assert (tmp_path / "out").read_text() == "".join(f"LINE {i}#{i}\n" for i in range(23))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out", "w"]
 
 

@@ -44,26 +44,7 @@ class Pieces:
         return text.decode(errors="replace")
 
 
-ALPHABET = [
-    "▁",
-    "a",
-    "b",
-    "-",
-    "é",
-    "▁a",
-    "ab",
-    "▁ab",
-    "b-",
-    "-a",
-    "▁ba",
-    "a▁b",
-    "<0xC3>",
-    "<0xA9>",
-    "木",
-    "林",
-    "木林",
-    "▁木",
-]
+ALPHABET = "▁ a b - é ▁a ab ▁ab b- -a ▁ba a▁b <0xC3> <0xA9> 木 林 木林 ▁木".split()
 
 
 def forbidden_after(tokenizer, phrases, ids):

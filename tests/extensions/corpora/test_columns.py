@@ -11,9 +11,8 @@ import pytest
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.dataset import check_sources, prepare_corpus
+from t2t_flax.data.dataset import check_sources
 from t2t_flax.data.sources import open_source
-from t2t_flax.extensions.corpora.list_dropped import dropped_by
 from t2t_flax.tasks import task_of
 
 ROWS = [
@@ -110,25 +109,6 @@ def test_pairs_beyond_a_limit_are_left_out_and_keep_their_place(folder, file, te
 def test_wrong_columns_are_named_with_their_place(folder, spec, names):
     with refused(*names):
         list(open_en_de(spec, folder).pairs())
-
-
-def test_dropped_pairs_are_counted_by_source_and_listed(folder):
-    keys = {
-        "data.train": "a=p.tsv:3,4:2>=0.7; b=p.jsonl:src,tgt.text",
-        "data.root": str(folder),
-        "data.vocab_size": "285",
-    }
-    keys |= {
-        "data.max_length": "64",
-        "data.batch_tokens": "256",
-        "data.pack_length": "64",
-        "filters.duplicates": "True",
-    }
-    config = resolve(override(default_config(), keys))
-    corpus = prepare_corpus(task_of(config), folder / "run")
-    assert [(one["score"], one["duplicate"]) for one in corpus.train.meta["counts_of_sources"]] == [(1, 0), (0, 3)]
-    listed = [(where.rpartition("/")[2], reason) for where, reason in dropped_by(config, corpus.tokenizers)]
-    assert listed == [("p.tsv line 2", "score"), *((f"p.jsonl line {n}", "duplicate") for n in (1, 3, 4))]
 
 
 @pytest.mark.parametrize("bits", [16, 32, 64])

@@ -147,23 +147,6 @@ def test_progress_counts_every_sentence_once(exported):
     assert calls[-1] == (20, 20) and calls == sorted(calls)
 
 
-@pytest.mark.parametrize(
-    "keys, named",
-    [
-        ({}, ["early_stopping = beam_full", "length_penalty = power"]),
-        (dict(length_penalty="power"), ["early_stopping = beam_full"]),
-        (dict(early_stopping="beam_full"), ["length_penalty = power"]),
-        (dict(early_stopping="top_finished", length_penalty="none"), ["early_stopping = beam_full"]),
-        (dict(early_stopping="exact", beam_size=1, length_penalty="none"), ["early_stopping = beam_full"]),
-        (dict(strategy="sample"), ["strategy = sample"]),
-    ],
-)
-def test_other_rules_are_named(keys, named):
-    message = search_difference(Decode(**keys))
-    assert all(f"decode.{key}" in message for key in named)
-    assert len(named) == message.count("decode.") - (keys.get("strategy") == "sample")
-
-
 def test_outputs_longer_than_the_exported_positions_are_named():
     assert length_difference(Decode(), Model()) is None
     assert "decode.max_length_ratio" in length_difference(Decode(max_length_ratio=3.0), Model())

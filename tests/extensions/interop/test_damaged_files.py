@@ -236,22 +236,10 @@ NESTED = '{"a":' * 3000 + "1" + "}" * 3000
 
 
 def test_nested_json(toy_file, tmp_path):
-    for name in ("config", "generation_config", "tokenizer_config", "vocab"):
-        folder = tmp_path / name
-        folder.mkdir()
-        marian_folder(folder)
-        (folder / f"{name}.json").write_text(NESTED)
-        with refused(f"{name}.json", "64"):
-            read_model(folder)
-    (tmp_path / "model.bin").write_bytes(model_bin())
-    (tmp_path / "config.json").write_text(NESTED)
-    with refused("config.json"):
-        read_model(tmp_path)
     (tmp_path / "vocabulary.json").write_text("[" * 3000)
     with refused("vocabulary.json"):
         read_tokens(tmp_path / "vocabulary.json")
     folder = own_folder(tmp_path, toy_file, {})
-    (folder / "config.json").unlink()
     for file in (folder / "tokenizer").iterdir():
         file.write_text(NESTED)
     with refused("tokenizer.model"):

@@ -7,7 +7,7 @@ import pytest
 from helpers.refusals import refused, refused_command
 
 import t2t_flax
-from t2t_flax.config import Config, resolve, to_config_dict
+from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.translator import check_decoder
 from t2t_flax.extensions.interop import ctranslate2_decoder as engine_module
@@ -56,25 +56,16 @@ def test_records_name_the_engine_and_are_not_taken_for_those_of_another(workdir)
     "keys, named",
     [
         ({}, "decode.early_stopping"),
+        ({"decode.early_stopping": "beam_full"}, "decode.length_penalty"),
         ({"decode.strategy": "sample"}, "decode.strategy"),
         ({"decode.strategy": "greedy", "decode.max_length_offset": "5000"}, "decode.max_length_offset"),
         ({"decode.strategy": "greedy", "model.position": "rotary"}, "model.position"),
+        ({"decode.engine": "jax", "ctranslate2.quantization": "int8"}, "config.ctranslate2.quantization"),
     ],
 )
 def test_what_is_impossible_is_refused_by_key(keys, named):
-    config = to_config_dict(Config())
-    for key, value in ({"decode.engine": "ctranslate2"} | keys).items():
-        group, name = key.split(".")
-        config[group][name] = int(value) if value.isdigit() else value
     with refused("config.decode.engine", named):
-        check_decoder(resolve(config))
-
-
-def test_quantization_is_for_ctranslate2():
-    config = to_config_dict(Config())
-    config.ctranslate2.quantization = "int8"
-    with refused("config.ctranslate2.quantization", "config.decode.engine"):
-        resolve(config)
+        check_decoder(resolve(override(to_config_dict(Config()), {"decode.engine": "ctranslate2"} | keys)))
 
 
 def test_without_the_extra_it_is_refused(workdir, monkeypatch):

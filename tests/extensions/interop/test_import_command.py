@@ -1,12 +1,8 @@
 """`import` on the command line: runs that every other command takes, round trips of `export`, and messages."""
 
 import dataclasses
-import errno
-import gzip
-import json
 import os
 import shutil
-import tempfile
 
 import numpy as np
 import pytest
@@ -100,47 +96,6 @@ def test_imported_run_is_fine_tuned(imported, tmp_path, capsys):
     assert 0 < max(moved) < 0.1
 
 
-@pytest.fixture(scope="module")
-def transliteration(real_data, tmp_path_factory):
-    """The trained model of CTranslate2's tests, as a NumPy archive and as its model.bin of binary version 2."""
-    source = real_data / "models" / "ct2-aren-transliteration"
-    if not source.is_dir():
-        pytest.skip("the data folder has no models/ct2-aren-transliteration")
-    folders = {kind: tmp_path_factory.mktemp("aren") / kind for kind in ("bin", "npz")}
-    for folder in folders.values():
-        folder.mkdir()
-        for side in ("source", "target"):
-            shutil.copy(source / f"{side}_vocabulary.txt", folder)
-    (folders["bin"] / "model.bin").write_bytes(gzip.decompress((source / "model.bin.gz").read_bytes()))
-    shutil.copy(source / "weights.npz", folders["npz"])
-    return source, folders
-
-
-@pytest.mark.real_data
-def test_files_of_older_versions_of_ctranslate2_are_refused(transliteration, tmp_path):
-    folder = transliteration[1]["bin"]
-    refused_command(["import", f"--from={folder}", f"--workdir={tmp_path / 'run'}"], "version 2;", "6")
-
-
-@pytest.mark.real_data
-def test_trained_model_of_ctranslate2_translates_as_there(transliteration, tmp_path, capsys):
-    """Beam 4 without a length penalty, from the reference file; its tokens are characters."""
-    source, folders = transliteration
-    rules = {"early_stopping": "top_finished", "length_penalty": "none", "max_length_ratio": 0, "max_length_offset": 256,
-             "n_best": 4}  # fmt: skip
-    words = [f"--from={folders['npz']}", "--source-language=ar", "--target-language=en"]
-    words += [f"--config.decode.{key}={value}" for key, value in rules.items()]
-    refused_command(["import", *words, f"--workdir={tmp_path / 'run'}"], "--num-heads")
-    words.append("--num-heads=8")
-    assert main(["import", *words, f"--workdir={tmp_path / 'run'}"]) == 0
-    assert_names(capsys.readouterr().out, "CTranslate2, ar-en")
-    run = t2t_flax.load(tmp_path / "run")
-    assert run.config.model.num_heads == 8 and run.config.data.source_eos is False
-    cases = json.loads((source / "reference.json").read_text(encoding="utf-8"))["cases"]
-    for translation, case in zip(run.translate([" ".join(case["source"]) for case in cases]), cases, strict=True):
-        assert [h.text for h in translation.hypotheses] == [" ".join(best["tokens"]) for best in case["beam4"]]
-
-
 def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path):
     target = f"--workdir={tmp_path / 'new'}"
     empty, other = tmp_path / "empty", tmp_path / "other"
@@ -164,14 +119,6 @@ def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path):
     ]:
         refused_command(["import", *words], *names)
         assert sorted(os.listdir(tmp_path)) == before
-
-
-def test_a_model_of_the_package_is_refused_where_the_working_folder_is_read_only(tmp_path, monkeypatch):
-    def refuse(dir):
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(dir))
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    refused_command(["import", f"--from={tmp_path}", "--workdir=pretrained:toy"], "pretrained:toy")
 
 
 def test_safetensors_of_another_model_are_refused(imported, tmp_path):

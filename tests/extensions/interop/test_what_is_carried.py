@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import types
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from helpers.refusals import refused
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import Config, Decode, Model
-from t2t_flax.evaluation.restore import load
+from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop import ctranslate2_export, marian_export, marian_import
 from t2t_flax.extensions.interop import export as export_lib
 from t2t_flax.extensions.interop.export import export
@@ -164,19 +163,10 @@ def test_sources_without_eos_are_refused():
         marian_export.check_exportable(config)
 
 
-def test_an_exported_model_has_no_adapters(tmp_path, monkeypatch):
+def test_an_exported_model_has_no_adapters(workdir, tmp_path):
     """They are merged into its parameters."""
     pytest.importorskip("t2t_flax.extensions.finetuning")
-    written = []
-    monkeypatch.setattr(export_lib, "write_model", lambda path, config, *_, **__: written.append(config))
-    monkeypatch.setattr(export_lib, "_safetensors", lambda *_: "")
-    monkeypatch.setattr(export_lib, "sections", lambda *_: [])
-    monkeypatch.setattr(export_lib, "front_matter", lambda *_: "")
-    monkeypatch.setattr(export_lib, "model_directions", lambda *_: ([], []))
-    monkeypatch.setattr(export_lib, "codes_of", lambda *_: ("en", "de"))
-    tokenizers = types.SimpleNamespace(
-        digest="", save=lambda path: None, source=types.SimpleNamespace(target_languages=[])
-    )
-    config = Config().with_values({"finetuning.lora_rank": 8})
-    export(tmp_path / "out", "safetensors", config, {}, tokenizers, steps=[1])
-    assert [c.value("finetuning.lora_rank") for c in written] == [0]
+    run = load(workdir)
+    config = run.config.with_values({"finetuning.lora_rank": 8})
+    export(tmp_path / "out", "safetensors", config, run.params, run.tokenizers, steps=[2])
+    assert stored_config(tmp_path / "out").value("finetuning.lora_rank") == 0

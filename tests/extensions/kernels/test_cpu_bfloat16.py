@@ -58,18 +58,6 @@ def test_users_of_the_slower_precision_are_told_of_the_key(fast):
     assert not precision.advice(with_precision(), decoding=False)
 
 
-def test_nobody_is_told_of_a_key_that_is_set_or_without_effect(fast, monkeypatch):
-    fast(True)
-    for config in (with_precision(decode="float32"), with_precision(decode="bfloat16")):
-        assert not precision.advice(config, decoding=True)
-    other = with_precision()
-    other = dataclasses.replace(other, decode=dataclasses.replace(other.decode, engine="ctranslate2"))
-    assert not precision.advice(other, decoding=True)
-    monkeypatch.setattr(precision.jax, "default_backend", lambda: "tpu")
-    assert not precision.advice(with_precision(), decoding=True)
-    assert not precision.advice(with_precision("bfloat16"), decoding=False)
-
-
 def test_compiler_options_follow_precision_rematerialization_and_backend(fast, monkeypatch):
     fast(True)
     assert precision.compiler_options(with_precision()) is None

@@ -16,7 +16,6 @@ from t2t_flax.evaluation.direction_table import direction_table
 from t2t_flax.evaluation.evaluate import compute_scores, evaluate, validation_score
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import validation_loss
 from t2t_flax.training.train_state import init_state
 
@@ -57,16 +56,6 @@ def test_validation_is_that_of_each_source_alone_and_their_mean(tmp_path, cache)
             assert values[f"{metric}/{name}"] == alone[name][metric] == alone[name][f"{metric}/{name}"]
     for metric in ("nll", "loss", "accuracy"):
         assert values[metric] == np.mean([alone[name][metric] for name in alone])
-
-
-def test_the_best_checkpoint_is_that_of_the_mean(workdir):
-    lines = [line for line in read_metrics(workdir) if "valid_nll" in line]
-    assert [line["step"] for line in lines] == [3, 6]
-    for line in lines:
-        of_sets = [line["valid_nll/en-de"], line["valid_nll/de-en"]]
-        assert line["valid_nll"] == pytest.approx(np.mean(of_sets), abs=1e-12) and len(set(of_sets)) == 2
-    best = load(workdir, best=True)
-    assert -best.checkpoint.metric == min(line["valid_nll"] for line in lines)
 
 
 def test_decoding_validates_each_direction_with_its_own_languages(workdir, cache, tmp_path):

@@ -6,20 +6,16 @@ import pickle
 import numpy as np
 import pytest
 from helpers.configs import small_config
-from helpers.runs import tiny_run
-from helpers.thread_groups import run_processes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
 from t2t_flax.data.batching.streams import Visits
-from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.extensions.subwords.drawn_pairs import DrawnPairs
-from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=60, on_too_long="truncate", empty_lines="drop", keep_texts=True)
 CONFIG = small_config(data=dict(max_length=60, pack_length=60, batch_tokens=300)).data
@@ -106,38 +102,3 @@ def test_what_the_ids_depend_on_is_in_the_key(drawn):
     others = [dict(seed=1), dict(kind="x"), dict(strength=0.7), dict(config=shorter)]
     keys = [drawn.key, *(dataclasses.replace(drawn, **field).key for field in others)]
     assert len(set(map(str, keys))) == 5
-
-
-def drawn_run(workdir):
-    """Mixed sources with a tag and drawn segmentations; shares change in the midst of a window."""
-    return tiny_run(
-        workdir,
-        data=dict(train="many=toy:train:300; few=toy:train:60", valid="toy:valid:30"),
-        mixtures=dict(shares="many=3, few=1; 5: few=1", tags="few=<t>"),
-        subwords=dict(bpe_dropout=0.2),
-        checkpoint=dict(every_steps=2),
-        train=dict(steps=7),
-    )
-
-
-def test_hosts_build_the_rows_of_one(tmp_path):
-    """Each opens the store, draws the window and fills its own rows."""
-    pytest.importorskip("t2t_flax.extensions.mixtures")
-    config = drawn_run(tmp_path)
-
-    def rows(group):
-        corpus = prepare_corpus(task_of(config), tmp_path / "run", group=group)
-        batches = corpus.batches(config, shards=group.count)
-        found = []
-        for k in range(9):
-            batch = batches.batch(k)
-            share = batch.shape.rows // group.count
-            found.append(batch.rows(group.index * share, (group.index + 1) * share))
-        return found
-
-    (alone,), together = run_processes(1, rows), run_processes(2, rows)
-    for k in range(9):
-        for name in alone[k]:
-            rows_of_all = np.concatenate([host[k][name] for host in together], axis=1)
-            one = alone[k][name].reshape(-1, alone[k][name].shape[-1])
-            np.testing.assert_array_equal(rows_of_all.reshape(-1, one.shape[-1])[: len(one)], one)

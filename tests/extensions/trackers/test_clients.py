@@ -4,7 +4,6 @@ import json
 import os
 import struct
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from etils import epath
@@ -138,39 +137,6 @@ def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, mo
 def tracked_run(folder):
     folder.mkdir()
     return clients_lib.TrackedRun(epath.Path(folder), folder, config_of("mlflow"), 0)
-
-
-def test_mlflow_server_where_another_run_makes_the_experiment_first(tmp_path, clients, monkeypatch):
-    """Without a lock, which a server that does not answer would hold."""
-    tracking, exceptions = pytest.importorskip("mlflow.tracking"), pytest.importorskip("mlflow.exceptions")
-    found = [None, SimpleNamespace(experiment_id="7")]
-    made = []
-
-    class Client:
-        def __init__(self, tracking_uri):
-            assert tracking_uri == "https://server"
-
-        def get_experiment_by_name(self, name):
-            return found.pop(0)
-
-        def create_experiment(self, name, artifact_location):
-            assert artifact_location is None
-            raise exceptions.MlflowException("RESOURCE_ALREADY_EXISTS")
-
-        def create_run(self, experiment, **options):
-            made.append(experiment)
-            return SimpleNamespace(info=SimpleNamespace(run_id="r"))
-
-        def log_batch(self, *arguments, **options):
-            pass
-
-    monkeypatch.setattr(tracking, "MlflowClient", Client)
-    monkeypatch.setattr(clients_lib.fcntl, "flock", lambda *arguments: pytest.fail("locked"))
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", "https://server")
-    assert clients_lib.mlflow(tracked_run(tmp_path / "run"), "").id == "r" and made == ["7"]
-    found[:] = [None, None]
-    with pytest.raises(exceptions.MlflowException, match="ALREADY_EXISTS"):
-        clients_lib.mlflow(tracked_run(tmp_path / "other"), "")
 
 
 def test_own_sqlite_file_of_mlflow_is_locked_and_keeps_artifacts_with_the_run(tmp_path, clients, monkeypatch):
