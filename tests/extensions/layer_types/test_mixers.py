@@ -12,6 +12,7 @@ from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small
 from t2t_flax.config import Model
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.decoding.search_loop import grow
+from t2t_flax.extensions.layer_types import LayerTypes
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
 from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.registry import load_extensions
@@ -110,6 +111,28 @@ def test_cached_decoding_equals_recomputing_the_prefix(model_and_params):
 
 def one_segment(length: int) -> MixerInputs:
     return MixerInputs(jnp.ones((1, length), jnp.int32), jnp.arange(length)[None])
+
+
+@pytest.mark.parametrize(
+    ("mixer", "depth", "causal", "offsets"),
+    [
+        ("conv", 0, False, (-1, 0, 1)),
+        ("conv", 0, True, (-2, -1, 0)),
+        ("dilated_conv", 1, True, (-6, -3, 0)),
+        ("dilated_conv", 2, False, (-9, 0, 9)),
+    ],
+)
+def test_convolutions_add_the_inputs_at_their_offsets(mixer, depth, causal, offsets):
+    """Oracle: a loop over positions and taps, with NumPy."""
+    keys = (("layer_types", LayerTypes(conv_kernel_size=3)),)
+    config = Model(d_model=4, num_heads=2, mixer=mixer, extensions=keys)
+    module = make_mixer(config, jnp.dtype("float32"), causal=causal, depth=depth)
+    x = jax.random.normal(jax.random.key(0), (1, 20, 4))
+    out, variables = jax.jit(module.init_with_output)(jax.random.key(1), x, one_segment(20))
+    kernel = np.asarray(nn.unbox(variables)["params"]["taps"]["kernel"])
+    for t in range(20):
+        seen = [(x[0, t + offset], tap) for offset, tap in zip(offsets, kernel, strict=True) if 0 <= t + offset < 20]
+        np.testing.assert_allclose(out[0, t], sum(row @ tap for row, tap in seen), atol=1e-5)
 
 
 @pytest.mark.parametrize("width", [3, 5, 7])
