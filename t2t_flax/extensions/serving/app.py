@@ -15,7 +15,7 @@ from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
-from pydantic import BaseModel, Field, ValidationError
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.serving import libretranslate
@@ -30,22 +30,30 @@ LAST_BATCH = 5.0
 """Seconds for which the end of a server waits for the batches on the device."""
 
 
+def _whole(text: str) -> str:
+    text.encode()  # raises ValueError for half of a surrogate pair, which JSON may spell
+    return text
+
+
+Text = Annotated[str, AfterValidator(_whole)]
+
+
 class TranslateRequest(BaseModel):
     """Body of POST /api/translate."""
 
-    text: list[str]
-    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
+    text: list[Text]
+    model: Annotated[Text | None, Field(description="a name of GET /api/models")] = None
     n_best: Annotated[int, Field(ge=1)] = 1
-    target_language: str | None = None
+    target_language: Text | None = None
 
 
 class AttentionRequest(BaseModel):
     """Body of POST /api/attention."""
 
-    source: str
-    target: Annotated[str | None, Field(description="without it, the model's own translation")] = None
-    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
-    target_language: str | None = None
+    source: Text
+    target: Annotated[Text | None, Field(description="without it, the model's own translation")] = None
+    model: Annotated[Text | None, Field(description="a name of GET /api/models")] = None
+    target_language: Text | None = None
 
 
 def create_app(

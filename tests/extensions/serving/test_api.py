@@ -125,6 +125,16 @@ def test_garbage_is_answered_with_4xx_and_the_server_lives(server, data):
     assert server.get("/health").json() == {"status": "ok"}
 
 
+def test_half_of_a_surrogate_pair_is_no_text(server):
+    wrong = "\ud800"
+    for path, body in (
+        ("/translate", PAIR | {"q": wrong}), ("/api/translate", {"text": [wrong]}), ("/api/attention", {"source": wrong}),
+        ("/api/translate", {"text": ["a"], "target_language": wrong}),
+    ):  # fmt: skip
+        answer = server.post(path, content=json.dumps(body), headers=JSON_HEADERS)
+        assert answer.status_code == 400 and answer.json()["error"]
+
+
 def test_metrics_count_requests_by_route_and_status(server):
     before = server.metric("requests_total", path="other", status="404")
     server.get("/some/other/path")
