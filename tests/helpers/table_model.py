@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +59,18 @@ def sentences(caps, prefix=None, keys=None, **more) -> Sentences:
     """Inputs of a search, of lists or arrays."""
     named = more if prefix is None else more | {"prefix": np.asarray(prefix, np.int32)}
     return Sentences(jnp.asarray(caps, jnp.int32), keys, {name: jnp.asarray(x) for name, x in named.items()})
+
+
+def outputs(result, b: int) -> list[tuple[int, ...]]:
+    """The hypotheses of a sentence."""
+    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True) if n]
+
+
+def every_output(cap: int):
+    """Every output of tokens 2, 3 and 4, ended by EOS or by the cap."""
+    for n in range(cap):
+        yield from ((*body, 1) for body in itertools.product((2, 3, 4), repeat=n))
+    yield from itertools.product((2, 3, 4), repeat=cap)
 
 
 @functools.cache

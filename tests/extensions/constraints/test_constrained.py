@@ -1,13 +1,12 @@
 """Constrained beam search against exhaustive enumeration of all outputs."""
 
 import dataclasses
-import itertools
 
 import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh
-from helpers.table_model import PARAMS, TableModel, sentences
+from helpers.table_model import PARAMS, TableModel, every_output, outputs, sentences
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,10 +36,6 @@ def search(seeds, phrases, options, caps, *, lengths=(4, 16), prefix=None, put=l
     return jax.tree.map(np.asarray, result)
 
 
-def outputs(result, b):
-    return [tuple(ids[:n].tolist()) for ids, n in zip(result.tokens[b], result.lengths[b], strict=True) if n]
-
-
 def places(tokens, form, begins):
     """(start, end) of each occurrence of a form that no token continues."""
     for start in range(len(tokens) - len(form) + 1):
@@ -61,12 +56,6 @@ def holds(tokens, phrases, ordered=False, begins=b""):
         return any(first >= start and after(end, rest[1:]) for first, end in found)
 
     return after(0, phrases)
-
-
-def every_output(cap):
-    for n in range(cap):
-        yield from ((*body, EOS) for body in itertools.product((2, 3, 4), repeat=n))
-    yield from itertools.product((2, 3, 4), repeat=cap)
 
 
 FORMS = st.lists(st.lists(st.sampled_from((2, 3, 4)), min_size=1, max_size=3).map(tuple), min_size=1, max_size=2)
