@@ -14,6 +14,11 @@ def open_pairs(folder: Path, pairs: list[tuple[str, str]], name: str = "t") -> S
     return open_source(f"{name}.en,{name}.de", root=str(folder), source_language="en", target_language="de")
 
 
+def open_en_de(spec: str, root: Path | str = "") -> Source:
+    """Opens a source of English and German as one of training text."""
+    return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
+
+
 class Numbers(Source):
     """Pairs NAME 0 to NAME count - 1."""
 

@@ -6,7 +6,6 @@ import secrets
 import shutil
 import socket
 import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -186,25 +185,3 @@ def test_training_of_two_tasks_survives_two_requeues(slurm, tmp_path, cache):
     assert losses(tmp_path / "run") == losses(tmp_path / "whole") and len(losses(tmp_path / "run")) == steps
     if keep := os.environ.get("T2T_SLURM_LOG"):
         Path(keep).write_text(text())
-
-
-def test_deleted_job_is_not_requeued_and_resume_waits(slurm, tmp_path):
-    job = submit(slurm, tmp_path, "run", "--name=stays", "--", sys.executable, "-c", SAVES)
-    wait_for(lambda: "up" in ((p := tmp_path / "stays.log").exists() and p.read_text() or ""), "it runs")
-    behind = submit(slurm, tmp_path, "resume", "--name=stays", "--", "true")
-    time.sleep(2)
-    assert state(slurm, behind) == "PENDING"
-    subprocess.run(
-        [str(ROOT / "launch" / "slurm.sh"), "delete", "--name=stays"], env=slurm, cwd=tmp_path, check=True, timeout=60
-    )
-    wait_for(lambda: state(slurm, job) in ("CANCELLED", ""), "it is cancelled")
-    time.sleep(3)
-    assert state(slurm, job) in ("CANCELLED", "") and state(slurm, behind) in ("CANCELLED", "")
-
-
-SAVES = """
-import signal, sys, time
-signal.signal(signal.SIGTERM, lambda *_: sys.exit(75))
-print("up", flush=True)
-while True: time.sleep(0.1)
-"""

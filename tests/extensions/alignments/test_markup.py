@@ -175,10 +175,3 @@ def test_a_damaged_placeholder_is_replaced_where_it_is_aligned():
     for damaged in ("0", "\u2047", "{ 0"):
         targets = aligned([damaged, "Dateien", "löschen?"], weights)
         assert [t.text for t in restored(fragment.words, targets, weights)] == ["{0}", "Dateien", "löschen?"]
-
-
-def test_marked_sections_stay_as_they_are():
-    line = "a <![CDATA[ x > ]]> b <![if !IE]> c <![endif]> d <![x[ e ]]> f <![ g"
-    fragment = fragment_of(line)
-    assert [piece.raw for piece in fragment.pieces] == ["<![CDATA[ x > ]]>", "<![if !IE]>", "<![endif]>", "<![x[ e ]]>"]
-    assert fragment.text == "a b c d f <![ g"

@@ -42,13 +42,6 @@ def test_documents_are_translated(server, run):
 
 
 @pytest.mark.slow
-def test_alternatives_have_the_markup_too(server):
-    answer = ask(server, "I have <i>milk</i>.", alternatives=2)
-    texts = [answer["translatedText"], *answer["alternatives"]]
-    assert len(set(texts)) == len(texts) > 1 and all(text.count("<i>") >= 1 for text in texts)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "q, name", [("a<br>" * 1500, "1000"), ("<p>" + "word " * 60 + "</p>", "40")], ids=["blocks", "tokens"]
 )

@@ -8,11 +8,11 @@ import numpy as np
 import pyarrow
 import pyarrow.parquet
 import pytest
+from helpers.corpora import open_en_de
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import open_source
 from t2t_flax.tasks import task_of
 
 ROWS = [
@@ -22,10 +22,6 @@ ROWS = [
     ("end", "Ende", 1, 0),
 ]
 PAIRS = [row[:2] for row in ROWS]
-
-
-def open_en_de(spec, root):
-    return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
 
 
 @pytest.fixture

@@ -4,16 +4,12 @@ import bz2
 import fnmatch
 
 import pytest
+from helpers.corpora import open_en_de
 from helpers.refusals import refused
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from t2t_flax.data.sources import open_source
 from t2t_flax.extensions.shared.file_patterns import _regex
-
-
-def open_en_de(spec, root):
-    return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ import tracemalloc
 
 import pyarrow
 import pytest
+from helpers.corpora import open_en_de
 from helpers.refusals import assert_names, refused
 
 from t2t_flax.data.sources import open_source
@@ -35,10 +36,6 @@ def dataset(tmp_path):
     (tmp_path / "set" / "dataset_dict.json").write_text(json.dumps({"splits": ["train", "test"]}))
     save(tmp_path / "single", [{"id": "1", "translation": {"de": "y", "en": "x", "fr": "z"}}])
     return tmp_path
-
-
-def open_en_de(spec, root):
-    return open_source(spec, root=str(root), source_language="en", target_language="de", key="config.data.train")
 
 
 @pytest.mark.smoke

@@ -5,15 +5,12 @@ import gzip
 import pyarrow
 import pyarrow.parquet
 import pytest
+from helpers.corpora import open_en_de
 from helpers.refusals import refused
 
 from t2t_flax.data.sources import open_source
 
 PAIRS = [("a house", "ein Haus"), ("", "leer"), ("end", "Ende")]
-
-
-def open_en_de(spec, root="", **kwargs):
-    return open_source(spec, root=str(root), source_language="en", target_language="de", **kwargs)
 
 
 @pytest.mark.parametrize("name", ["t.tsv", "t.tsv.gz"])

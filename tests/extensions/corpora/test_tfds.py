@@ -5,17 +5,13 @@ import struct
 import sys
 
 import pytest
+from helpers.corpora import open_en_de
 from helpers.refusals import refused
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.data.sources import open_source
 from t2t_flax.evaluation.restore import stored_config
-
-
-def open_en_de(spec, root=""):
-    return open_source(spec, root=str(root), source_language="en", target_language="de")
-
 
 BUILDER = """
 import tensorflow_datasets as tfds

@@ -191,10 +191,3 @@ def test_the_test_set_of_a_direction_has_the_digest_of_its_text():
     directed = split_source(task_of(config_of()), "de-en")
     plain = open_source("toy:test:10", source_language="de", target_language="en")
     assert directed.fingerprint() == plain.fingerprint() and directed.tag == "<2en>"
-
-
-def test_several_references_and_the_direction(tmp_path):
-    for name in ("s", "r1", "r2"):
-        (tmp_path / name).write_text(f"{name} 1\n{name} 2\n")
-    source = split_source(task_of(config_of(test="de-en=s,r1,r2", root=tmp_path)), "de-en")
-    assert source.reference_count == 2 and list(source.references()) == [("r1 1", "r2 1"), ("r1 2", "r2 2")]

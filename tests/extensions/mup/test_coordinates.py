@@ -78,18 +78,6 @@ def test_changes_do_not_depend_on_the_depth():
     assert all(is_flat(found[kind]) for kind in DEPTH.flat), found
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("without", ["branches", "their rates"])
-def test_without_the_rule_of_branches_changes_grow_with_the_depth(without, monkeypatch):
-    def factors(path, config: Config) -> Factors:
-        here = rule.depth_factors(path, config)
-        return Factors() if without == "branches" else dataclasses.replace(here, update=1.0)
-
-    monkeypatch.setattr(parameters, "depth_factors", factors)
-    found = slopes_by_depth()
-    assert max(found[kind] for kind in DEPTH.flat) > FLAT[1], found
-
-
 def test_widths_scale_heads_and_d_ff():
     m = at_width(config(), 128).model
     assert (m.d_model, m.d_ff, m.num_heads, m.head_widths) == (128, 256, 1, (128, 128))
