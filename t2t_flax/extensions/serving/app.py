@@ -76,7 +76,8 @@ def create_app(
         await asyncio.to_thread(lambda: [model.stop(LAST_BATCH) for model in models])
 
     service = Service(models, settings)
-    app = FastAPI(title="t2t_flax", version=__version__, lifespan=lifespan, exception_handlers=_HANDLERS)
+    no_pages = dict(docs_url=None, redoc_url=None)  # FastAPI's own ones run scripts of other servers
+    app = FastAPI(title="t2t_flax", version=__version__, lifespan=lifespan, exception_handlers=_HANDLERS, **no_pages)
     app.include_router(libretranslate.router(service))
 
     @app.head("/health", include_in_schema=False)
@@ -97,6 +98,10 @@ def create_app(
     async def exposition() -> PlainTextResponse:
         """Counters in Prometheus' text format."""
         return PlainTextResponse(metrics.exposition())
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> PlainTextResponse:
+        return PlainTextResponse(_routes(app.openapi()))
 
     @app.get("/api/models", tags=["models"])
     async def described() -> list[dict[str, Any]]:
@@ -178,6 +183,20 @@ class _Guard:
             path = getattr(scope.get("route"), "path", "other")
             self._metrics.requests.labels(path, status or 500).inc()
             self._metrics.seconds.labels(path).observe(time.monotonic() - began)
+
+
+def _routes(openapi: dict[str, Any]) -> str:
+    """Describe the routes, and name the fields of their bodies."""
+    parts = []
+    for path, methods in openapi["paths"].items():
+        for method, entry in methods.items():
+            schema = entry.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
+            schema = (
+                openapi.get("components", {})["schemas"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema
+            )
+            fields = f"\n    {', '.join(schema['properties'])}" if "properties" in schema else ""
+            parts.append(f"{method.upper()} {path}\n    {entry.get('description', '')}{fields}")
+    return "\n\n".join([*parts, "/openapi.json describes every field.\n"])
 
 
 def _attention_json(maps: Any) -> str:

@@ -147,6 +147,11 @@ def test_page_and_description_are_served(server):
     assert "</html>" in server.get("/").text and server.get("/page.js").status_code == 200
     assert {"/translate", "/languages", "/api/translate", "/health"} <= set(server.get("/openapi.json").json()["paths"])
     assert server.client.head("/health").status_code == 200
+    docs = server.get("/docs").text
+    assert_names(
+        docs, "POST /translate", "alternatives", "POST /api/translate", "n_best", "GET /health", "/openapi.json"
+    )
+    assert server.get("/redoc").status_code == 404, "no page runs scripts of other servers"
 
 
 def test_samples_are_those_of_the_request_alone(run):
