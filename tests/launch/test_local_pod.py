@@ -89,16 +89,24 @@ def test_processes_have_ranks_and_labelled_output(tmp_path):
     assert sorted(err.splitlines())[:2] == ["[0] err", "[1] err"]
 
 
-def test_signal_reaches_all_processes_and_nothing_restarts(tmp_path):
-    command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" TERM; {WAITS}'
-    process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path)
+@pytest.mark.parametrize(
+    "number, group",
+    [
+        (signal.SIGTERM, False),
+        pytest.param(signal.SIGHUP, False, marks=pytest.mark.slow),
+        pytest.param(signal.SIGINT, True, marks=pytest.mark.slow),
+    ],
+)
+def test_signal_reaches_each_process_once_and_nothing_restarts(number, group, tmp_path):
+    """A terminal sends SIGINT to the launcher's whole process group, its guard included."""
+    command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" {number.name[3:]}; {WAITS}'
+    process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path, start_new_session=True)
     wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
-    process.terminate()
+    (os.killpg if group else os.kill)(process.pid, number)
     out, err = process.communicate(timeout=300)
     assert process.returncode == 75, err
-    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"]
-    assert_names(err, "SIGTERM")
-    assert not any(map(is_alive, pids(tmp_path)))
+    assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and not any(map(is_alive, pids(tmp_path)))
+    assert_names(err, number.name)
 
 
 def test_dry_run_prints_the_commands_only(tmp_path):
@@ -166,17 +174,6 @@ class TestSlow:
     def test_children_of_a_killed_process_are_killed(self, tmp_path):
         pod(2, "--", "bash", "-c", 'sleep 100 & echo $! >"pid.$T2T_PROCESS_ID"; kill -9 $$', cwd=tmp_path, code=1)
         assert len(pids(tmp_path)) == 2 and not any(map(is_alive, pids(tmp_path)))
-
-    @pytest.mark.parametrize("number, group", [(signal.SIGHUP, False), (signal.SIGINT, True)])
-    def test_other_signals_reach_each_process_once(self, number, group, tmp_path):
-        """A terminal sends SIGINT to the launcher's whole process group, its guard included."""
-        command = f'trap "sleep 0.3; echo saved; kill %1; exit 75" {number.name[3:]}; {WAITS}'
-        process = start(2, "--restarts=3", "--", "bash", "-c", command, cwd=tmp_path, start_new_session=True)
-        wait_for(lambda: len(pids(tmp_path)) == 4, "both started")
-        (os.killpg if group else os.kill)(process.pid, number)
-        out, err = process.communicate(timeout=300)
-        assert process.returncode == 75, err
-        assert sorted(out.splitlines()) == ["[0] saved", "[1] saved"] and not any(map(is_alive, pids(tmp_path)))
 
     def test_signalled_process_that_does_not_save_is_a_failure(self, tmp_path):
         process = start(2, "--restarts=3", "--", "bash", "-c", WAITS, cwd=tmp_path)

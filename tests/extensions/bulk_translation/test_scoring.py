@@ -1,6 +1,5 @@
 """Scoring of pairs."""
 
-import numpy as np
 import pytest
 from helpers.refusals import refused
 
@@ -29,17 +28,6 @@ def test_scores_equal_those_of_the_search():
     assert len(pairs) > len(PAIRS) / 2
     for (_, h), score in zip(pairs, greedy.score([(s, h.text) for s, h in pairs]), strict=True):
         assert score.log_prob == pytest.approx(h.log_prob, abs=1e-4)
-
-
-def test_scores_are_independent_of_the_batch(loaded):
-    batched = loaded.score(PAIRS)
-    backwards = loaded.score(PAIRS[::-1])[::-1]
-    for pair, a, b in zip(PAIRS, batched, backwards, strict=True):
-        (alone,) = loaded.score([pair])
-        np.testing.assert_allclose(a.token_log_probs, b.token_log_probs, atol=1e-5)
-        np.testing.assert_allclose(a.token_log_probs, alone.token_log_probs, atol=1e-5)
-        assert a.tokens[-1] == "</s>" and len(a.tokens) == len(a.token_log_probs)
-        assert a.per_token == pytest.approx(a.log_prob / len(a.tokens))
 
 
 def test_invalid_pairs_are_named(loaded):

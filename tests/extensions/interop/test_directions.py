@@ -75,15 +75,6 @@ def test_ctranslate2_takes_the_token_before_the_pieces(workdir, tmp_path):
         assert theirs.hypotheses[0][: len(expected)] == expected
 
 
-def test_decoding_with_ctranslate2_gives_the_token_too(workdir):
-    pytest.importorskip("ctranslate2", reason="needs the extra ctranslate2")
-    ours, theirs = (load(workdir, overrides=RULES | {"decode.engine": name}) for name in ("jax", "ctranslate2"))
-    lines = [f"<2de> {TEXT}", f"<2en> {TEXT}", "<2en> Wo ist der Hund?"]
-    for a, b in zip(*(run.translate(lines) for run in (ours, theirs)), strict=True):
-        assert a.hypotheses[0].tokens == b.hypotheses[0].tokens
-        assert a.hypotheses[0].score == pytest.approx(b.hypotheses[0].score, abs=1e-4)
-
-
 def test_marian_takes_the_token_at_the_beginning_of_the_text(workdir, tmp_path):
     transformers = pytest.importorskip("transformers", reason="needs the extra hf")
     readme, _ = exported(workdir, tmp_path / "m", "huggingface")

@@ -6,7 +6,7 @@ import shutil
 
 import numpy as np
 import pytest
-from helpers.refusals import assert_names, refused_command
+from helpers.refusals import refused_command
 
 import t2t_flax
 from t2t_flax.__main__ import main
@@ -78,22 +78,6 @@ def test_hugging_face_folder_comes_back(workdir, imported):
     assert main(["export", f"--workdir={folder}", "--format=huggingface", f"--output={again}"]) == 0
     for name in ("model.safetensors", "vocab.json", "source.spm", "target.spm", "tokenizer_config.json"):
         assert (again / name).read_bytes() == (exported / name).read_bytes(), name
-
-
-def test_imported_run_is_fine_tuned(imported, tmp_path, capsys):
-    """As the command's last line says: the config of the imported run, with data of its own."""
-    _, folder = imported("huggingface")
-    keys = {
-        "data.train": "toy:train:300", "data.max_length": 64, "data.pack_length": 64, "data.batch_tokens": 256, "train.steps": 2,
-        "finetuning.init_from": folder, "checkpoint.every_steps": 2,
-    }  # fmt: skip
-    words = [f"--config.{key}={value}" for key, value in keys.items()]
-    assert main(["train", f"--config={folder}/config.json", f"--workdir={tmp_path / 'tuned'}", *words]) == 0
-    assert_names(capsys.readouterr().out, str(folder))
-    tuned, before = t2t_flax.load(tmp_path / "tuned"), t2t_flax.load(folder)
-    assert tuned.tokenizers.digest == before.tokenizers.digest
-    moved = [np.abs(flat(tuned)[path] - x).max() for path, x in flat(before).items()]
-    assert 0 < max(moved) < 0.1
 
 
 def test_wrong_use_is_refused_and_leaves_nothing(workdir, imported, tmp_path):

@@ -69,8 +69,6 @@ def test_fused_attention_of_packed_rows_equals_einsum(calls, keys):
         (dict(dropout_attention=0.1), 0),
         (dict(num_heads=4), 0),  # of width 4
         (dict(d_v=16), 0),
-        (dict(precision="float32"), 0),
-        (dict(platform="cpu"), 0),
     ],
 )
 def test_einsum_stays_where_the_kernel_does_not_apply(calls, keys, fused):

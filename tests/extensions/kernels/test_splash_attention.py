@@ -158,9 +158,6 @@ def test_model_with_the_kernel_equals_the_model_with_einsum(calls):
         (dict(dropout_attention=0.1), 0),
         (dict(num_heads=4), 0),  # of width 32
         (dict(length=96), 0),
-        (dict(precision="float32"), 0),
-        (dict(platform="cpu"), 0),
-        (dict(platform="gpu"), 0),
     ],
 )
 def test_einsum_stays_where_the_kernel_does_not_apply(calls, keys, fused):

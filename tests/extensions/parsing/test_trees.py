@@ -23,12 +23,6 @@ def words(tree):
     return [leaf.word for leaf in leaves(tree)]
 
 
-def test_tree_round_trips_through_text():
-    (tree,) = read(TEXT)
-    assert bracketed(tree) == TEXT and words(tree) == ["The", "dog", "slept", "."]
-    assert linear(tree) == "(S (NP DT NN )NP (VP VBD )VP . )S"
-
-
 def test_penn_treebank_format_is_read():
     """Trees over several lines, empty roots, function tags, indices, traces and constituents emptied by them."""
     lines = [

@@ -13,10 +13,7 @@ from helpers.refusals import refused
 
 from t2t_flax import config as config_lib
 from t2t_flax import filesystem as files
-from t2t_flax.config import Data
 from t2t_flax.data import file_hashes
-from t2t_flax.data.sources import open_source
-from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.extensions.storage import mirror
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.progress import MetricsWriter, read_metrics
@@ -122,18 +119,6 @@ def test_temporary_outage_does_not_stop_the_run(gcs, monkeypatch, caplog):
         writer._files._stop.wait(0.05)
     assert RUN in caplog.text and [line["step"] for line in read_metrics(RUN)] == [1]
     writer.close()
-
-
-def test_tokenizer_folder_is_complete_with_its_last_file(gcs, tmp_path):
-    (tmp_path / "t.tsv").write_text("".join(f"a house {i}\tein Haus {i}\n" for i in range(50)))
-    source = open_source("t.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    pair = train_tokenizers(source, Data(tokenizer="bpe", vocab_size=290, joint_vocabulary=False))
-    folder = f"{RUN}/tokenizer"
-    pair.save(folder)
-    assert TokenizerPair.is_complete(folder) and TokenizerPair.load(folder).digest == pair.digest
-    assert gcs.names() == ["run/tokenizer/source.model", "run/tokenizer/target.model"]
-    epath.Path(f"{folder}/source.model").unlink()
-    assert not TokenizerPair.is_complete(folder)
 
 
 class HttpError(Exception):
