@@ -1,4 +1,4 @@
-"""The files of launch/: shellcheck, independence of the model, and YAML that fits the schemas of JobSet and SkyPilot."""
+"""The files of launch/: shellcheck, independence of the model, and YAML that fits the schema of JobSet."""
 
 import os
 import re

@@ -9,15 +9,13 @@ from importlib.util import find_spec
 import pytest
 from helpers.refusals import refused
 
-from t2t_flax.config import Data, default_config, override, resolve
-from t2t_flax.data import preprocess
+from t2t_flax.config import default_config, override, resolve
 from t2t_flax.data.dataset import prepare_corpus, training_policies
-from t2t_flax.data.preprocess import Pair, Policies, prepare_split, recipe_of
-from t2t_flax.data.sources import JoinedSource, open_source
-from t2t_flax.data.tokenizers import train_tokenizers
+from t2t_flax.data.preprocess import Pair, Policies, recipe_of
+from t2t_flax.data.sources import open_source
 from t2t_flax.extensions.corpora import language_filter
 from t2t_flax.extensions.corpora.language_filter import OtherLanguages
-from t2t_flax.extensions.corpora.list_dropped import dropped_by, list_dropped
+from t2t_flax.extensions.corpora.list_dropped import dropped_by
 from t2t_flax.tasks import task_of
 
 POLICIES = Policies(max_length=200, on_too_long="drop", empty_lines="drop")
@@ -68,31 +66,6 @@ def test_regions_are_ignored_and_a_higher_confidence_drops_fewer():
     ]
     assert 300 >= swapped[0] > swapped[1] > swapped[2] and swapped[0] > 290
     assert all(accepts(FILTER, *pair) for pair in pairs)
-
-
-PAIRS = [(ENGLISH, GERMAN), (GERMAN, GERMAN), ("", FRENCH), (ENGLISH, FRENCH), (ENGLISH, GERMAN)]
-
-
-@needs_py3langid
-def test_dropped_pairs_are_counted_and_listed(tmp_path, monkeypatch):
-    """A tag before the source sentence is not taken for text."""
-    monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 2)
-    (tmp_path / "p.tsv").write_text("".join(f"{s}\t{t}\n" for s, t in PAIRS))
-    opened = open_source("p.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    tag = "<die Übersetzung der Maschine>"
-    (tmp_path / "tagged.tsv").write_text("".join(f"{tag} {s}\t{t}\n" if s else f"\t{t}\n" for s, t in PAIRS))
-    tagged = open_source("tagged.tsv", root=str(tmp_path), source_language="en", target_language="de")
-    tagged.tag = tag
-    source = JoinedSource("both", [opened, tagged])
-    tokenizers = train_tokenizers(source, Data(vocab_size=300))
-    policies = dataclasses.replace(POLICIES, filters=(OtherLanguages((*FILTER.languages, *FILTER.languages), 0.95),))
-    store = prepare_split(source, tokenizers, tmp_path / "store", policies, num_workers=1)
-    assert (
-        store.num_pairs == 4 and store.meta["language"] == 4 and store.meta["empty"] == 2 and store.meta["dropped"] == 6
-    )
-    dropped = list(list_dropped(source, tokenizers, policies, num_workers=1))
-    assert [reason for _, reason in dropped] == ["language", "empty", "language"] * 2
-    assert [where.rsplit(" ", 1)[1] for where, _ in dropped] == ["2", "3", "4"] * 2
 
 
 @needs_py3langid

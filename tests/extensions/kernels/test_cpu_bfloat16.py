@@ -33,18 +33,15 @@ def with_precision(train: str = "float32", decode: str = "auto", remat: str = "n
     )
 
 
-def test_a_cpu_without_the_instructions_has_no_fast_bfloat16(tmp_path, monkeypatch):
+def test_bfloat16_is_slow_without_the_instructions_or_the_option(tmp_path, monkeypatch):
+    fast = cpu_bfloat16.has_fast_bfloat16.__wrapped__
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_vnni avx512_bf16x\n")
     for path in (tmp_path / "cpuinfo", tmp_path / "absent"):
         monkeypatch.setattr(processes, "_CPU_INFO", path)
-        assert not cpu_bfloat16.has_fast_bfloat16.__wrapped__()
-
-
-def test_a_version_without_the_option_has_no_fast_bfloat16(tmp_path, monkeypatch):
-    (tmp_path / "cpuinfo").write_text("flags : fpu avx512_bf16 amx_tile\n")
-    monkeypatch.setattr(processes, "_CPU_INFO", tmp_path / "cpuinfo")
+        assert not fast()
+    (tmp_path / "absent").write_text("flags : fpu avx512_bf16 amx_tile\n")
     monkeypatch.setattr(cpu_bfloat16, "_ONEDNN", {"xla_cpu_option_of_another_version": True})
-    assert not cpu_bfloat16.has_fast_bfloat16.__wrapped__()
+    assert not fast()
 
 
 def test_users_of_the_slower_precision_are_told_of_the_key(fast):

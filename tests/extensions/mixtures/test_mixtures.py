@@ -17,10 +17,9 @@ from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.data.batching import streams
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.hooks import control_symbols, training_stream
-from t2t_flax.data.preprocess import Policies, prepare_split
+from t2t_flax.data.hooks import training_stream
+from t2t_flax.data.preprocess import Policies
 from t2t_flax.data.sources import JoinedSource, open_source
-from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.extensions.mixtures import parse_shares
 from t2t_flax.extensions.mixtures.selections import FirstPairs
 from t2t_flax.extensions.mixtures.shares import mixtures
@@ -258,18 +257,6 @@ def text(tmp_path):
         return open_source(f"{name}.tsv", root=str(tmp_path), source_language="en", target_language="de")
 
     return source
-
-
-def test_tag_and_limit_apply_to_one_source(text, tmp_path):
-    config = config_of(data=dict(vocab_size=320), tags="bt=<bt>")
-    source = JoinedSource("both", [text("a"), TaggedSource(FirstPairs(text("b"), 5), "<bt>")])
-    tokenizers = train_tokenizers(source, config.data, control_symbols(config))
-    store = prepare_split(source, tokenizers, tmp_path / "s", POLICIES)
-    assert store.pairs_of_sources == [20, 4] and store.num_pairs == 24 and store.meta["empty"] == 1
-    tag = tokenizers.source.pieces(range(tokenizers.source.vocab_size)).index("<bt>")
-    tagged = [tag in store.source(i) for i in range(24)]
-    assert tagged == [False] * 20 + [True] * 4 and not any(tag in store.target(i) for i in range(24))
-    assert store.source(20)[0] == tag and tokenizers.source.decode(store.source(20)[:-1].tolist()) == "the dog"
 
 
 def test_content_decides_the_fingerprint(text):

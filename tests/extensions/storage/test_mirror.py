@@ -2,9 +2,12 @@
 
 import sqlite3
 
+import pytest
+
 from t2t_flax.extensions.storage.mirror import Mirror
 
 
+@pytest.mark.smoke
 def test_only_whole_files_are_uploaded(tmp_path):
     """Trackers replace files, and SQLite keeps logs beside its file, while another thread uploads."""
     mirror = Mirror(tmp_path / "remote")

@@ -17,6 +17,7 @@ from t2t_flax.tasks import task_of
 CODES = "#version: 0.2\na n\nan d</w>\nd o\ndo g</w>\n"
 
 
+@pytest.mark.smoke
 def test_codes_split_words_and_decoding_joins_them(tmp_path):
     tokenizer = with_vocabulary(CODES, ["a dog and a dogma", "and  sand"])
     ids = tokenizer.encode("dog dogma sand")
