@@ -129,6 +129,11 @@ def pytest_collection_modifyitems(items) -> None:
         "tests/extensions/selftest/test_faults.py",
         "tests/extensions/bulk_translation/test_shared_translation.py",
         "tests/extensions/storage/test_train_gcs.py",
+        "tests/training/test_train_step.py",
+        "tests/decoding/test_translator.py",
+        "tests/test_api.py",
+        "tests/training/",
+        "tests/evaluation/",
     )
     items.sort(key=lambda item: [not item.nodeid.startswith(name) for name in longest])
 

@@ -58,6 +58,7 @@ except t2t_flax.errors.UserError as error:
 """
 
 
+@pytest.mark.slow
 def test_load_keeps_compiled_programs_and_explain_comes_after_it(tmp_path):
     """As in a notebook: a process of its own, whose cache is new."""
     variables = {"HOME": str(tmp_path), "PYTHONPATH": str(Path(t2t_flax.__file__).parents[1])}

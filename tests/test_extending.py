@@ -39,6 +39,7 @@ def test_new_decoder_translates(documented, tmp_path, cache, monkeypatch, capsys
     assert capsys.readouterr().out == "\n\n"
 
 
+@pytest.mark.slow
 def test_new_hook_logs_the_gradient_norm_of_every_layer(documented, tmp_path, cache):
     keys = documented("layer_norms.py").LayerNorms
     for log in (False, True):

@@ -19,7 +19,7 @@ from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook
 from t2t_flax.training.workdir import adopt_config, begin, completed
 
-QUICK = dict(log=dict(every_steps=10), decode=dict(beam_size=1, max_length_offset=2))
+QUICK = dict(log=dict(every_steps=10), decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2))
 SETS = "short=toy:test:3; long.er=toy:test:5"
 
 

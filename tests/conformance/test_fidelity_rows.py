@@ -66,15 +66,18 @@ def test_source_eos_in_training_and_translation(tmp_path, eos, monkeypatch):
     assert (corpus.train.source(0)[-1] == 1) == eos and corpus.train.target(0)[-1] == 1
     model, _, state, _ = model_and_state(config, vocab=300)
     translator = Translator(model, corpus.tokenizers, devices_mesh(), config)
-    seen = []
-    real = translator._decode
-    monkeypatch.setattr(
-        translator,
-        "_decode",
-        lambda p, source, *rest, **options: seen.append(source) or real(p, source, *rest, **options),
-    )
-    translator.translate(state.params, ["The train leaves."])
-    assert (np.trim_zeros(np.asarray(seen[-1])[0])[-1] == 1) == eos
+
+    class Decoded(Exception):
+        """Ends the translation where its batch would be decoded."""
+
+    def decode(params, source, *_, **__):
+        raise Decoded(source)
+
+    monkeypatch.setattr(translator, "_decode", decode)
+    with pytest.raises(Decoded) as raised:
+        translator.translate(state.params, ["The train leaves."])
+    (source,) = raised.value.args
+    assert (np.trim_zeros(np.asarray(source)[0])[-1] == 1) == eos
 
 
 def test_schedule_first_step_is_the_number_of_the_first_update():

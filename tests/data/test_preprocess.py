@@ -70,7 +70,7 @@ def test_store_has_every_pair_in_order(tmp_path, tokenizers, monkeypatch):
     assert progress_calls == [("tokenise pairs", *one, "pairs") for one in done], "lines were counted with the hash"
 
 
-@pytest.mark.parametrize("num_workers", [1, 2])
+@pytest.mark.parametrize("num_workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_store_may_keep_the_texts_of_its_pairs(tmp_path, tokenizers, monkeypatch, num_workers):
     """In the order of the ids, without dropped pairs, and checked like them."""
     monkeypatch.setattr(preprocess, "CHUNK_PAIRS", 20)

@@ -116,7 +116,7 @@ def test_tokens_below_epsilon_are_never_drawn(epsilon, temperature):
 
 def test_epsilon_that_excludes_nothing_changes_no_sample():
     """Bit for bit, also with the other limits."""
-    for others in ({}, {"top_k": 3}, {"top_p": 0.8}):
+    for others in ({}, {"top_k": 3, "top_p": 0.8}):
         results = [
             draw(np.arange(20), Sampling(num_samples=4, epsilon=epsilon, **others), np.full(20, 9))
             for epsilon in (0.0, 1e-9)

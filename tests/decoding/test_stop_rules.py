@@ -84,10 +84,18 @@ def test_penalty_and_stopping_keys_reach_the_search(monkeypatch):
         encode_text=lambda text: [5, 6],
         decode=lambda ids: " ".join(map(str, ids)),
     )
-    options = []
-    real = translator_module.run_search
-    monkeypatch.setattr(translator_module, "run_search", lambda *a, **k: options.append(a[3]) or real(*a, **k))
+
+    class Searched(Exception):
+        """Ends the translation where its search would begin."""
+
+    def search(step, params, cache, options, *_, **__):
+        raise Searched(options)
+
+    monkeypatch.setattr(translator_module, "run_search", search)
     config = Decode(length_penalty="power", early_stopping="beam_full", alpha=1.0, batch_size=1, max_length_offset=2)
     pair = TokenizerPair(tokenizer, tokenizer)
-    translator_module.Translator(model, pair, devices_mesh(), Config(decode=config)).translate(state.params, ["x"])
-    assert (options[0].length_penalty, options[0].early_stopping, options[0].alpha) == ("power", "beam_full", 1.0)
+    translator = translator_module.Translator(model, pair, devices_mesh(), Config(decode=config))
+    with pytest.raises(Searched) as raised:
+        translator.translate(state.params, ["x"])
+    (options,) = raised.value.args
+    assert (options.length_penalty, options.early_stopping, options.alpha) == ("power", "beam_full", 1.0)

@@ -17,6 +17,6 @@ def finished(tmp_path_factory, cache):
         checkpoint=dict(every_steps=2, keep_last=3),
         data=dict(test="toy:test:30", source_language="en", corpus="built-in captions"),
         eval=dict(bootstrap_samples=50),
-        decode=dict(beam_size=2, max_length_offset=4),
+        decode=dict(beam_size=2, max_length_offset=4, max_length_ratio=0.2),
     )
     return workdir, loop.train(start(config, workdir, cache), score=None)

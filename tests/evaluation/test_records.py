@@ -20,7 +20,9 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 
 HERE = {"mesh.data": "-1"}  # all simulated devices
-QUICK = dict(eval=dict(every_steps=2, bootstrap_samples=0), decode=dict(beam_size=1, max_length_offset=2))
+QUICK = dict(
+    eval=dict(every_steps=2, bootstrap_samples=0), decode=dict(beam_size=1, max_length_offset=2, max_length_ratio=0.2)
+)
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,13 @@ import pytest
 HERE = Path(__file__).parent
 
 
+def pytest_ignore_collect(collection_path, config):
+    """Skip the import of files without a smoke test where only smoke tests are selected."""
+    if collection_path.name.startswith("test_") and "not extension" in config.option.markexpr:
+        return "mark.smoke" not in collection_path.read_text() or None
+    return None
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     for item in items:

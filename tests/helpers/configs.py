@@ -93,6 +93,6 @@ SMALL_KEYS = {
     "model.d_model": 32, "model.d_ff": 64, "model.num_encoder_layers": 1, "model.num_decoder_layers": 1,
     "data.train": "toy:train:500", "data.valid": "toy:valid:20", "data.test": "toy:test:20", "data.vocab_size": 400,
     "data.batch_tokens": 512, "mesh.cpu_devices": 1, "eval.every_steps": 10, "checkpoint.every_steps": 10,
-    "log.every_steps": 5, "decode.max_length_offset": 5,
+    "log.every_steps": 5, "decode.max_length_offset": 5, "decode.max_length_ratio": 0.2,
 }  # fmt: skip
 """Keys of a small run of `configs/toy.py`, by commands and in Python: its programs are compiled once for both."""

@@ -17,7 +17,10 @@ EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("example", EXAMPLES)
+@pytest.mark.parametrize(
+    "example",
+    [pytest.param(name, marks=[] if name == "clipped_distance.py" else [pytest.mark.slow]) for name in EXAMPLES],
+)
 def test_documented_example_trains_and_decodes(example, monkeypatch):
     keys = EXAMPLES[example]
     documented_modules.use(documented_modules.EXAMPLES / example, monkeypatch)
@@ -34,7 +37,8 @@ def test_documented_example_trains_and_decodes(example, monkeypatch):
 
     (_, log_p), grads = jax.jit(jax.value_and_grad(nll, has_aux=True))(params)
     assert all(np.isfinite(g).all() for g in jax.tree.leaves(grads))
-    cache = model.apply(params, batch["source"], 1, 16, method="start_cache")
+    start = jax.jit(lambda source: model.apply(params, source, 1, 16, method="start_cache"))
+    cache = start(batch["source"])
     step = jax.jit(lambda *args: model.apply(params, *args, method="decode_step"))
     for position in range(3):
         tokens_BxK = batch["target"][:, position - 1 : position] if position else np.zeros((3, 1), np.int32)

@@ -1,5 +1,6 @@
 """Precision of matrix products by platform (lowered, not run), of softmax and of dropout."""
 
+import functools
 import re
 
 import jax
@@ -18,6 +19,7 @@ _DOT = re.compile(
 )
 
 
+@functools.cache
 def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, str]]:
     """(precision of the left side, of the right, type of the left, of the right) of every product of a train step."""
     config = small_config(model=model, train=dict(precision=precision))
@@ -30,7 +32,9 @@ def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, st
     return products
 
 
-@pytest.mark.parametrize("mixer", ["attention", "gru", "conv"])
+@pytest.mark.parametrize(
+    "mixer", ["attention", *(pytest.param(name, marks=pytest.mark.slow) for name in ("gru", "conv"))]
+)
 def test_float32_products_are_float32_on_a_gpu(mixer):
     assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32", "f32")}
 

@@ -69,12 +69,13 @@ PERTURBED = {
 
 def test_reference_scored_against_itself_is_perfect(newstest):
     assert len(newstest) == 3003
-    scores = score_translations(newstest, [newstest], names=[*BLEUS, "exact_match"])
+    some = newstest[:SOME]
+    scores = score_translations(some, [some], names=[*BLEUS, "exact_match"])
     for name in BLEUS:
         assert scores[name]["score"] == pytest.approx(100.0), name
         assert scores[name]["brevity_penalty"] == 1
-    assert scores["exact_match"]["sentences"] == 3003
-    assert scores["tokenized_bleu"]["reference_length"] > len(" ".join(newstest).split())
+    assert scores["exact_match"]["sentences"] == SOME
+    assert scores["tokenized_bleu"]["reference_length"] > len(" ".join(some).split())
     assert scores["paper_bleu"]["reference_length"] > scores["tokenized_bleu"]["reference_length"]
 
 

@@ -180,6 +180,7 @@ def test_automatic_precision_is_one_that_the_devices_multiply(monkeypatch, backe
     assert precision.compute_dtype("auto") == expected
 
 
+@pytest.mark.slow
 def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path, monkeypatch, capsys):
     """train.precision = auto is bfloat16 on a GPU: a run that began in float32 on CPU goes on in float32."""
     longer = dataclasses.replace(config_of(), train=dataclasses.replace(config_of().train, steps=2))

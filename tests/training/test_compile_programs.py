@@ -116,6 +116,7 @@ def test_an_error_of_the_compiler_is_raised(mesh, two_cores):
         setup.compile_programs(SHAPES, lowered_by(compile), describe, mesh)
 
 
+@pytest.mark.slow
 def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache, monkeypatch, no_cache):
     run = start(
         tiny_run(tmp_path, data=dict(batching="buckets", batch_tokens=512, microbatch_tokens=0)),

@@ -27,7 +27,7 @@ from t2t_flax.training.workdir import completed
 def intact_run(tmp_path_factory, cache):
     """(config, workdir, state by step) of a run of 8 updates with checkpoints at 4 and 8."""
     workdir = tmp_path_factory.mktemp("whole") / "run"
-    config = tiny_run(workdir, steps=8, eval=dict(every_steps=4), model=dict(d_model=8, d_ff=8, num_heads=2))
+    config = tiny_run(workdir, steps=8, eval=dict(every_steps=4))
     run = start(config, workdir, cache)
     loop.train(run, score=None)
     marker = dict(step=8, reason="steps", records={}, summary="", seconds={})

@@ -86,7 +86,10 @@ def test_best_checkpoint_by_token_accuracy(tmp_path, cache):
     assert len(accuracy) == 6 and Checkpoints(tmp_path / "checkpoints", keep_last=9).steps() == sorted({best, 6})
 
 
-@pytest.mark.parametrize("change", [dict(data=dict(valid="toy:valid:20")), dict(decode=dict(beam_size=3))])
+@pytest.mark.parametrize(
+    "change",
+    [dict(data=dict(valid="toy:valid:20")), pytest.param(dict(decode=dict(beam_size=3)), marks=pytest.mark.slow)],
+)
 def test_metrics_of_other_data_or_translations_do_not_compete(tmp_path, cache, change):
     """A run resumed with another validation set, or another search, is measured from there on."""
     keys = dict(
@@ -106,9 +109,11 @@ def test_metrics_of_other_data_or_translations_do_not_compete(tmp_path, cache, c
     assert any("config.eval.metric" in line and "bleu" in line for line in said)
 
 
-def test_the_same_metric_goes_on_with_a_search_that_it_does_not_depend_on(tmp_path, cache):
-    one, other = (start(tiny_run(tmp_path, decode=dict(beam_size=size)), tmp_path, cache) for size in (4, 3))
-    assert one.config.eval.metric == "nll" and one.metric_of == other.metric_of
+@pytest.mark.parametrize(("metric", "same"), [("nll", True), ("bleu", False)])
+def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metric, same):
+    keys = dict(eval=dict(metric=metric, decode_every_steps=2))
+    one, other = (start(tiny_run(tmp_path, decode=dict(beam_size=size), **keys), tmp_path, cache) for size in (4, 3))
+    assert (one.metric_of == other.metric_of) == same
 
 
 def test_a_run_that_has_passed_its_last_update_ends_though_an_evaluation_was_due(tmp_path, cache):

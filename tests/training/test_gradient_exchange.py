@@ -27,10 +27,15 @@ MESHES = {
     ("mesh", "precision"),
     [
         ("data", "float32"),
-        ("fsdp", "float32"),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
-            for case in (("data", "bfloat16"), ("zero1", "bfloat16"), ("tensor", "float32"), ("all", "bfloat16"))
+            for case in (
+                ("fsdp", "float32"),
+                ("data", "bfloat16"),
+                ("zero1", "bfloat16"),
+                ("tensor", "float32"),
+                ("all", "bfloat16"),
+            )
         ),
     ],
 )

@@ -125,9 +125,9 @@ def nan_loss_at(*updates):
 
 
 def test_divergence_stops_the_run_before_it_is_saved(tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(step, "loss_sums", nan_loss_at(6))
+    monkeypatch.setattr(step, "loss_sums", nan_loss_at(5, 8))
     config = tiny_run(tmp_path, checkpoint=dict(every_steps=2))
-    with refused("update 6", "loss nan", error=NonFiniteUpdate):
+    with refused("update 5", "loss nan", error=NonFiniteUpdate):
         loop.train(start(config, tmp_path, cache), score=None)
     checkpoints = Checkpoints(tmp_path / "checkpoints", keep_last=9)
     assert checkpoints.steps() == [2, 4]

@@ -38,7 +38,7 @@ FEATURES = {
     "statistics of layers": dict(inspection=dict(layers_every=3)),
     **{name: dict(optimizer=dict(name=name, weight_decay=0.1)) for name in OPTIMIZERS},
 }
-FAST = ("plain", "moving average, decay and clipping")
+FAST = ("moving average, decay and clipping",)
 
 
 def lines(workdir) -> list[dict]:

@@ -37,7 +37,7 @@ def losses_and_gradients(config, params, model, arrays):
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
 
 
-@pytest.mark.parametrize("norm", ["post", "pre"])
+@pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])
 def test_packed_pairs_have_the_loss_and_gradient_of_single_pairs(norm):
     config = small_config(model=dict(dropout=0.0, norm_placement=norm))
     model, _, state, _ = model_and_state(config)

@@ -32,7 +32,7 @@ def free(sources):
 
 
 @pytest.mark.smoke
-def test_phrases_in_the_line_are_in_the_translation(sources, free):
+def test_phrases_in_the_line_are_in_the_translation(sources):
     wanted = ["Bahnhof", "sehr gut", "Haus"]
     lines = [f"{source}\t{wanted[i % 3]}" if i % 4 else source for i, source in enumerate(sources)]
     found = translate(lines, constraints__lines="tabs", decode__strategy="constrained_beam", decode__beam_size=8)

@@ -43,7 +43,6 @@ def both(runs, **settings):
     return load(runs[0], overrides={"ensembles.members": str(runs[1]), "mesh.data": "-1"} | keys)
 
 
-@pytest.mark.smoke
 def test_translate_with_two_workdirs(runs, capsys, monkeypatch, tmp_path):
     (tmp_path / "lines").write_text("".join(line + "\n" for line in LINES))
     words = ["translate", f"--workdir={runs[0]}", f"--workdir={runs[1]}", f"--input={tmp_path / 'lines'}", DEVICES]
@@ -66,6 +65,7 @@ def test_serve_answers_with_all_models(runs):
     assert found == pytest.approx(together, abs=1e-3) and found != pytest.approx(single, abs=1e-2)
 
 
+@pytest.mark.smoke
 def test_models_are_named_alike_in_every_working_directory(runs, monkeypatch):
     """In records, their names, and outputs that are resumed."""
     absolute = both(runs)
