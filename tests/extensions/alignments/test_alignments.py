@@ -121,19 +121,6 @@ def test_html_beside_constraints_in_the_line_is_refused():
         WithTags(SimpleNamespace(config=config), "html")
 
 
-@pytest.mark.parametrize(
-    "keys, name",
-    [
-        ({"alignments.layer": "3"}, "config.alignments.layer"),
-        ({"alignments.layer": "1", "alignments.head": "5"}, "config.alignments.head"),
-        ({"alignments.head": "1"}, "config.alignments.layer"),
-    ],
-)
-def test_a_layer_or_head_that_the_model_lacks_is_refused(keys, name):
-    with refused(name):
-        load(RUN, overrides=keys)
-
-
 @pytest.mark.smoke
 def test_align_writes_a_line_for_each_pair_and_the_errors_against_gold(run, tmp_path, capsys):
     pairs = [*PAIRS[:5], Pair("", "Nichts")]
@@ -223,8 +210,16 @@ def test_translate_file_goes_on_only_with_the_same_alignments(tmp_path, capsys, 
     assert out.read_text() == whole
 
 
-@pytest.mark.parametrize("form", ["yes", "0", "1.5", "nan", "-1"])
-def test_other_forms_are_refused(form, lines):
-    refused_command(
-        ["translate", f"--workdir={RUN}", *KEYS, f"--input={lines}", f"--alignments={form}"], "--alignments"
-    )
+@pytest.mark.parametrize(
+    "flags, names",
+    [
+        *((f"--alignments={form}", ["--alignments"]) for form in ("yes", "0", "1.5", "nan", "-1")),
+        ("--tags=xml", ["--tags"]),
+        ("--tags=html --alignments=hard", ["--tags", "--alignments"]),
+        ("--config.alignments.layer=3", ["config.alignments.layer"]),
+        ("--config.alignments.layer=1 --config.alignments.head=5", ["config.alignments.head"]),
+        ("--config.alignments.head=1", ["config.alignments.layer"]),
+    ],
+)
+def test_wrong_flags_are_refused(flags, names, lines):
+    refused_command(["translate", f"--workdir={RUN}", ONE, f"--input={lines}", *flags.split()], *names)

@@ -4,7 +4,7 @@ import html
 import re
 
 import pytest
-from helpers.refusals import refused, refused_command
+from helpers.refusals import refused
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
@@ -60,13 +60,6 @@ def test_urls_and_placeholders_arrive_as_they_were(tmp_path, capsys):
     for form in ("text", "html"):
         out = translated(capsys, tmp_path, lines, f"--tags={form}")
         assert ["{0}" in out[0], "https://example.org/a?b=1" in out[1], "%1$s" in out[2]] == [True] * 3
-
-
-@pytest.mark.parametrize("flags", [["--tags=html", "--alignments=hard"], ["--tags=xml"]])
-def test_other_flags_are_refused(flags, tmp_path):
-    (tmp_path / "lines").write_text("A dog.\n")
-    names = [flag.split("=")[0] for flag in flags]
-    refused_command(["translate", f"--workdir={RUN}", *KEYS, f"--input={tmp_path}/lines", *flags], *names)
 
 
 DOCUMENT = """<!DOCTYPE html>
