@@ -6,7 +6,6 @@ import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
-from helpers.refusals import refused
 from helpers.ruled_steps import ruled_cache
 from helpers.table_model import PARAMS, TableModel, sentences
 from hypothesis import given, settings
@@ -102,8 +101,3 @@ def test_a_model_with_random_parameters_writes_trees(strategy):
             for h in translation.hypotheses
         ]
     assert all(trees[True]) and not all(trees[False])
-
-
-def test_the_rule_is_for_this_task():
-    with refused("parsing.grammar"):
-        config_lib.resolve(config_lib.override(config_lib.default_config(), {"parsing.grammar": "true"}))

@@ -6,7 +6,6 @@ import random
 import pytest
 from helpers.configs import small_config
 from helpers.random_trees import random_tree
-from helpers.refusals import refused
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -92,9 +91,3 @@ def test_runs_that_share_a_cache_have_their_own_tokenizers(tmp_path):
 
     assert [type(target(count)) for count in (0, 2)] == [SymbolTokenizer, NumberedSymbols]
     assert [target(count).count for count in (2, 4)] == [2, 4]
-
-
-def test_numbers_are_for_this_task():
-    config = small_config(parsing=dict(word_numbers=4))
-    with refused("parsing.word_numbers", "data.task"):
-        config.group("parsing").check(config)

@@ -147,6 +147,8 @@ def test_empty_source_has_an_empty_output():
         (dict(joint_vocabulary=True), dict(model=dict(tie_embeddings="all")), ("joint_vocabulary",)),
         (dict(valid="v"), dict(eval=dict(metric="bleu", decode_every_steps=5)), ("'bleu'", "data.task", "f1")),
         (dict(on_too_long="truncate"), {}, ("data.on_too_long",)),
+        (dict(task="translation"), dict(parsing=dict(grammar=True)), ("parsing.grammar",)),
+        (dict(task="translation"), dict(parsing=dict(word_numbers=4)), ("parsing.word_numbers", "data.task")),
     ],
 )
 def test_impossible_settings_are_refused(data, groups, names):
