@@ -185,17 +185,13 @@ BOOLEANS = ("scale_embedding", "share_encoder_decoder_embeddings", "tie_word_emb
     ("file", "key", "value"),
     [
         ("config", HEADS[0], 0),
-        ("config", "d_model", -8),
         ("config", "encoder_layers", True),
         ("config", "pad_token_id", -1),
         ("config", "activation_function", []),
         ("config", "decoder_start_token_id", [3]),
-        ("config", "max_position_embeddings", "many"),
         ("config", "dropout", "0.1"),
         *(("config", key, "false") for key in BOOLEANS),
         ("generation_config", "num_beams", [4]),
-        ("generation_config", "max_length", "long"),
-        ("generation_config", "length_penalty", "large"),
         ("generation_config", "renormalize_logits", "false"),
         ("generation_config", "forced_bos_token_id", 7),  # where Transformers 5 writes it
         ("tokenizer_config", "pad_token", ["<pad>"]),

@@ -192,6 +192,8 @@ def test_einsum_stays_where_weights_are_collected_and_in_decoding(calls):
         ("auto", "gpu", "bfloat16", "cudnn"),
         ("auto", "cpu", "bfloat16", "einsum"),
         ("auto", "tpu", "float32", "einsum"),
+        ("splash", "tpu", "float32", "einsum"),
+        ("cudnn", "gpu", "float32", "einsum"),
         ("splash", "gpu", "bfloat16", "einsum"),
         ("cudnn", "tpu", "bfloat16", "einsum"),
         ("einsum", "tpu", "bfloat16", "einsum"),
