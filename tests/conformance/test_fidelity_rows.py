@@ -15,7 +15,6 @@ from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
 
 PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
-D = 16
 
 
 def logits(config, params, batch):
@@ -25,20 +24,6 @@ def logits(config, params, batch):
 def params_of(**model):
     config = small_config(model=dict(dropout=0.0) | model)
     return config, jax.device_get(model_and_state(config)[2].params)
-
-
-def packed_row():
-    """Both pairs in one row, with restarting positions."""
-    arrays = {}
-    for n, side in enumerate(("source", "target")):
-        first, second = PAIRS[0][n], PAIRS[1][n]
-        ids = np.zeros((1, 24), np.int32)
-        segments, positions = np.zeros_like(ids), np.zeros_like(ids)
-        for start, number, pair in ((0, 1, first), (len(first), 2, second)):
-            at = slice(start, start + len(pair))
-            ids[0, at], segments[0, at], positions[0, at] = pair, number, np.arange(len(pair))
-        arrays |= {side: ids, f"{side}_segments": segments, f"{side}_positions": positions}
-    return arrays
 
 
 @pytest.mark.parametrize(
