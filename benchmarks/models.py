@@ -25,8 +25,6 @@ SIZES: dict[str, dict[str, Any]] = {
 """tiny: Multi30k's sentence lengths and vocabulary. base: the paper's model, WMT's lengths. `tokens`: real target tokens
 of a training batch. `row`: length of packed rows; no sentence is longer than 4 less."""
 
-Side = list[list[int]]
-
 
 def draw_pairs(size: dict[str, Any], count: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
     """`count` pairs of id lists that end with EOS: source lengths gamma-distributed with shape 6, as those of real
