@@ -3,10 +3,10 @@
 import contextlib
 import dataclasses
 import threading
-import time
 
 from fastapi.testclient import TestClient
 
+from helpers.processes import wait_for
 from t2t_flax.extensions.serving.app import create_app
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.model import ServedModel
@@ -48,13 +48,6 @@ class Server:
         """The value of a counter, 0 if there is none."""
         found = self.models[0]._metrics.registry.get_sample_value(f"t2t_flax_{name}", labels)
         return found or 0.0
-
-
-def wait_for(condition, what, seconds=200.0):
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"no {what} after {seconds} s"
-        time.sleep(0.01)
 
 
 def with_fields(run, **changes):

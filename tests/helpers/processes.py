@@ -43,12 +43,12 @@ def is_alive(pid: int) -> bool:
         return False
 
 
-def end(pids: list[int]) -> bool:
-    """Whether all of these processes end within a minute."""
-    deadline = time.monotonic() + 60
-    while any(map(is_alive, pids)) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return not any(map(is_alive, pids))
+def wait_for(condition, what, seconds: float = 200.0) -> None:
+    """what: said if the condition does not become true in time; text, or a function that returns it."""
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, f"not within {seconds} s: {what() if callable(what) else what}"
+        time.sleep(0.02)
 
 
 def command(workdir, cache, name: str = "train", **keys) -> list[str]:

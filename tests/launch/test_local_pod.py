@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
+from helpers.processes import is_alive, wait_for
 from helpers.refusals import assert_names
 
 LAUNCH = Path(__file__).parents[2] / "launch"
@@ -37,21 +38,6 @@ def pod(*arguments, cwd, code=0, **env):
     out, err = process.communicate(timeout=300)
     assert process.returncode == code, f"exit code {process.returncode}\n{out}\n{err}"
     return out, err
-
-
-def wait_for(condition, event):
-    end = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < end, f"not within 200 s: {event}"
-        time.sleep(0.05)
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process runs; zombies do not."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def pids(folder) -> list[int]:

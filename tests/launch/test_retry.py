@@ -3,10 +3,10 @@
 import shutil
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from helpers.processes import wait_for
 
 RETRY = Path(__file__).parents[2] / "launch" / "retry.sh"
 pytestmark = pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
@@ -37,10 +37,7 @@ def test_only_failures_and_stops_restart(codes, expected, runs, tmp_path):
 def test_signal_is_forwarded_and_nothing_restarts(name, tmp_path):
     command = f'trap "sleep 0.3; echo saved; exit 75" {name[3:]}; touch up; while :; do sleep 0.05; done'
     process = retry("--delay=0", "--exit-file=code", "--", "bash", "-c", command, cwd=tmp_path)
-    end = time.monotonic() + 300
-    while not (tmp_path / "up").exists():
-        assert time.monotonic() < end
-        time.sleep(0.05)
+    wait_for((tmp_path / "up").exists, "it runs")
     process.send_signal(getattr(signal, name))
     out, err = process.communicate(timeout=300)
     assert process.returncode == 75 and out == "saved\n" and not err

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
-from helpers.processes import ROOT, checkpoints, command, environment, losses
+from helpers.processes import ROOT, checkpoints, command, environment, losses, wait_for
 
 PROGRAMS = ("slurmctld", "slurmd", "munged", "sbatch", "srun", "squeue", "scontrol", "scancel", "sinfo")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
@@ -44,15 +44,6 @@ KillWait=30
 NodeName={host} NodeAddr=127.0.0.1 CPUs=2 RealMemory=500 State=UNKNOWN
 PartitionName=local Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
-
-
-def wait_for(condition, event, seconds=60.0):
-    """Waits for a true value of `condition` and returns it."""
-    end = time.monotonic() + seconds
-    while not (value := condition()):
-        assert time.monotonic() < end, f"not within {seconds} s: {event() if callable(event) else event}"
-        time.sleep(0.2)
-    return value
 
 
 def free_ports(count: int) -> list[int]:

@@ -5,10 +5,10 @@ import shlex
 import shutil
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
+from helpers.processes import wait_for
 
 LAUNCH = Path(__file__).parents[2] / "launch"
 pytestmark = pytest.mark.skipif(
@@ -69,13 +69,6 @@ def launch(script, *arguments, cloud, timeout=300):
 
 def status(cloud) -> str:
     return launch("tpu_vm", "status", cloud=cloud).stdout.strip()
-
-
-def wait_for(condition, event):
-    end = time.monotonic() + 200
-    while not condition():
-        assert time.monotonic() < end, f"not within 200 s: {event}"
-        time.sleep(0.1)
 
 
 def test_run_status_and_resume_on_a_tpu_vm(cloud):

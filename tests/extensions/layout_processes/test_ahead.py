@@ -6,10 +6,9 @@ import os
 import signal
 import subprocess
 import sys
-import time
 
 import pytest
-from helpers.processes import end
+from helpers.processes import is_alive, wait_for
 from helpers.refusals import refused
 
 from t2t_flax.errors import UserError
@@ -48,9 +47,7 @@ def slow(monkeypatch):
 
 def wait_until_laid_out(ahead):
     """Until the windows in flight have been laid out."""
-    deadline = time.monotonic() + 120
-    while not all(call.done() for _, call in ahead._pending) and time.monotonic() < deadline:
-        time.sleep(0.01)
+    wait_for(lambda: all(call.done() for _, call in ahead._pending), "windows are laid out")
 
 
 def test_windows_after_the_first_come_from_other_processes(slow):
@@ -135,4 +132,4 @@ def test_no_process_outlives_a_stopped_trainer(tmp_path, stop):
     else:  # as a terminal or a host that shuts down sends it: to all of them
         os.killpg(process.pid, stop)
     process.communicate(timeout=120)
-    assert end(workers)
+    wait_for(lambda: not any(map(is_alive, workers)), "the workers end")

@@ -9,6 +9,7 @@ import threading
 
 import numpy as np
 import pytest
+from helpers.processes import wait_for
 from helpers.refusals import refused
 
 from t2t_flax.errors import UserError
@@ -17,7 +18,7 @@ from t2t_flax.extensions.shared.attention_maps import AttentionMaps
 
 for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
-from helpers.http_server import as_kind, serving, wait_for  # noqa: E402
+from helpers.http_server import as_kind, serving  # noqa: E402
 
 BODY = {"q": "It is late.", "source": "en", "target": "de"}
 

@@ -5,6 +5,7 @@ import threading
 import numpy as np
 import pytest
 from helpers.browser import chromium
+from helpers.processes import wait_for
 from helpers.runs import on_one_device
 
 from t2t_flax.evaluation.restore import load
@@ -12,7 +13,6 @@ from t2t_flax.evaluation.restore import load
 for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 import uvicorn  # noqa: E402
-from helpers.http_server import wait_for  # noqa: E402
 
 from t2t_flax.extensions.serving.app import create_app  # noqa: E402
 from t2t_flax.extensions.serving.metrics import Metrics  # noqa: E402

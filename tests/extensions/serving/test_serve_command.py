@@ -10,12 +10,11 @@ import urllib.error
 import urllib.request
 
 import pytest
-from helpers.processes import environment
+from helpers.processes import environment, wait_for
 from helpers.refusals import refused, refused_command
 
 for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
-from helpers.http_server import wait_for  # noqa: E402
 
 from benchmarks.serving import entry_of, run_clients  # noqa: E402
 from t2t_flax.extensions.serving import command  # noqa: E402

@@ -8,6 +8,7 @@ import time
 
 import pytest
 from etils import epath
+from helpers.processes import wait_for
 from helpers.refusals import assert_names, refused
 
 from t2t_flax import filesystem as files
@@ -132,8 +133,6 @@ def test_a_holder_notices_that_its_lease_is_lost(lost, gcs, monkeypatch, cut_off
         monkeypatch.setattr(leases, "list_names", lambda folder: time.sleep(0.1) or 1 / 0)
     else:
         elsewhere(2)
-    deadline = time.monotonic() + 60
-    while not lost and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert lost and ("tpu-7" in lost[0]) != cut_off
+    wait_for(lambda: lost, "it is lost")
+    assert ("tpu-7" in lost[0]) != cut_off
     lease.release()
