@@ -176,7 +176,7 @@ class _Handler(http.server.BaseHTTPRequestHandler):
         kind = self.query.get("uploadType")
         if kind == "media":
             return self._stored(self.gcs.put(bucket, self.query["name"], self.body, self.query))
-        if kind == "python_multipart":
+        if kind == "multipart":
             mark = re.search('boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
             metadata, data = self.body.split(b"--" + mark)[1], b"--" + mark
             data = self.body[self.body.index(data, 2) + len(data) :]
