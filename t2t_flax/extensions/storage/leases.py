@@ -81,7 +81,7 @@ class Lease:
     @classmethod
     def create(cls, folder: epath.Path, number: int, me: LeaseHolder) -> "Lease | None":
         """Return the lease of this number; None if another process has created it or a larger one."""
-        renewed, path = time.monotonic(), _lease_path(folder, number)
+        renewed, path = _now(), _lease_path(folder, number)
         # The answer of a store to a request that succeeded may be lost.
         if not create_object(path, _record(me)) and _holder_in(read_if_exists(path)) != me:
             return None
@@ -107,7 +107,7 @@ class Lease:
         beat = 0
         while not self._stop.wait(BEAT):
             try:
-                now, largest = time.monotonic(), max(_numbers(self._folder), default=0)
+                now, largest = _now(), max(_numbers(self._folder), default=0)
                 if largest > self._number:
                     self._lose(f"was taken over by {_holder_in(read_if_exists(_lease_path(self._folder, largest)))}")
                 beat += 1
@@ -119,7 +119,7 @@ class Lease:
     def _watch(self) -> None:
         """End the process in time, also where a store that does not answer blocks `_renew`."""
         while not self._stop.wait(min(1.0, BEAT / 4)):
-            if (silent := time.monotonic() - self._renewed) > EXPIRY - BEAT:
+            if (silent := _now() - self._renewed) > EXPIRY - BEAT:
                 self._lose(f"was not renewed for {silent:.0f} s, so that another process may take it over")
 
     def _lose(self, what: str) -> None:
@@ -185,3 +185,8 @@ def _record(me: LeaseHolder, beat: int = 0, released: bool = False) -> bytes:
 
 def _is_released(text: str) -> bool:
     return _holder_in(text) is not None and parse_json(text).get("released") is True
+
+
+def _now() -> float:
+    """Return seconds that count also while the machine sleeps, when another process may take a lease over."""
+    return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

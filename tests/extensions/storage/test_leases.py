@@ -125,6 +125,23 @@ def test_lease_is_held_though_the_answer_of_the_store_was_lost(lost, monkeypatch
     locks.lock_folder(RUN, "train").release()
 
 
+@pytest.mark.skipif(not hasattr(time, "CLOCK_BOOTTIME"), reason="needs a clock that counts sleep")
+def test_a_lease_is_lost_while_the_machine_sleeps(tmp_path, monkeypatch):
+    lost, asleep, clock = [], threading.Event(), time.clock_gettime
+    monkeypatch.setattr(leases, "BEAT", 2.0)  # the holder looks at the clock before its next renewal
+    monkeypatch.setattr(leases.Lease, "_lose", lambda self, what: lost.append(what))
+    monkeypatch.setattr(
+        time, "clock_gettime", lambda id: clock(id) + 600 * (asleep.is_set() and id == time.CLOCK_BOOTTIME)
+    )
+    lease = leases.Lease(epath.Path(tmp_path), 1, this_process("train"), leases._now())
+    asleep.set()
+    deadline = time.monotonic() + 60
+    while not lost and time.monotonic() < deadline:
+        time.sleep(0.01)
+    lease.release()
+    assert_names(lost[0], "not renewed")
+
+
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_a_holder_notices_that_its_lease_is_lost(lost, gcs, monkeypatch, cut_off):
     """Another host took it over; the store does not answer for too long."""
