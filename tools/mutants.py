@@ -4,7 +4,8 @@
     python -m tools.mutants --commit=97628c9 --only=mutants.json    # those that the first call missed
 
 A seed orders the statements that stand in all named commits, so that two commits are tested with the
-same mutants. The tests of the statement's package run first, then the whole default suite.
+same mutants. The tests of the statement's package run first, for all mutants; the rest of the default
+suite runs for those that they miss.
 """
 
 import argparse
@@ -105,26 +106,33 @@ def mutants_of(commit: str) -> set[Mutant]:
     return found
 
 
-def first_failure(mutant: Mutant, checkout: Path, python: str) -> str:
-    """Return the first test that fails with the mutant; "" if the default suite passes."""
+def first_failure(mutant: Mutant, checkout: Path, *, rest: bool) -> str:
+    """Return the first test that fails with the mutant; "" if all pass.
+
+    Args:
+      rest: run the default suite without the tests of the mutant's package, in place of these.
+    """
     file = checkout / mutant.path
     text = file.read_text()
     node = next(node for found, node in statements(mutant.path, text) if found == mutant)
-    file.write_text(mutated(text, node, mutant.kind))
-    room = Path("tests", Path(mutant.path).relative_to(PACKAGE).parts[0])
-    rooms = [[str(room)]] if (checkout / room).is_dir() else []
-    try:
-        for paths in [*rooms, []]:
-            words = [python, "-m", "pytest", "-x", "-q", "-n", "0", "--timeout=600", "-p", "no:cacheprovider"]
-            # Another copy of the package on the path would be tested in place of the mutant.
-            environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-            run = subprocess.run([*words, *paths], cwd=checkout, env=environment, capture_output=True, text=True)
-            if run.returncode:
-                failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-                return failed[0][:200] if failed else f"exit code {run.returncode}"
+    room = str(Path("tests", Path(mutant.path).relative_to(PACKAGE).parts[0]))
+    has_room = (checkout / room).is_dir()
+    if not (has_room or rest):
         return ""
+    paths = [] if rest else [room]
+    paths += [f"--ignore={room}"] if rest and has_room else []
+    words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--timeout=600", "-p", "no:cacheprovider"]
+    # Another copy of the package on the path would be tested in place of the mutant.
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    file.write_text(mutated(text, node, mutant.kind))
+    try:
+        run = subprocess.run([*words, *paths], cwd=checkout, env=environment, capture_output=True, text=True)
     finally:
         file.write_text(text)
+    if not run.returncode:
+        return ""
+    failed = [line for line in run.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return failed[0][:200] if failed else f"exit code {run.returncode}"
 
 
 def main() -> int:
@@ -143,8 +151,8 @@ def main() -> int:
     else:
         common = mutants_of(args.commit).intersection(*map(mutants_of, args.also_in))
         chosen = sorted(common, key=lambda mutant: mutant.order(args.seed))[: args.count]
-    rows = []
-    with tempfile.TemporaryDirectory() as folder:
+    found = dict.fromkeys(chosen, "")
+    with tempfile.TemporaryDirectory() as folder, concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
         checkouts: queue.Queue[Path] = queue.Queue()
         for job in range(args.jobs):
             checkout = Path(folder, str(job))
@@ -152,21 +160,21 @@ def main() -> int:
             git("-C", str(checkout), "checkout", "--quiet", git("rev-parse", args.commit).strip())
             checkouts.put(checkout)
 
-        def run(mutant: Mutant) -> tuple[Mutant, str]:
+        def run(mutant: Mutant, rest: bool) -> None:
             checkout = checkouts.get()
             try:
-                return mutant, first_failure(mutant, checkout, sys.executable)
+                found[mutant] = first_failure(mutant, checkout, rest=rest)
             finally:
                 checkouts.put(checkout)
+            result = found[mutant] or ("MISSED" if rest else "missed by the tests of its package")
+            print(f"{result}  {mutant.path} {mutant.scope}: {mutant.kind} {mutant.code}", flush=True)
+            if args.output:
+                rows = [{"mutant": dataclasses.asdict(each), "found": found[each]} for each in chosen]
+                args.output.write_text(json.dumps(rows, indent=1) + "\n")
 
-        with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
-            for future in concurrent.futures.as_completed([pool.submit(run, mutant) for mutant in chosen]):
-                mutant, found = future.result()
-                rows.append({"mutant": dataclasses.asdict(mutant), "found": found})
-                print(f"{found or 'MISSED'}  {mutant.path} {mutant.scope}: {mutant.kind} {mutant.code}", flush=True)
-                if args.output:
-                    args.output.write_text(json.dumps(rows, indent=1) + "\n")
-    print(f"{sum(bool(row['found']) for row in rows)} of {len(rows)} mutants found")
+        for rest in (False, True):
+            list(pool.map(run, [mutant for mutant in chosen if not found[mutant]], [rest] * len(chosen)))
+    print(f"{sum(map(bool, found.values()))} of {len(chosen)} mutants found")
     return 0
 
 
