@@ -14,6 +14,7 @@ import pytest
 from helpers.configs import SMALL_KEYS
 from helpers.processes import environment
 from helpers.refusals import assert_names, refused_command
+from helpers.runs import one_device
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import Data
@@ -33,7 +34,8 @@ def t2t(tmp_path, monkeypatch, capsys):
     def run(*arguments, stdin="", code=0):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
-        assert main(list(map(str, arguments))) == code, capsys.readouterr()
+        with one_device():
+            assert main(list(map(str, arguments))) == code, capsys.readouterr()
         return capsys.readouterr()
 
     return run
@@ -43,7 +45,7 @@ def t2t(tmp_path, monkeypatch, capsys):
 def trained(tmp_path_factory):
     """The workdir and the output of `train` of a run of 20 updates."""
     folder, out = tmp_path_factory.mktemp("cli"), io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), one_device():
         assert main(["train", TOY, "--workdir=runs/toy", "--config.train.steps=20", *SMALL]) == 0
     return folder / "runs" / "toy", out.getvalue()
 

@@ -3,13 +3,21 @@
 import hashlib
 import json
 
+import pytest
 from helpers.refusals import refused
+from helpers.runs import one_device
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.dataset import split_source
 from t2t_flax.evaluation.evaluate import evaluate
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.tasks import task_of
+
+
+@pytest.fixture(autouse=True)
+def devices():
+    with one_device():
+        yield
 
 
 def test_record_has_all_references_of_a_test_set(finished, tmp_path):

@@ -1,10 +1,12 @@
 """Runs of seconds on a few hundred sentences of the built-in corpus."""
 
+import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
 
 import jax
+import pytest
 from etils import epath
 
 from helpers.configs import small_config
@@ -55,6 +57,15 @@ def start(config, workdir, cache, devices=1):
     corpus = prepare_corpus(task_of(config), workdir)
     with jax.default_device(jax.devices()[0]):
         return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:devices])
+
+
+@contextlib.contextmanager
+def one_device():
+    """Hide all simulated devices but one: several compile longer, and for a save many programs that cut arrays."""
+    devices = jax.devices()[:1]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(jax, "devices", lambda *_: devices)
+        yield
 
 
 def on_one_device(loaded):

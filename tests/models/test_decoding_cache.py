@@ -40,8 +40,11 @@ def test_shared_and_own_slots_give_the_same_beams(monkeypatch, keys):
 def test_wide_beams_and_samples_have_slots_of_their_own():
     """Shared ones would multiply products and scores by their number."""
     module = SelfAttention(Model(d_model=8, num_heads=2), causal=True)
-    variables = module.init(
-        jax.random.key(0), jnp.zeros((1, 2, 8)), MixerInputs(jnp.ones((1, 2), int), jnp.zeros((1, 2), int))
-    )
-    shapes = {beams: module.apply(variables, 3, beams, 16, method="empty_cache").key.shape for beams in (1, 8, 9, 64)}
+    rows = jnp.zeros((1, 2, 8)), MixerInputs(jnp.ones((1, 2), int), jnp.zeros((1, 2), int))
+    variables = jax.eval_shape(lambda: module.init(jax.random.key(0), *rows))
+
+    def shape(beams):
+        return jax.eval_shape(lambda x: module.apply(x, 3, beams, 16, method="empty_cache"), variables).key.shape
+
+    shapes = {beams: shape(beams) for beams in (1, 8, 9, 64)}
     assert shapes == {1: (3, 1, 2, 4, 16), 8: (3, 2, 4, 128), 9: (3, 9, 2, 4, 16), 64: (3, 64, 2, 4, 16)}

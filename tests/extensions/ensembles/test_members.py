@@ -20,22 +20,29 @@ DEVICES = "--config.mesh.data=-1"
 OTHER_SHAPE = dict(num_decoder_layers=2, d_model=24, num_heads=2, d_ff=20)
 
 
+def trained(workdir, cache, **model):
+    """The workdir of a run with checkpoints 1 and 2."""
+    config = tiny_run(
+        workdir,
+        steps=2,
+        model=model,
+        data=dict(test="toy:test:4"),
+        decode=dict(max_length_offset=3, beam_size=2),
+        checkpoint=dict(every_steps=1, keep_last=2),
+    )
+    loop.train(start(config, workdir, cache), score=None)
+    return workdir
+
+
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory, cache):
+def first(tmp_path_factory, cache):
+    return trained(tmp_path_factory.mktemp("runs") / "a", cache)
+
+
+@pytest.fixture(scope="module")
+def runs(first, cache):
     """Workdirs of two runs with one tokenizer and different shapes, each with checkpoints 1 and 2."""
-    folder, made = tmp_path_factory.mktemp("runs"), []
-    for name, model in (("a", {}), ("b", OTHER_SHAPE)):
-        config = tiny_run(
-            folder / name,
-            steps=2,
-            model=model,
-            data=dict(test="toy:test:4"),
-            decode=dict(max_length_offset=3, beam_size=2),
-            checkpoint=dict(every_steps=1, keep_last=2),
-        )
-        loop.train(start(config, folder / name, cache), score=None)
-        made.append(folder / name)
-    return made
+    return [first, trained(first.parent / "b", cache, **OTHER_SHAPE)]
 
 
 def both(runs, **settings):
@@ -65,7 +72,6 @@ def test_serve_answers_with_all_models(runs):
     assert found == pytest.approx(together, abs=1e-3) and found != pytest.approx(single, abs=1e-2)
 
 
-@pytest.mark.smoke
 def test_models_are_named_alike_in_every_working_directory(runs, monkeypatch):
     """In records, their names, and outputs that are resumed."""
     absolute = both(runs)
@@ -137,14 +143,15 @@ def test_a_model_that_the_mesh_cannot_divide_is_refused(runs, tmp_path, cache):
         load(runs[0], overrides=keys)
 
 
-def test_checkpoints_of_one_run(runs):
+@pytest.mark.smoke
+def test_checkpoints_of_one_run(first):
     """DIR@STEP; the same one twice is refused."""
-    model = load(runs[0], overrides={"ensembles.members": f"{runs[0]}@1", "mesh.data": "-1"})
+    model = load(first, overrides={"ensembles.members": f"{first}@1", "mesh.data": "-1"})
     assert [m["steps"] for m in model.models] == [[2], [1]]
     with refused("config.ensembles.weights"):
-        load(runs[0], overrides={"ensembles.members": f"{runs[0]}@2", "mesh.data": "-1"})
+        load(first, overrides={"ensembles.members": f"{first}@2", "mesh.data": "-1"})
     with refused("step 7"):
-        load(runs[0], overrides={"ensembles.members": f"{runs[1]}@7", "mesh.data": "-1"})
+        load(first, overrides={"ensembles.members": f"{first}@7", "mesh.data": "-1"})
 
 
 @pytest.mark.slow
