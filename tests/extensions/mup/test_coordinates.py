@@ -13,14 +13,10 @@ load_extensions()
 BASE, WIDTHS = 64, (64, 512)
 
 
-def config(base: int = BASE, **model) -> Config:
+def config(**model) -> Config:
     """A model of width 64 with one head, of all the more width in wider models."""
     model = dict(d_model=BASE, d_ff=2 * BASE, num_heads=1) | model
-    return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=base))
-
-
-def slopes_of(config: Config) -> dict[str, float]:
-    return slopes({width: changes(at_width(config, width), updates=4) for width in WIDTHS})
+    return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=BASE))
 
 
 @pytest.mark.slow
@@ -28,22 +24,18 @@ def slopes_of(config: Config) -> dict[str, float]:
     "model", [{}, dict(norm_placement="pre"), dict(d_k=16, d_v=16, num_heads=4)], ids=["post", "pre", "heads of 16"]
 )
 def test_changes_do_not_depend_on_the_width(model):
-    found = slopes_of(config(**model))
+    found = slopes({width: changes(at_width(config(**model), width), updates=4) for width in WIDTHS})
     assert all(map(is_flat, found.values())), found
 
 
-def deep(base_layers: int = 1) -> Config:
+def deep() -> Config:
     model = dict(d_model=32, d_ff=64, num_heads=2, norm_placement="pre", num_encoder_layers=1, num_decoder_layers=1)
-    return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=32, base_layers=base_layers))
-
-
-def slopes_by_depth() -> dict[str, float]:
-    return slopes({layers: changes(at_depth(deep(), layers), updates=4) for layers in (1, 4)})
+    return small_config(model=model, optimizer=dict(peak_lr=4e-3), mup=dict(base_width=32, base_layers=1))
 
 
 @pytest.mark.slow
 def test_changes_do_not_depend_on_the_depth():
-    found = slopes_by_depth()
+    found = slopes({layers: changes(at_depth(deep(), layers), updates=4) for layers in (1, 4)})
     assert all(is_flat(found[kind]) for kind in DEPTH.flat), found
 
 
