@@ -24,6 +24,12 @@ def result(tmp_path_factory):
         return t2t_flax.train("toy", tmp_path_factory.mktemp("api") / "run", KEYS)
 
 
+@pytest.fixture(autouse=True)
+def devices():
+    with one_device():
+        yield
+
+
 def test_train_returns_the_records_it_wrote(result):
     assert result.finished and (result.step, result.reason) == (4, "steps")
     record = json.loads(result.records["test"].read_text())

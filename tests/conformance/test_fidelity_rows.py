@@ -18,7 +18,7 @@ PAIRS = [([5, 6, 7, 1], [8, 9, 1]), ([10, 11, 1], [12, 13, 14, 1])]
 
 
 def logits(config, params, batch):
-    return np.asarray(make_model(config, 37, 37).apply({"params": params}, batch))
+    return np.asarray(jax.jit(make_model(config, 37, 37).apply)({"params": params}, batch))
 
 
 def params_of(**model):

@@ -48,7 +48,7 @@ def count(config: Model, vocab: int, *, stacks=("encoder", "decoder"), tables: b
 def test_feed_forward_is_two_convolutions_of_width_one():
     """(3.3)"""
     module, x = FeedForward(Model(d_model=8, d_ff=20)), jax.random.normal(jax.random.key(0), (2, 7, 8))
-    params = nn.unbox(module.init(jax.random.key(1), x, None))["params"]
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x, None))["params"]
     first, second = params["Einsum_0"], params["Einsum_1"]
     first["bias"], second["bias"] = (jax.random.normal(jax.random.key(n), (w,)) for n, w in ((2, 20), (3, 8)))
 
@@ -66,7 +66,7 @@ def test_output_matrix_sums_over_heads():
     config = Model(d_model=12, num_heads=3, d_k=5, d_v=2)
     module, x = MultiHeadAttention(config), jax.random.normal(jax.random.key(0), (2, 6, 12))
     mask = jnp.ones((2, 1, 6, 6), bool)
-    params = nn.unbox(module.init(jax.random.key(1), x, x, mask, None))["params"]
+    params = nn.unbox(jax.jit(module.init)(jax.random.key(1), x, x, mask, None))["params"]
     apply = jax.jit(lambda p: module.apply({"params": p}, x, x, mask, None))
 
     def only(head):
@@ -136,7 +136,7 @@ def test_eight_heads_cost_as_much_as_one_of_full_width():
 
     def operations(heads):
         module = MultiHeadAttention(Model(d_model=512, num_heads=heads))
-        params = module.init(jax.random.key(0), x, x, jnp.ones((1, 1, 64, 64), bool), None)
+        params = jax.eval_shape(module.init, jax.random.key(0), x, x, jnp.ones((1, 1, 64, 64), bool), None)
         total = lambda p: module.apply(p, x, x, jnp.ones((1, 1, 64, 64), bool), None).sum()  # noqa: E731
         return jax.jit(jax.grad(total)).lower(params).compile().cost_analysis()["flops"]
 
@@ -147,8 +147,8 @@ def test_sinusoids_extend_beyond_trained_lengths(distinct):
     """(3.5): sentences may be longer than in training, unlike with learned positions."""
     model, params, _ = distinct
     ids = np.random.default_rng(1).integers(3, 37, (1, 700)).astype(np.int32)
-    encoded = model.apply({"params": params}, ids, np.ones_like(ids), np.arange(700)[None], method="encode")
-    assert np.isfinite(encoded).all()
+    encode = jax.jit(lambda params, *source: model.apply({"params": params}, *source, method="encode"))
+    assert np.isfinite(encode(params, ids, np.ones_like(ids), np.arange(700)[None])).all()
 
 
 def test_sinusoid_offset_is_a_rotation_of_each_pair():

@@ -74,7 +74,7 @@ def test_restores_bit_for_bit_on_any_mesh(tmp_path, training_setup):
     checkpoints = Checkpoints(tmp_path / "checkpoints")
     saved = save(checkpoints, training_setup, 3)
     checkpoints.wait()
-    for shape in ((1, 1, 1), (2, 2, 2), (8, 1, 1)):
+    for shape in ((1, 1, 1), (2, 2, 2)):
         mesh = devices_mesh(*shape)
         state, meta = Checkpoints(tmp_path / "checkpoints").restore_latest(
             abstract(training_setup, mesh), training_setup[0]

@@ -59,7 +59,6 @@ def storage(request, tmp_path) -> str:
     return "" if request.param == "journal" else f"sqlite:///{tmp_path}/study.db"
 
 
-@pytest.mark.smoke
 def test_search_learns_and_a_second_worker_finds_nothing_to_do(tmp_path, storage):
     sweep = SearchSweep(tmp_path / "s", storage=storage, count=14)
     sweep.work()
