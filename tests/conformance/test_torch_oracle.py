@@ -11,7 +11,6 @@ from helpers.configs import VOCAB, model_and_state, random_pairs, rows_alone, sm
 
 from t2t_flax.training.losses import smoothed_cross_entropy
 
-torch = pytest.importorskip("torch", reason="PyTorch is not installed")
 pytestmark = pytest.mark.torch
 
 EPS = 1e-6
@@ -70,43 +69,15 @@ def as_torch(params, layers: int) -> dict[str, np.ndarray]:
     return {name: np.asarray(x) for name, x in out.items()}
 
 
-class Seq2Seq(torch.nn.Module):
-    """PyTorch's stacks with the paper's input: a shared table times sqrt(d), sinusoids, and shifted targets."""
-
-    def __init__(self, c, rows: int):
-        super().__init__()
-        nn, shape = torch.nn, (c.d_model, c.num_heads, c.d_ff)
-        keys = dict(dropout=0.0, layer_norm_eps=EPS, batch_first=True, norm_first=c.norm_placement == "pre")
-        last = lambda: nn.LayerNorm(c.d_model, eps=EPS) if c.norm_placement == "pre" else None  # noqa: E731
-        layers = c.num_encoder_layers
-        self.encoder = nn.TransformerEncoder(
-            nn.TransformerEncoderLayer(*shape, **keys), layers, last(), enable_nested_tensor=False
-        )
-        self.decoder = nn.TransformerDecoder(nn.TransformerDecoderLayer(*shape, **keys), layers, last())
-        self.table = nn.Parameter(torch.zeros(rows, c.d_model))
-
-    def bottom(self, ids):
-        """[B, L] -> (scaled rows [B, L, D], position vectors [L, D])."""
-        d_model = self.table.shape[1]
-        position, i = torch.arange(ids.shape[1]).double()[:, None], torch.arange(0, d_model, 2).double()
-        angle = position / 10000 ** (i / d_model)
-        sinusoids = torch.stack([angle.sin(), angle.cos()], -1).reshape(-1, d_model).float()
-        return torch.nn.functional.embedding(ids, self.table) * math.sqrt(d_model), sinusoids
-
-    def forward(self, source, target):
-        """(encoder output, decoder output); id 0 is padding."""
-        rows, positions = self.bottom(source)
-        memory = self.encoder(rows + positions, src_key_padding_mask=source == 0)
-        rows, positions = self.bottom(target)
-        shifted = torch.cat([torch.zeros_like(rows[:, :1]), rows[:, :-1]], 1)
-        length = target.shape[1]
-        future = torch.ones(length, length, dtype=torch.bool).triu(1)
-        paddings = dict(tgt_key_padding_mask=target == 0, memory_key_padding_mask=source == 0)
-        return memory, self.decoder(shifted + positions, memory, tgt_mask=future, **paddings)
+@pytest.fixture(scope="module")
+def torch():
+    return pytest.importorskip("torch", reason="PyTorch is not installed")
 
 
-def twin(model, params):
-    module = Seq2Seq(model.config, params["shared_embedding"]["table"].shape[0])
+def twin(torch, model, params):
+    from helpers.torch_transformer import Seq2Seq
+
+    module = Seq2Seq(model.config, params["shared_embedding"]["table"].shape[0], EPS)
     weights = as_torch(params, model.config.num_encoder_layers)
     module.load_state_dict({name: torch.tensor(x) for name, x in weights.items()}, strict=True)
     return module.train()  # no dropout; train mode avoids PyTorch's fused inference kernels
@@ -118,15 +89,15 @@ def ours(model, params, batch):
     return model.apply(variables, *source, method="encode"), model.apply(variables, batch, method="hidden")
 
 
-def ids_of(batch):
+def ids_of(torch, batch):
     return torch.tensor(batch["source"]).long(), torch.tensor(batch["target"]).long()
 
 
-def test_hidden_states_equal_pytorchs(case):
+def test_hidden_states_equal_pytorchs(torch, case):
     model, params, batch, pairs = case
     memory, hidden = ours(model, params, batch)
     with torch.no_grad():
-        their_memory, their_hidden = twin(model, params)(*ids_of(batch))
+        their_memory, their_hidden = twin(torch, model, params)(*ids_of(torch, batch))
     for i, (source, target) in enumerate(pairs):
         for actual, expected, length in ((memory, their_memory, len(source)), (hidden, their_hidden, len(target))):
             actual, expected = np.asarray(actual[i, :length]), expected[i, :length].numpy()
@@ -134,7 +105,7 @@ def test_hidden_states_equal_pytorchs(case):
             np.testing.assert_allclose(actual, expected, rtol=0, atol=1e-5)
 
 
-def test_every_gradient_equals_pytorchs(case):
+def test_every_gradient_equals_pytorchs(torch, case):
     """d loss / d parameter, for all parameters, through the tied table and label smoothing over the whole vocabulary."""
     model, params, batch, _ = case
     real = (batch["target_segments"] > 0).astype(np.float32)
@@ -146,8 +117,8 @@ def test_every_gradient_equals_pytorchs(case):
         return smoothed_cross_entropy(logits, batch["target"], jnp.asarray(real), **keys)[0] / real.sum()
 
     loss, gradients = jax.value_and_grad(loss_of)(params)
-    module = twin(model, params)
-    source, target = ids_of(batch)
+    module = twin(torch, model, params)
+    source, target = ids_of(torch, batch)
     logits = module(source, target)[1] @ module.table[:VOCAB].T
     cross_entropy = functools.partial(torch.nn.functional.cross_entropy, ignore_index=0, label_smoothing=0.1)
     their_loss = cross_entropy(logits.flatten(0, 1), target.flatten())

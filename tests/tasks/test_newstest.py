@@ -8,7 +8,6 @@ import re
 import pytest
 import sacrebleu
 from helpers.scores import score_translations, translation_config
-from sacremoses import MosesTokenizer
 
 from t2t_flax.tasks.translation import recipe, split_compounds
 
@@ -88,6 +87,8 @@ def test_scores_of_perturbed_references_equal_direct_computation(newstest, kind)
     assert all(0 < scores[name]["score"] < 99.9 for name in BLEUS)
     direct = sacrebleu.corpus_bleu(hypotheses, [references])
     assert scores["sacrebleu"]["score"] == pytest.approx(direct.score, abs=1e-4)
+    from sacremoses import MosesTokenizer
+
     moses = MosesTokenizer("de")
     tokens = [[moses.tokenize(line, return_str=True) for line in side] for side in (hypotheses, references)]
     direct = sacrebleu.corpus_bleu(tokens[0], [tokens[1]], tokenize="none", force=True)
