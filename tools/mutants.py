@@ -115,12 +115,11 @@ def first_failure(mutant: Mutant, checkout: Path, *, rest: bool) -> str:
     file = checkout / mutant.path
     text = file.read_text()
     node = next(node for found, node in statements(mutant.path, text) if found == mutant)
-    room = str(Path("tests", Path(mutant.path).relative_to(PACKAGE).parts[0]))
-    has_room = (checkout / room).is_dir()
-    if not (has_room or rest):
+    part = Path(mutant.path).relative_to(PACKAGE).parts[0].removesuffix(".py").strip("_")
+    nearest = [f"tests/{name}" for name in (part, f"test_{part}.py") if (checkout / "tests" / name).exists()]
+    if not (nearest or rest):
         return ""
-    paths = [] if rest else [room]
-    paths += [f"--ignore={room}"] if rest and has_room else []
+    paths = [f"--ignore={path}" for path in nearest] if rest else nearest
     words = [sys.executable, "-m", "pytest", "-x", "-q", "-n", "0", "--timeout=600", "-p", "no:cacheprovider"]
     # Another copy of the package on the path would be tested in place of the mutant.
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
