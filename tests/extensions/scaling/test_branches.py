@@ -25,6 +25,12 @@ def test_critical_batch_is_the_largest_within_the_tolerance():
     assert critical_factor([(HALF, 2.0), (ONE, float("nan"))], 0.01) == (HALF, True)
 
 
+@pytest.fixture(autouse=True)
+def alone(monkeypatch):
+    """Put back the variable that `branch` sets for its process."""
+    monkeypatch.setenv(ALONE, "")
+
+
 def test_branches_see_equally_many_tokens_at_the_rate_of_their_batch():
     stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000))
     half, one, four = plan(stored, 100, [HALF, ONE, FOUR], 16_000, 1, {}, "cache")
@@ -138,8 +144,7 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
 
 
 @pytest.mark.slow
-def test_a_branch_that_diverges_is_a_row_of_the_table(tmp_path, cache, capsys, monkeypatch):
-    monkeypatch.setenv(ALONE, "")
+def test_a_branch_that_diverges_is_a_row_of_the_table(tmp_path, cache, capsys):
     workdir, output = tmp_path / "run", tmp_path / "branches"
     run = tiny_run(workdir, steps=4, mesh=dict(cpu_devices=1, data=-1), data=dict(cache=str(cache), test=""))
     api.train(run, workdir)
