@@ -30,7 +30,7 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.data.workers import num_cores
 from t2t_flax.registry import load_extensions
-from t2t_flax.training.setup import Prefetcher
+from t2t_flax.training.setup import Prefetcher, put_batch
 
 VOCABULARY, CHUNK = 37_000, 100_000
 LENGTHS = {"wmt": (3.1, 0.6), "multi30k": (2.65, 0.3)}
@@ -54,7 +54,7 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
     load_extensions()  # one of them lays windows out in processes
     batches = Batches(TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
-    waits, costs, target = [], [], 0
+    waits, target = [], 0
     taken = None
     gc.set_threshold(100_000)  # as the command line does
     with Prefetcher(batches, mesh, 0, 1 << 40, processes) as prefetcher:
@@ -66,12 +66,12 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
             at = time.perf_counter()
             taken = prefetcher.next()
             waits.append(time.perf_counter() - at)
-            costs.append(taken.seconds)
             target += taken.batch.target_tokens
             time.sleep(step)
         total = time.perf_counter() - began
         layout = batches.ahead.seconds
-    cost, longest = statistics.median(costs), sorted(waits)
+    filling, longest = filling_seconds(batches, mesh), sorted(waits)
+    cost = layout + filling
     return {
         "batch_tokens": tokens,
         "step_ms": round(1e3 * step, 3),
@@ -85,10 +85,21 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
         "target_tokens_per_second": round(target / total),
         "load": round(os.getloadavg()[0], 1),
         "layout_ms": round(1e3 * layout, 3),
-        "filling_ms": round(1e3 * (cost - layout), 3),
+        "filling_ms": round(1e3 * filling, 3),
         "target_tokens_per_second_of_a_core": round(target / len(waits) / cost),
         "cores_needed": math.ceil(cost / step) + 1,
     }
+
+
+def filling_seconds(batches: Batches, mesh: jax.sharding.Mesh, count: int = 10) -> float:
+    """Return the median CPU seconds in which a core fills the arrays of a batch that is laid out."""
+    seconds = []
+    for number in range(count):
+        batch = batches.batch(number)
+        began = time.thread_time()
+        put_batch(batch, mesh)
+        seconds.append(time.thread_time() - began)
+    return statistics.median(seconds)
 
 
 def table(rows: list[dict[str, Any]]) -> str:

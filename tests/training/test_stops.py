@@ -146,12 +146,12 @@ def test_extended_run_averages_the_checkpoints_of_one_started_longer(tmp_path, c
 @pytest.mark.slow
 def test_skips_in_a_row_are_counted_across_a_stop(tmp_path, cache, monkeypatch):
     """Updates 2 to 5 are not finite; more than three in a row are too many, wherever the run stopped in between."""
-    log_update = Run.log_update
+    log_update = Run._log_update
 
     def not_finite(self, step, batch, values):
         return log_update(self, step, batch, values | ({"finite": 0.0} if 2 <= step <= 5 else {}))
 
-    monkeypatch.setattr(Run, "log_update", not_finite)
+    monkeypatch.setattr(Run, "_log_update", not_finite)
     config = tiny_run(tmp_path, steps=8, train=dict(steps=8, non_finite="skip"))
     monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 3)
     for call in (0, 3):
