@@ -15,37 +15,24 @@ Published times: the fastest trial of each of five studies by rules 0.5, in mlco
 """
 
 from t2t_flax.config.presets import Preset
+from t2t_flax.extensions.recipes.presets import FLAX_WMT
 
 # workload.py: step_hint, max_allowed_runtime_sec, eval_period_time_sec; evaluations in updates, at the pace of the first two
 STEPS = 120_000
 _EVERY = round(14 * 60 * STEPS / 43_336)
 _LOGS = "rules 0.5, mlcommons/submissions_algorithms@12c8e4e"
 
-_WMT = {
+_WMT = FLAX_WMT | {
     # wmt_jax/models.py, TransformerConfig and the layers; 6 + 6 layers
     "model.d_model": 1024,
     "model.d_ff": 1024,
     "model.num_heads": 16,
-    "model.norm_placement": "pre",
-    "model.position": "sinusoid_halves",
-    "model.embed_scale": "none",
-    "model.embed_init": "normal_1",
-    "model.logit_scale": "rsqrt_d",
-    "model.decoder_start_token": "pad",
     # input_pipeline.py, datasets/dataset_setup.py, algorithms/baselines/external_tuning/jax_nadamw_full_budget.py (128 rows)
     "data.corpus": "WMT17 German-English; validation and test WMT14",
-    "data.train": "tfds:wmt17_translate/de-en:train",
     "data.valid": "tfds:wmt14_translate/de-en:validation",
     "data.test": "tfds:wmt14_translate/de-en:test",
-    "data.source_language": "de",
-    "data.target_language": "en",
-    "data.tokenizer": "unigram",
-    "data.vocab_size": 32_000,
     "data.byte_fallback": False,
     "data.batch_tokens": 128 * 230,
-    # wmt_jax/workload.py: beam 4, alpha 0.6, 256 tokens
-    "decode.max_length_ratio": 0.0,
-    "decode.max_length_offset": 256,
     "train.steps": STEPS,
     "train.precision": "float32",
     "eval.every_steps": _EVERY,
