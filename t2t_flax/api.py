@@ -96,13 +96,16 @@ def evaluate(
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.filesystem import check_can_write
     from t2t_flax.model_forms import check_writable
 
+    remedy = f"name {'another' if output else 'a'} folder for the records, --output=DIR"
     if not output:
-        check_writable(workdir, "name a folder for the records, --output=DIR")
+        check_writable(workdir, remedy)
     texts, folder = _as_text(overrides), epath.Path(output or workdir)
     config = stored_config(workdir, texts)
     sets = sets_of(config, split)
+    check_can_write(folder / "eval", remedy)
     _prepare_process(config)
 
     def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:

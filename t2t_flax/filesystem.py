@@ -7,9 +7,11 @@ import functools
 import os
 import re
 import shutil
+import tempfile
 import typing
 import uuid
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
 from etils import epath
@@ -89,6 +91,20 @@ def is_write_refused(error: BaseException) -> bool:
         or getattr(error, "errno", None) in _REFUSED_NUMBERS
         or any(module.is_write_refused(error) for module in OBJECT_STORAGE.load_all())
     )
+
+
+def check_can_write(folder: epath.PathLike, remedy: str) -> None:
+    """Raises UserError, ending with the remedy, if no file can be made in a folder, or where it would be. Object stores are not
+    tried.
+    """
+    path = Path(os.path.abspath(folder))
+    if is_remote(folder):
+        return
+    try:
+        with tempfile.TemporaryFile(dir=next(parent for parent in (path, *path.parents) if parent.exists())):
+            pass
+    except OSError as error:
+        raise UserError(f"{folder} cannot be written to ({error.strerror}): {remedy}.") from None
 
 
 def fsync_file(path: epath.PathLike) -> None:

@@ -1,10 +1,13 @@
 """What `evaluate` writes: scores, texts and their digests."""
 
+import errno
 import hashlib
 import json
+import os
+import tempfile
 
 import pytest
-from helpers.refusals import refused
+from helpers.refusals import refused, refused_command
 from helpers.runs import one_device
 
 from t2t_flax.__main__ import main
@@ -46,6 +49,23 @@ def test_record_has_all_references_of_a_test_set(finished, tmp_path):
     assert one["references"] == f"{other}.ref.txt" and one["scores"]["nll"] > 0
     with refused("data.train", "'s.en,r1.de,r2.de'"):
         split_source(task_of(stored_config(workdir, overrides | {"data.train": "s.en,r1.de,r2.de"})), "train")
+
+
+@pytest.mark.parametrize("output", [False, True])
+def test_a_folder_for_records_that_is_read_only_is_named_before_anything_is_decoded(
+    finished, tmp_path, monkeypatch, output
+):
+    workdir, _ = finished
+    folder = tmp_path if output else workdir
+    monkeypatch.setattr("t2t_flax.jobs.evaluate", lambda *_, **__: pytest.fail("decoded"))
+
+    def read_only(dir):
+        assert os.fspath(dir).startswith(os.fspath(folder))
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS))
+
+    monkeypatch.setattr(tempfile, "TemporaryFile", read_only)
+    flags = [f"--output={folder}"] if output else []
+    refused_command(["evaluate", f"--workdir={workdir}", *flags], str(folder), "--output=DIR")
 
 
 def test_evaluate_stores_texts_and_scores(finished, capsys):

@@ -1,11 +1,16 @@
 """Candidates of each source line: a flat file with N lines a source, or n-best lists as `translate --n-best` writes them."""
 
+import contextlib
 import itertools
+import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.errors import UserError
+
+_BESIDE = re.compile(r"\S+=.*|(\d+-\d+( |$))*")
+"""Features and word alignments, which Marian and Moses write between a translation and its score."""
 
 
 class Candidate(NamedTuple):
@@ -16,8 +21,9 @@ class Candidate(NamedTuple):
 
 
 def read_candidates(name: str, count: int | None) -> Iterator[list[Candidate]]:
-    """The candidates of each source. count: lines of each in a flat file; None = lines `N ||| text`, perhaps with
-    `||| score`, where N is the number of the source from 0, in order. Raises UserError with the line.
+    """The candidates of each source. count: lines of each in a flat file; None = lines `N ||| text`,
+    `N ||| text ||| score` or `N ||| text ||| features ||| score`, where N is the number of the source from 0, in order. Raises
+    UserError with the line.
     """
     lines = iterate_lines(name)
     return _n_best(name, lines) if count is None else _flat(name, lines, count)
@@ -51,14 +57,23 @@ def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[Candidate]]:
                 raise UserError(f"{name} line {at}: a translation of line {number} after those of {current}.")
             yield group
             group, current = [], int(number)
-        group.append(_candidate(rest))
+        group.append(_candidate(name, at, rest))
     if group:
         yield group
 
 
-def _candidate(rest: str) -> Candidate:
-    text, separator, score = rest.rpartition(" ||| ")
-    try:
-        return Candidate(text, float(score)) if separator else Candidate(rest)
-    except ValueError:
-        return Candidate(rest)
+def _candidate(name: str, at: int, rest: str) -> Candidate:
+    """The candidate of the fields after the number: its text, then features and alignments, last its score. Raises UserError for
+    other fields.
+    """
+    text, *others = rest.split(" ||| ")
+    if not others:
+        return Candidate(text)
+    with contextlib.suppress(ValueError):
+        score = float(others[-1])
+        if all(map(_BESIDE.fullmatch, others[:-1])):
+            return Candidate(text, score)
+    raise UserError(
+        f"{name} line {at}: expected `N ||| translation ||| score`, or with features as in `N ||| translation ||| F0= -4.2 ||| "
+        f"score`; found {' and '.join(repr(field[:40]) for field in others)} after the translation."
+    )

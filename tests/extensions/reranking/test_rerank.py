@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from helpers.refusals import refused_command
+from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -81,8 +81,29 @@ def write(tmp_path):
 def test_candidates_are_read_from_flat_files_and_n_best_lists(write):
     flat = write("flat", ["a", "b", "", "d"])
     assert list(read_candidates(flat, 2)) == [[("a", None), ("b", None)], [("", None), ("d", None)]]
-    lists = write("lists", ["0 ||| a ||| b", "1 ||| c", "1 |||  ||| -1.0"])
-    assert list(read_candidates(lists, None)) == [[("a ||| b", None)], [("c", None), ("", -1.0)]]
+    lists = write("lists", ["0 ||| a b", "1 ||| c", "1 |||  ||| -1.0"])
+    assert list(read_candidates(lists, None)) == [[("a b", None)], [("c", None), ("", -1.0)]]
+
+
+def test_fields_between_translation_and_score_are_not_its_text(write):
+    """Marian writes features and alignments there, Moses features."""
+    lists = write("lists", [
+        "0 ||| Der Hund ist da. ||| F0= -4.20 ||| -0.350",
+        "0 ||| Hund ! ||| 0-0 1-1 ||| F0= -4.20 F1= -1 ||| -0.4",
+        "1 ||| ein Haus ||| LM0= -36.0 WordPenalty0= -9 ||| -1e1",
+    ])  # fmt: skip
+    first = [("Der Hund ist da.", -0.35), ("Hund !", -0.4)]
+    assert list(read_candidates(lists, None)) == [first, [("ein Haus", -10.0)]]
+
+
+@pytest.mark.parametrize("fields, names", [
+    ("a ||| b", ["b"]), ("a ||| b ||| -1", ["b"]), ("a ||| -1 ||| 0-0", ["0-0"]), ("a ||| F0= -1", ["F0="]),
+    ("a ||| ", ["line 2"]),
+])  # fmt: skip
+def test_a_line_with_other_fields_is_refused_by_its_number(write, fields, names):
+    lists = write("lists", ["0 ||| a ||| -1", f"0 ||| {fields}"])
+    with refused("line 2", *names):
+        list(read_candidates(lists, None))
 
 
 @pytest.mark.smoke
