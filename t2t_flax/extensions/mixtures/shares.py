@@ -91,10 +91,12 @@ class SourceStream:
         return [*parts, *self.stream.visits(begin, end)]
 
     def after(self, used: int, left: Visits) -> "SourceStream":
-        """From where the next phase begins, after `used` visits, of which `left` were not trained on."""
-        before = len(self.left.pairs)
-        rest = self.left.at(slice(used, None))
-        return SourceStream(self.stream, self.position + max(0, used - before), join([left, rest]))
+        """From where the next phase begins, after `used` visits, of which `left`, in the order of training, were not
+        trained on.
+        """
+        before, rest = len(self.left.pairs), self.left.at(slice(used, None))
+        both = Visits(*map(np.concatenate, zip(left, rest, strict=True)))
+        return SourceStream(self.stream, self.position + max(0, used - before), both)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -159,6 +159,18 @@ def test_shares_change_at_the_given_update(store):
     assert all(batches.batch(k).shape in batches.shapes for k in range(40))
 
 
+def test_the_rest_of_a_cut_window_comes_in_the_order_of_training(monkeypatch):
+    """Where other shares begin, the next pairs of a source are spread over its file as those before are."""
+    monkeypatch.setattr(streams, "WINDOW_PAIRS", 2000)
+    store = Lengths(*np.random.default_rng(0).integers(2, 20, (2, 8000)))
+    store.pairs_of_sources = [4000, 4000]
+    batches = batches_of(store, shares="clean=9, bt=1; 10: clean=1, bt=9", data=dict(batch_tokens=400))
+    for first in (0, 10, 30):
+        pairs = np.concatenate([batches.batch(k).pairs for k in range(first, first + 10)])
+        positions = pairs[pairs < 4000] / 4000
+        assert len(positions) > 20 and 0.35 < positions.mean() < 0.65 and np.ptp(positions) > 0.8
+
+
 @pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
 @pytest.mark.parametrize("batching", ["packed", "buckets"])
 def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, train):
