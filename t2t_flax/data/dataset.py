@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from etils import epath
@@ -306,6 +306,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
         pair = _trained_tokenizers(task, cache, source, report)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
+    _check_symbols(pair.source, control_symbols(config))
     for hook in data_hooks(config):
         hook.check_tokenizers(pair)
     held_out = (name for split in ("valid", "test") for name in _sets(config)[split])
@@ -316,6 +317,17 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
     elif stored.digest != pair.digest:
         raise _other_tokenizer(folder)
     return pair
+
+
+def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
+    """Raises UserError if the tokenizer lacks one of the symbols, which it would spell as text."""
+    for symbol, key in symbols.items():
+        if symbol not in tokenizer.control_symbols:
+            raise UserError(
+                f"config.{key}: the source tokenizer has no control symbol {symbol}. A run trains a tokenizer that has it with "
+                "config.data.tokenizer = bpe or unigram; one in config.data.tokenizer_model must be a SentencePiece model "
+                f"trained with --control_symbols={','.join(symbols)}, and that of another run must have been made for them."
+            )
 
 
 def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
@@ -337,7 +349,7 @@ def _other_tokenizer(folder: epath.Path) -> UserError:
 
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, report: Report) -> TokenizerPair:
-    data, symbols = task.config.data, control_symbols(task.config)
+    data, symbols = task.config.data, list(control_symbols(task.config))
     filters = [one for hook in data_hooks(task.config) for one in hook.filters() if not one.needs_tokens]
     text = TokenizerText(source, filters, report)
     for hook in data_hooks(task.config):

@@ -1,7 +1,7 @@
 """What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from t2t_flax.config import Config
@@ -30,9 +30,9 @@ class DataHook:
         """A source of data.train, data.valid or data.test ("train" | "valid" | "test"), by its name, in place of `source`."""
         return source
 
-    def symbols(self) -> Sequence[str]:
-        """Control symbols of a source tokenizer that the run trains."""
-        return ()
+    def symbols(self) -> Mapping[str, str]:
+        """The control symbols that the source tokenizer must have, and the config key that asks for each."""
+        return {}
 
     def tokenizer_text(self, text: TokenizerText) -> TokenizerText:
         """The text on which a tokenizer is trained, in place of `text`. One hook may change it."""
@@ -85,9 +85,10 @@ def config_of_set(config: Config, name: str) -> Config:
     return config
 
 
-def control_symbols(config: Config) -> list[str]:
-    """Those of a source tokenizer that is trained for this config."""
-    return sorted({symbol for hook in data_hooks(config) for symbol in hook.symbols()})
+def control_symbols(config: Config) -> dict[str, str]:
+    """The control symbols that the source tokenizer of this config must have, sorted, and the config key of each."""
+    symbols = {symbol: key for hook in data_hooks(config) for symbol, key in hook.symbols().items()}
+    return dict(sorted(symbols.items()))
 
 
 def draws_pairs(config: Config) -> bool:

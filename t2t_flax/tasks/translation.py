@@ -213,7 +213,7 @@ class Translation(Task):
         return open_source(spec, root=data.root, key=key, **languages)
 
     def train_tokenizers(self, source):
-        return train_tokenizers(source, self.config.data, control_symbols(self.config))
+        return train_tokenizers(source, self.config.data, list(control_symbols(self.config)))
 
     def validate_config(self):
         super().validate_config()

@@ -3,7 +3,6 @@
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.hooks import DataHook
-from t2t_flax.errors import UserError
 from t2t_flax.extensions.languages import parse_directions, symbol_of
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 
@@ -13,7 +12,9 @@ class LanguagesHook(DataHook):
         self._train = list(config.data.train_sources)
         self._directions = parse_directions(config)
         self._trained = list(dict.fromkeys(self._directions[name] for name in self._train if self._directions))
-        self._symbols = sorted({symbol_of(target) for _, target in self._trained})
+        self._symbols = dict.fromkeys(
+            sorted({symbol_of(target) for _, target in self._trained}), "languages.directions"
+        )
 
     def config_of_set(self, config, name):
         if direction := self._of(name):
@@ -25,16 +26,6 @@ class LanguagesHook(DataHook):
 
     def symbols(self):
         return self._symbols
-
-    def check_tokenizers(self, tokenizers):
-        for symbol in self._symbols:
-            if symbol not in tokenizers.source.control_symbols:
-                raise UserError(
-                    f"config.languages.directions: the tokenizer has no control symbol {symbol}. A run trains a tokenizer that "
-                    "has it with config.data.tokenizer = bpe or unigram; one in config.data.tokenizer_model must be a "
-                    f"SentencePiece model trained with --control_symbols={','.join(self._symbols)}, and that of another run must "
-                    "have been made for them."
-                )
 
     def explain(self):
         lines = [

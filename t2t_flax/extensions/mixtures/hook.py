@@ -24,7 +24,7 @@ class MixturesHook(DataHook):
         return TaggedSource(source, self._tags[name]) if name in self._tags else source
 
     def symbols(self):
-        return list(self._tags.values())
+        return dict.fromkeys(self._tags.values(), "mixtures.tags")
 
     def tokenizer_text(self, text):
         """Gives each source its share of the first phase, since later ones may change; a source that is not in it counts as the

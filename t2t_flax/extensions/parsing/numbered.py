@@ -5,7 +5,7 @@ of each tag (`parsing.word_numbers`).
 import base64
 import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS, PAD, UNK
@@ -33,13 +33,15 @@ class NumberedWords(Tokenizer):
         super().__init__(data)
         content = parse_json(data)
         self.words = SentencePieceTokenizer(base64.b64decode(content["model"]))
-        self._numbers = [self.words.control_symbols[symbol] for symbol in _numbers(content["count"])]
+        symbols = dict(self.words.control_symbols)
+        self._numbers = [symbols.pop(number) for number in _numbers(content["count"])]
+        self.control_symbols = symbols
         self._ids = functools.lru_cache(2**16)(self.words.encode_text)
 
     @staticmethod
-    def of(sentences: Iterable[str], data: Data, count: int) -> "NumberedWords":
-        """Trains the model on sentences. Raises UserError as `SentencePieceTokenizer.train`."""
-        words = SentencePieceTokenizer.train(sentences, data, _numbers(count))
+    def of(sentences: Iterable[str], data: Data, count: int, symbols: Sequence[str] = ()) -> "NumberedWords":
+        """Trains the model on sentences, with control symbols. Raises UserError as `SentencePieceTokenizer.train`."""
+        words = SentencePieceTokenizer.train(sentences, data, [*_numbers(count), *symbols])
         model = base64.b64encode(words.data).decode()
         return NumberedWords(json.dumps({"kind": NumberedWords.KIND, "count": count, "model": model}).encode())
 

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
+from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.tokenizers import SentencePieceTokenizer, TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.parsing.evalb import COUNTS, EXACT_MATCH, METHOD, bracket_counts, f1
@@ -135,9 +136,10 @@ class Parsing(Task):
     def train_tokenizers(self, source):
         sentences = (sentence for sentence, _ in source.sample(self.config.data.tokenizer_sentences))
         trees = (target for _, target in source.pairs())
+        data, symbols = self.config.data, list(control_symbols(self.config))
         if count := self.config.group("parsing").word_numbers:
-            return TokenizerPair(NumberedWords.of(sentences, self.config.data, count), NumberedSymbols.of(trees, count))
-        words = SentencePieceTokenizer.train(sentences, self.config.data)
+            return TokenizerPair(NumberedWords.of(sentences, data, count, symbols), NumberedSymbols.of(trees, count))
+        words = SentencePieceTokenizer.train(sentences, data, symbols)
         return TokenizerPair(words, SymbolTokenizer.of(trees))
 
     def preprocess_source(self, text):

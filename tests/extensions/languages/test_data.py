@@ -126,13 +126,17 @@ def test_control_symbols_survive_the_file_and_renumbering(tmp_path):
     assert pieces[other.control_symbols.get("<2de>")] == "<2de>" and other.encode("a house")[0] not in (0, 1, 2)
 
 
-def test_tokenizers_without_the_token_are_refused(tmp_path):
+@pytest.mark.parametrize(("key", "symbol"), [("languages.directions", "<2de>"), ("mixtures.tags", "<bt>")])
+def test_given_tokenizers_without_a_symbol_are_refused(key, symbol, tmp_path):
+    """Else it would be spelled in pieces, which filters count as text."""
     plain = train_tokenizers(
         open_source("toy:train:60", source_language="en", target_language="de"), Data(vocab_size=360)
     )
     plain.source.save(tmp_path / "plain.model")
     config = config_of(tokenizer_model=tmp_path / "plain.model")
-    with refused("<2de>", "--control_symbols=<2de>,<2en>"):
+    if key == "mixtures.tags":
+        config = config.with_values({"languages.directions": ""})
+    with refused(f"config.{key}", symbol, "config.data.tokenizer_model", "--control_symbols="):
         prepared(config, tmp_path / "run")
     assert not (tmp_path / "run" / "tokenizer").exists()
     own = prepared(config_of(), tmp_path / "own").tokenizers
@@ -160,7 +164,7 @@ def test_the_symbol_is_part_of_the_recipe_where_there_is_one():
     recipe, digest = recipe_of("f", side, policies)
     assert recipe_of("f", side, policies, [""]) == (recipe, digest)
     assert "tags" not in recipe and recipe_of("f", side, policies, ["<2de>"])[1] != digest
-    assert hooks.control_symbols(Config(data=SMALL_DATA)) == []
+    assert not hooks.control_symbols(Config(data=SMALL_DATA))
 
 
 def test_training_text_without_a_symbol_is_refused_where_the_tokenizer_has_them(tmp_path):

@@ -37,8 +37,8 @@ def test_directions_come_from_names_and_entries():
     assert model_directions(CONFIG, source) == (trained, [Direction("de", "zh_Hans")])
     assert str(codes_of(trained)) == "mul-mul" and codes_of(trained[:1]) == ("en", "de")
     control = ["<2de>", "<2en>", "<2zh_Hans>"]
-    assert control_symbols(CONFIG) == control
-    assert control_symbols(CONFIG.with_values({"mixtures.tags": "bt=<bt>"})) == [*control, "<bt>"]
+    assert list(control_symbols(CONFIG)) == control
+    assert list(control_symbols(CONFIG.with_values({"mixtures.tags": "bt=<bt>"}))) == [*control, "<bt>"]
     assert directions_of(CONFIG, ["valid.bt", "bt"]) == [("de", "en")]
 
 
@@ -49,7 +49,7 @@ def test_sources_without_names_are_named_after_their_split():
 
 def test_without_directions_there_is_one():
     config = Config(data=Data(train="clean=a.tsv; bt=b.tsv")).with_values({"mixtures.tags": "bt=<bt>"})
-    assert not parse_directions(config) and control_symbols(config) == ["<bt>"]
+    assert not parse_directions(config) and control_symbols(config) == {"<bt>": "mixtures.tags"}
     one = SimpleNamespace(target_languages={})
     assert model_directions(config, one) == ([("en", "de")], [])
 

@@ -22,9 +22,9 @@ SENTENCES = ["the dog saw a cat .", "a fish", "-LRB- the <word> cat#0 -RRB-", "s
 TREES = ["(S DT # NN )S", "(X VB )X ,"]
 
 
-def numbered(count: int) -> TokenizerPair:
+def numbered(count: int, **groups) -> TokenizerPair:
     data = dict(task="parsing", joint_vocabulary=False, vocab_size=40 + count, byte_fallback=False)
-    config = small_config(data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count))
+    config = small_config(data=data, model=dict(tie_embeddings="decoder"), parsing=dict(word_numbers=count), **groups)
     return task_of(config).train_tokenizers(Pairs("pairs"))
 
 
@@ -48,6 +48,13 @@ def test_each_source_word_is_followed_by_its_number(count):
             at = end + 1
         assert parts == sentence.split() and at == len(pieces)
         assert words.decode(words.encode(sentence)) == sentence and not words.changes(sentence)
+
+
+@pytest.mark.parametrize("count", [0, 3])
+def test_a_tag_is_one_symbol_before_the_words(count):
+    words = numbered(count, mixtures=dict(tags="train=<bt>")).source
+    tagged, plain = words.encode("<bt> the dog"), words.encode("the dog")
+    assert tagged == [words.control_symbols["<bt>"], *plain] and list(words.control_symbols) == ["<bt>"]
 
 
 @given(st.integers(0, 10**6), st.integers(1, 7))
