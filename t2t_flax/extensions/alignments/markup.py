@@ -1,9 +1,11 @@
 """HTML in a line: taken out before it is translated, and put around the aligned words afterwards. URLs and placeholders stay."""
 
+import bisect
+import collections
 import html
-import html.parser
+import itertools
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -15,23 +17,41 @@ BREAKS = frozenset(
     "thead title tr ul".split()
 )
 """Elements that separate words and, in a document, what is translated at a time."""
-VERBATIM = frozenset(["script", "style", "template", "noscript"])
+HIDDEN = frozenset(["script", "style", "template", "noscript"])
+"""Elements that are left as they are, and not shown."""
+LITERAL = frozenset(["code", "kbd", "pre", "samp", "textarea", "var"])
+"""Elements that are left as they are without translate="yes"."""
+_RAW = frozenset(["script", "style", "textarea"])
+"""Elements in which `<` begins no element."""
+DEEPEST = 32
+"""Elements around a word; those within them are markup without words."""
 VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 _BREAK = "\v"
 """A space where a break stands, which text does not have."""
 _NAME = re.compile(r"<\s*([^\s/>]+)")
+_LETTER = re.compile(r"[a-zA-Z]")
+_TAG = re.compile(
+    r"""<([a-zA-Z][^\t\n\r\f />]*+)(?:[^>=]++|=[\t\n\r\f ]*+(?:"[^"]*+"|'[^']*+'|[^\s>"'][^\s>]*+)?+)*+>"""
+)
+_UNQUOTED = re.compile(r"<([a-zA-Z][^\t\n\r\f />]*+)[^>]*+>")
+_END_TAG = re.compile(r"</([a-zA-Z][^\t\n\r\f />]*+)[^>]*+>")
+_ATTRIBUTE = re.compile(r"""([^\s/>=]++)(?:\s*+=\s*+(?:"([^"]*+)"|'([^']*+)'|([^\s>]*+)))?""")
 _PUNCTUATION = ".,;:!?…)]}»”’\"'"
 _OPENING = "([{«„“‘\"'¿¡"
 PROTECTED = re.compile(
-    r"""(?:https?|ftp)://[^\s<>"]*[^\s<>".,;:!?)'\]}]|www\.[^\s<>"]*[^\s<>".,;:!?)'\]}]|[\w.+-]+@[\w-]+(?:\.[\w-]+)+"""
+    r"""(?:https?|ftp)://[^\s<>"]*[^\s<>".,;:!?)'\]}]|www\.[^\s<>"]*[^\s<>".,;:!?)'\]}]"""
+    r"""|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+"""
     r"""|\$?\{\{?[^{}\s]*\}?\}|%\(\w+\)[a-z]|%(?:\d+\$)?[sd@]\b"""
 )
 """URLs, e-mail addresses and placeholders such as {0}, {{name}}, ${name}, %s, %1$s, %(name)s."""
 
 
 class Event(NamedTuple):
-    """A part of HTML. kind: text (raw is the text without character references) | start | end | other. name: of a tag, in lower
-    case.
+    """A part of HTML.
+
+    Attributes:
+      kind: text (raw is the text without character references) | start | end | kept (an element left as it is) | other.
+      name: of a tag, in lower case.
     """
 
     kind: str
@@ -60,137 +80,157 @@ class Piece(NamedTuple):
     spaces: tuple[bool, bool]
 
 
-class _Parser(html.parser.HTMLParser):
-    """Collects events. What is not to be translated (scripts, translate="no") becomes one event."""
-
-    def __init__(self) -> None:
-        super().__init__(convert_charrefs=True)
-        self.events: list[Event] = []
-        self._verbatim: list[str] = []
-        self._inside: list[str] = []
-
-    def handle_starttag(self, tag, attrs):
-        values = dict(attrs)
-        raw, void = self.get_starttag_text() or "", tag in VOID
-        keeps = (
-            tag in VERBATIM or values.get("translate") == "no" or "notranslate" in (values.get("class") or "").split()
-        )
-        if self._inside or (keeps and not void):
-            self._verbatim.append(raw)
-            self._inside += [] if void else [tag]
-        else:
-            self.events.append(Event("other" if void else "start", raw, tag))
-
-    def handle_startendtag(self, tag, attrs):
-        self._add(Event("other", self.get_starttag_text() or "", tag))
-
-    def handle_endtag(self, tag):
-        if not self._inside:
-            self.events.append(Event("end", f"</{tag}>", tag))
-            return
-        self._verbatim.append(f"</{tag}>")
-        if tag in self._inside:
-            while self._inside.pop() != tag:
-                pass
-        if not self._inside:
-            self._flush()
-
-    def handle_data(self, data):
-        if self._inside:
-            self._verbatim.append(data if self._inside[-1] in ("script", "style") else html.escape(data, quote=False))
-        else:
-            self.events.append(Event("text", data))
-
-    def handle_comment(self, data):
-        self._add(Event("other", f"<!--{data}-->"))
-
-    def handle_decl(self, decl):
-        self._add(Event("other", f"<!{decl}>", "html"))
-
-    def handle_pi(self, data):
-        self._add(Event("other", f"<?{data}>"))
-
-    def parse_html_declaration(self, i):
-        if not self.rawdata.startswith("<![", i):
-            return super().parse_html_declaration(i)
-        # Python's parser fails at sections that SGML does not have.
-        end = "]]>" if self.rawdata.startswith("<![CDATA[", i) else ">"
-        place = self.rawdata.find(end, i)
-        if place < 0:
-            return -1
-        self._add(Event("other", self.rawdata[i : place + len(end)]))
-        return place + len(end)
-
-    def close(self):
-        super().close()
-        self._flush()
-
-    def _add(self, event: Event) -> None:
-        if self._inside:
-            self._verbatim.append(event.raw)
-        else:
-            self.events.append(event)
-
-    def _flush(self) -> None:
-        if self._verbatim:
-            self.events.append(Event("other", "".join(self._verbatim)))
-            self._verbatim, self._inside = [], []
-
-
 def parse(text: str) -> list[Event]:
-    """The events of HTML. Malformed HTML is no error: a tag without its other one is markup without words."""
-    parser = _Parser()
-    parser.feed(text)
-    parser.close()
-    return parser.events
+    """Return the events of HTML in linear time.
+
+    Malformed HTML is no error: a tag without its other one is markup without words, and a `<` that begins nothing is text.
+    """
+    events: list[Event] = []
+    kept, depth, begin = "", 0, 0
+    for kind, name, start, end in _markup(text):
+        if not kept and kind == "start" and _is_kept(name, text[start:end]):
+            kept, begin = name, start
+        if not kept:
+            raw = text[start:end]
+            events.append(Event(kind, html.unescape(raw) if kind == "text" else raw, name))
+            continue
+        depth += (name == kept) * ((kind == "start") - (kind == "end"))
+        if not depth:
+            _add_kept(events, text[begin:end], kept)
+            kept = ""
+    if kept:
+        _add_kept(events, text[begin:], kept)
+    return events
+
+
+def _markup(text: str) -> Iterator[tuple[str, str, int, int]]:
+    """Yield (kind, name, start, end) of each part of HTML."""
+    at = done = 0
+    tag, last, absent = _TAG, text.rfind(">"), set[str]()
+
+    def until(closing: str, start: int) -> int:
+        place = -1 if closing in absent else text.find(closing, start)
+        if place < 0:
+            absent.add(closing)  # not looked for again: each search reads the rest of the text
+        return place + len(closing) if place >= 0 else -1
+
+    while 0 <= (at := text.find("<", at)) < last:
+        kind, name, end = "other", "", -1
+        if match := tag.match(text, at):
+            name, end = match[1].lower(), match.end()
+            kind = "other" if name in VOID or text[end - 2] == "/" else "start"
+        elif _LETTER.match(text, at + 1):
+            tag = _UNQUOTED  # a quote that never ends
+            continue
+        elif match := _END_TAG.match(text, at):
+            kind, name, end = "end", match[1].lower(), match.end()
+        elif text.startswith("<!--", at):
+            end = until("-->", at + 2)
+        elif text.startswith("<![CDATA[", at):
+            end = until("]]>", at)
+        elif text.startswith(("<!", "<?", "</"), at):
+            name, end = "html" if _LETTER.match(text, at + 2) and text[at + 1] == "!" else "", until(">", at)
+        if end < 0:
+            at += 1
+            continue
+        if done < at:
+            yield "text", "", done, at
+        yield kind, name, at, end
+        at = done = end
+        if kind == "start" and name in _RAW:
+            close = re.compile(rf"</{name}[\s/>]", re.IGNORECASE).search(text, at)
+            at = close.start() if close else len(text)
+    if done < len(text):
+        yield "text", "", done, len(text)
+
+
+def _is_kept(name: str, tag: str) -> bool:
+    """Return whether an element is left as it is, by its name and its start tag."""
+    attributes: dict[str, str] = {}
+    for match in _ATTRIBUTE.finditer(tag, len(name) + 1) if "translate" in tag.lower() else ():
+        attributes.setdefault(match[1].lower(), html.unescape(match[2] or match[3] or match[4] or ""))
+    if attributes.get("translate", "no").lower() != "no":
+        return name in HIDDEN
+    return (
+        name in HIDDEN
+        or name in LITERAL
+        or "translate" in attributes
+        or "notranslate" in attributes.get("class", "").split()
+    )
+
+
+def _add_kept(events: list[Event], raw: str, name: str) -> None:
+    """Add an element that is left as it is, as one with an earlier one if signs alone join them: Ctrl+Alt."""
+    name = "" if name in HIDDEN else name
+    inline = name and name not in BREAKS
+    if inline and len(events) > 1 and events[-2].kind == "kept" and events[-2].name not in BREAKS:
+        between = events[-1]
+        if between.kind == "text" and not any(c.isalnum() or c.isspace() for c in between.raw):
+            raw = events[-2].raw + html.escape(between.raw, quote=False) + raw
+            del events[-2:]
+    events.append(Event("kept", raw, name))
 
 
 class Fragment:
-    """A line of HTML. text: its words, to be translated. plain: whether it has no markup."""
+    """A line of HTML.
+
+    Attributes:
+      text: its words, to be translated.
+      plain: whether it has no markup.
+    """
 
     def __init__(self, events: Sequence[Event]):
         self.plain = all(event.kind == "text" for event in events)
         elements = _pairs(events)
-        self._read(events, elements)
-        around_words = {element for stack in self.stacks for element in stack}
-        if around_words != set(elements.values()):  # others are around parts of words alone: markup without words
-            self._read(events, {number: one for number, one in elements.items() if one in around_words})
-        self.elements = sorted(around_words)
-
-    def _read(self, events: Sequence[Event], elements: Mapping[int, Element]) -> None:
         characters: list[str] = []
-        stacks: list[Stack] = []
-        others: list[tuple[int, str, Stack]] = []
+        numbers: list[int] = []
+        """For each character the number of its stack."""
+        known: dict[Stack, int] = {}
+        tags: list[tuple[int, str, Stack, Element | None]] = []
         stack: list[Element] = []
         for number, event in enumerate(events):
             if event.kind == "text":
                 characters += event.raw
-                stacks += [tuple(stack)] * len(event.raw)
+                numbers += [known.setdefault(tuple(stack), len(known))] * len(event.raw)
                 continue
-            if number not in elements:
-                others.append((len(characters), event.raw, tuple(stack)))
+            element = elements.get(number)
+            if element is None:
+                tags.append((len(characters), event.raw, tuple(stack), None))
             elif event.kind == "start":
-                stack.append(elements[number])
-            else:
-                stack.remove(elements[number])
+                tags.append((len(characters), element.start + element.end, tuple(stack), element))
+                stack += [element] if len(stack) < DEEPEST else []
+            elif stack and stack[-1] is element:
+                stack.pop()
             if event.name in BREAKS:
                 characters.append(_BREAK)
-                stacks.append(tuple(stack))
+                numbers.append(-1)
         text = "".join(characters)
-        spans = [match.span() for match in re.finditer(r"\S+", text)]
-        self.words = [text[begin:end] for begin, end in spans]
+        begins = [match.start() for match in re.finditer(r"\S+", text)]
+        ends = [match.end() for match in re.finditer(r"\S+", text)]
+        self.words = [text[begin:end] for begin, end in zip(begins, ends, strict=True)]
         self.text = " ".join(self.words)
         edges = text[: len(text) - len(text.lstrip())], text[len(text.rstrip()) :] if self.words else ""
         self.edges = edges[0].replace(_BREAK, ""), edges[1].replace(_BREAK, "")
-        within = [stacks[begin:end] for begin, end in spans]
-        self.stacks = [max(of_word, key=of_word.count) for of_word in within]
-        self._first = [of_word[0] for of_word in within]
-        self._last = [of_word[-1] for of_word in within]
+        stacks = list(known)
+        counts = [collections.Counter(numbers[begin:end]) for begin, end in zip(begins, ends, strict=True)]
+        self.stacks = [stacks[max(of_word, key=of_word.__getitem__)] for of_word in counts]
+        around_words = {element for stack in set(self.stacks) for element in stack}
+        self.elements = sorted(around_words)
+
+        def only_around_words(stack: Stack) -> Stack:
+            return tuple(element for element in stack if element in around_words)
+
+        stacks = list(map(only_around_words, stacks))
+        self._first = [stacks[numbers[begin]] for begin in begins]
+        self._last = [stacks[numbers[end - 1]] for end in ends]
         self.pieces = []
-        for at, raw, around in others:
-            inside = any(begin < at < end for begin, end in spans)
+        for at, raw, around, tag in tags:
+            if tag in around_words:
+                continue
+            word = bisect.bisect_left(begins, at)
+            inside = word > 0 and at < ends[word - 1]
             spaces = inside or text[at - 1 : at].isspace(), text[at : at + 1].isspace()
-            self.pieces.append(Piece(raw, sum(begin < at for begin, _ in spans), around, spaces))
+            self.pieces.append(Piece(raw, word, only_around_words(around), spaces))
 
     def before(self, word: int) -> Stack:
         """The elements around punctuation before a word."""
@@ -206,22 +246,27 @@ class Fragment:
 
 
 def _pairs(events: Sequence[Event]) -> dict[int, Element]:
-    """The element of each start and end tag, by the number of its event, of elements around words that are nested properly."""
+    """Return the element of each start and end tag around words, by the number of its event. Elements are nested properly."""
     found: dict[int, Element] = {}
     opened: list[int] = []
+    places: dict[str, list[int]] = collections.defaultdict(list)
+    """Places in `opened` by name."""
+    words = list(itertools.accumulate(event.kind == "text" and not event.raw.isspace() for event in events))
     for number, event in enumerate(events):
         if event.kind == "start":
+            places[event.name].append(len(opened))
             opened.append(number)
-        elif event.kind == "end":
-            same = [i for i, start in enumerate(opened) if events[start].name == event.name]
-            if same:
-                start = opened[same[-1]]
-                del opened[same[-1] :]
-                if any(e.kind == "text" and e.raw.strip() for e in events[start:number]):
-                    name = _NAME.match(events[start].raw)
-                    found[start] = found[number] = Element(
-                        start, events[start].raw, f"</{name[1] if name else event.name}>"
-                    )
+        elif event.kind == "end" and places[event.name]:
+            place = places[event.name][-1]
+            for inner in opened[place:]:
+                places[events[inner].name].pop()
+            start = opened[place]
+            del opened[place:]
+            if words[number] > words[start]:
+                name = _NAME.match(events[start].raw)
+                found[start] = found[number] = Element(
+                    start, events[start].raw, f"</{name[1] if name else event.name}>"
+                )
     return found
 
 
@@ -247,8 +292,8 @@ def aligned(words: Sequence[str], weights: np.ndarray) -> list[Target]:
 
 def missing(source: str, translation: str) -> bool:
     """Whether a URL or placeholder of the source is not in the translation as often."""
-    kept = PROTECTED.findall(source)
-    return any(translation.count(each) < kept.count(each) for each in kept)
+    kept = collections.Counter(PROTECTED.findall(source))
+    return any(translation.count(each) < count for each, count in kept.items())
 
 
 def restored(sources: Sequence[str], targets: Sequence[Target], weights: np.ndarray) -> list[Target]:
@@ -295,13 +340,11 @@ def carried_over(fragment: Fragment, translation: str, weights: np.ndarray) -> s
     lost = _place_all(fragment, targets, weights)
     # Whatever stands before a source word goes before the first target word of that one or a later one.
     places: dict[int, list[Piece]] = {}
+    furthest = list(itertools.accumulate((target.source for target in targets), max))
     for piece in sorted([*fragment.pieces, *lost], key=lambda piece: piece.word):
-        later = (
-            [i for i, target in enumerate(targets) if target.source >= piece.word]
-            if piece.word < len(fragment.words)
-            else []
-        )
-        places.setdefault(min(later, default=len(targets)), []).append(piece)
+        last = piece.word == len(fragment.words)
+        place = len(targets) if last else bisect.bisect_left(furthest, piece.word)
+        places.setdefault(place, []).append(piece)
     writer = _Writer()
     for i, (text, source) in enumerate(targets):
         writer.space = i > 0
@@ -325,33 +368,31 @@ def carried_over(fragment: Fragment, translation: str, weights: np.ndarray) -> s
 
 
 def _place_all(fragment: Fragment, targets: list[Target], weights: np.ndarray) -> list[Piece]:
-    """Changes the source words of targets so that each element has a target word, and returns as pieces the tags of those for
-    which there is none.
+    """Change the source words of targets so that each element has a target word.
+
+    Returns:
+      The tags of elements for which there is none.
     """
-
-    def elements(numbers: Iterable[Target]) -> Iterator[Element]:
-        return (element for target in numbers for element in fragment.stacks[target.source])
-
+    count = collections.Counter(element for target in targets for element in fragment.stacks[target.source])
+    words: dict[Element, list[int]] = collections.defaultdict(list)
+    for word, stack in enumerate(fragment.stacks):
+        for element in stack:
+            words[element].append(word)
     lost: list[Piece] = []
     for element in fragment.elements:
-        if not fragment.words or element in elements(targets):
+        if count[element]:
             continue
-        own = [word for word, stack in enumerate(fragment.stacks) if element in stack]
-        place = None
+        own = words[element]
         # Where words were put in, their numbers are no longer those of the weights.
-        order = (
-            sorted(range(len(targets)), key=lambda i: -float(weights[i, own].max()))
-            if len(targets) == len(weights)
-            else []
-        )
-        for i in order:
+        best = weights[:, own].max(1) if len(targets) == len(weights) else np.zeros(0)
+        for i in np.argsort(-best, kind="stable").tolist():
             word = own[int(weights[i, own].argmax())]
-            kept = set(elements(targets[:i] + targets[i + 1 :])) | set(fragment.stacks[word])
-            if kept >= set(fragment.stacks[targets[i].source]):
-                place = i, word
+            before, after = fragment.stacks[targets[i].source], fragment.stacks[word]
+            if all(count[each] > 1 or each in after for each in reversed(before)):
+                count.subtract(before)
+                count.update(after)
+                targets[i] = Target(targets[i].text, word)
                 break
-        if place:
-            targets[place[0]] = Target(targets[place[0]].text, place[1])
         else:
             outer = fragment.stacks[own[0]][: fragment.stacks[own[0]].index(element)]
             lost.append(Piece(element.start + element.end, own[0], outer, (True, True)))

@@ -2,12 +2,16 @@
 
 import collections
 import html.parser
+import random
+import sys
 
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from t2t_flax.extensions.alignments import markup
+from t2t_flax.extensions.alignments.html_document import HtmlDocument
 from t2t_flax.extensions.alignments.markup import (
     PROTECTED,
     Event,
@@ -32,6 +36,8 @@ def _inside(children):
 
 ITEMS = st.recursive(WORDS.map(lambda word: html.escape(word)) | EMPTY, _inside, max_leaves=8)
 LINES = st.lists(ITEMS, max_size=5).map(" ".join)
+JOINED = st.lists(ITEMS, max_size=5).map("".join)
+"""Elements without spaces between them: several in a word."""
 TRANSLATIONS = st.lists(st.sampled_from("rot Hund. (groß) Haus, ja! c&d <5".split()), max_size=6).map(" ".join)
 
 
@@ -88,11 +94,14 @@ def test_the_same_words_get_the_same_markup(line):
     assert Checker(out).tags == Checker(line).tags
 
 
-@given(LINES, TRANSLATIONS, st.randoms(use_true_random=False))
-def test_nothing_is_lost_and_all_is_nested_for_any_alignment(line, translation, random):
+@given(LINES | JOINED, TRANSLATIONS, st.randoms(use_true_random=False))
+@example("Press <u>Ctrl</u>+<u>Alt</u>+<u>C</u>.", "Drücken Sie x", random.Random(0))
+@example("<i>aaaa<b>b c</b>dddd e</i>", "z y x", random.Random(1))
+@example("<i>" * 100 + "red" + "</i>" * 100, "rot", random.Random(0))
+def test_nothing_is_lost_and_all_is_nested_for_any_alignment(line, translation, draws):
     fragment = fragment_of(line)
     size = len(translation.split()), len(fragment.words)
-    weights = np.array([random.random() for _ in range(size[0] * size[1])], np.float32).reshape(size)
+    weights = np.array([draws.random() for _ in range(size[0] * size[1])], np.float32).reshape(size)
     if not fragment.words:
         translation, weights = "", np.zeros((0, 0), np.float32)
     before, after = Checker(line), Checker(carried_over(fragment, translation, weights))
@@ -100,6 +109,82 @@ def test_nothing_is_lost_and_all_is_nested_for_any_alignment(line, translation, 
     assert before.tags.keys() == after.tags.keys()
     for tag in ('<img src="a.png">', "<x/>", "comment", "<wbr>"):
         assert after.tags[tag] == before.tags[tag], "markup without words is not repeated"
+
+
+LITERAL = ["code", "kbd", "samp", "var", "pre", "textarea"]
+
+
+@pytest.mark.parametrize("name", LITERAL)
+def test_code_is_left_as_it_is_unless_it_is_to_be_translated(name):
+    kept = f"<{name}>dog  =  1 &lt;</{name}>"
+    line = f"A {kept} dog."
+    assert fragment_of(line).words == ["A", "dog."]
+    assert kept in carried_over(fragment_of(line), "Ein Hund.", np.eye(2, dtype=np.float32))
+    for attribute in ('translate="yes"', "translate=YES"):
+        assert "=" in fragment_of(line.replace(f"<{name}", f"<{name} {attribute}")).words
+    assert fragment_of(line.replace(name, "b")).words == ["A", "dog", "=", "1", "<", "dog."]
+    for attribute in ('translate="no"', "translate='NO'", 'class="x notranslate"'):
+        assert fragment_of(line.replace(name, "b").replace("<b", f"<b {attribute}")).words == ["A", "dog."]
+
+
+def test_blocks_of_code_divide_a_document():
+    document = HtmlDocument("A dog.<pre>x  = 1</pre>A <code>y</code> cat.<script>z</script>")
+    assert document.lines == ["A dog.", "A cat."]
+
+
+def test_keys_that_signs_join_stay_together():
+    line = "Press <kbd>Ctrl</kbd>+<kbd>Alt</kbd> now."
+    out = carried_over(fragment_of(line), "Jetzt drücken.", np.eye(2, dtype=np.float32)[::-1])
+    assert "<kbd>Ctrl</kbd>+<kbd>Alt</kbd>" in out
+
+
+REPEATED = [
+    "<a ", "<", "<!", "<!--", "</", "<?", "<![CDATA[", "&", "<a x='", "<a x='>' ", "<b>", "<b>x", "<b>x ", "<b>x</b>",
+    "<b>x</b> ", "</b>", "<b></i>", "<p translate=no>", "<code>", "<script>", "<textarea>", "x <wbr>", "a@", "{}",
+]  # fmt: skip
+
+
+def steps_of(function, *arguments):
+    """Steps of the interpreter in a call."""
+    steps = 0
+
+    def trace(frame, event, _):
+        nonlocal steps
+        frame.f_trace_opcodes, frame.f_trace_lines = True, False
+        steps += event == "opcode"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        function(*arguments)
+    finally:
+        sys.settrace(before)
+    return steps
+
+
+@pytest.mark.parametrize("part", REPEATED)
+@pytest.mark.parametrize("end", ["", "x>", "</b>" * 40])
+def test_steps_grow_as_the_text_does(part, end, monkeypatch):
+    failed, tag = [], markup._TAG
+
+    class Counted:
+        def match(self, text, at):
+            found = tag.match(text, at)
+            failed.extend([at] if found is None and text[at + 1 : at + 2].isalpha() else [])
+            return found
+
+    monkeypatch.setattr(markup, "_TAG", Counted())
+
+    def work(count):
+        fragment = fragment_of(part * count + end)
+        words = fragment.words[:40]
+        weights = np.ones((len(words), len(fragment.words)), np.float32)
+        carried_over(fragment, " ".join(words), weights)
+
+    few, many = (steps_of(work, count) for count in (150, 300))
+    assert many < 2.3 * few + 500
+    assert len(failed) <= 2, "a tag that never ends is read once in each text"
 
 
 @given(st.text(alphabet="ab <>/!-\"='&;#x", max_size=40))
