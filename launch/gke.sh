@@ -3,7 +3,7 @@
 # usage: launch/gke.sh create|run|logs|resume|delete --name=NAME [--image=IMAGE] [--slices=1] [--hosts=4] [--chips=4]
 #   [--accelerator=tpu-v5-lite-podslice] [--topology=4x4] [--restarts=20] [--volume=CLAIM:/PATH]
 #   [--env=NAME,NAME] [--dry-run] [-- COMMAND...]
-#   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes --jobset-version=v0.10.1]
+#   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes|no --jobset-version=v0.10.1]
 # `run` replaces a JobSet of this name that has ended. --env: environment variables of this machine, by name, that the command
 # gets, such as WANDB_API_KEY, through the Secret NAME-env.
 # --hosts: per slice; --chips: per host; --volume: a volume claim, which all hosts mount at PATH. The image: docker build
@@ -11,12 +11,18 @@
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20
-cluster='' zone='' machine=ct5lp-hightpu-4t spot='' jobset_version=v0.10.1 nodes='' volume=''
+cluster='' zone='' machine=ct5lp-hightpu-4t spot=no jobset_version=v0.10.1 nodes=no volume=''
 parse "name image slices hosts chips accelerator topology restarts volume cluster zone machine spot jobset_version nodes env" "$@"
 require name
 require_env
 require_number 0 restarts
 require_number 1 slices hosts chips
+require_yes_no spot nodes
+case $action in
+  run | resume) require image ;;
+  create) require cluster zone ;;
+  delete) [ -z "$nodes" ] || require cluster zone ;;
+esac
 [[ $volume =~ ^([a-z0-9.-]+:/[A-Za-z0-9/._-]+)?$ ]] || usage_error "--volume=$volume: expected CLAIM:/PATH"
 # shellcheck disable=SC2034 # read by name in manifest()
 volumes="[${volume:+"{name: shared, persistentVolumeClaim: {claimName: \"${volume%%:*}\"}}"}]"
@@ -60,7 +66,6 @@ remove_ended() { # kubectl leaves a JobSet that has ended as it is, instead of s
   fi
 }
 start() {
-  require image
   remove_ended
   if [ -n "$dry_run" ]; then
     run kubectl apply --filename=- && manifest
@@ -70,7 +75,6 @@ start() {
 }
 node_pools() { # create or delete: one node pool per slice
   local i
-  require cluster zone
   for ((i = 0; i < slices; i++)); do
     if [ "$1" = create ]; then
       run gcloud container node-pools create "$name-$i" --cluster="$cluster" --location="$zone" --node-locations="$zone" \

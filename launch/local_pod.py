@@ -2,7 +2,7 @@
 
 Output lines begin with "[process] ". Exit code: 0 all finished; 2 user error, 3 diverged (neither is restarted); 75 stopped
 with everything saved; 1 anything else. When one process fails, the others get --grace seconds and are then killed, and all
-restart. SIGTERM, SIGINT and SIGHUP go to all processes and end the restarts; the second signal kills.
+restart. SIGTERM, SIGINT and SIGHUP go to all processes and end the restarts; the second of a kind kills.
 """
 
 import argparse
@@ -15,97 +15,58 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from pathlib import Path
 
-USER_ERROR, DIVERGED, STOPPED = 2, 3, 75
-CANNOT_START = (126, 127)  # a shell's exit codes for a command that it cannot start
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-
-
-def pod_exit_code(codes: list[int]) -> int:
-    """The exit code of a pod whose processes ended with these codes."""
-    if codes and not any(codes):
-        return 0
-    if any(code in (USER_ERROR, *CANNOT_START) for code in codes):
-        return USER_ERROR
-    if DIVERGED in codes:
-        return DIVERGED
-    return STOPPED if codes and all(code in (0, STOPPED) for code in codes) else 1
+from restarts import PROGRESS, USER_ERROR, Children, Restarts, outcome, say, signal_group, take
 
 
-def start_guard():
-    """Forks a process that kills the process groups written to the returned file once this launcher is gone, even after
-    kill -9. An empty line clears the list.
-    """
-    reader, writer = os.pipe()
-    if os.fork():
-        os.close(reader)
-        return os.fdopen(writer, "w", buffering=1)
-    os.close(writer)
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
-    for descriptor in (0, 1, 2):  # the launcher's output should not stay open because of this process
-        os.dup2(os.open(os.devnull, os.O_RDWR), descriptor)
-    groups: list[int] = []
-    for line in os.fdopen(reader):
-        groups = [*groups, int(line)] if line.strip() else []
-    for group in groups:
-        signal_group(group, signal.SIGKILL)
-    os._exit(0)
-
-
-class Pod:
-    """Starts processes, each in a group of its own, and forwards signals to them."""
+class Pod(Children):
+    """N processes of a command."""
 
     def __init__(self, grace: int):
-        self.grace, self.signal, self.guard = grace, None, start_guard()
-        self.processes: dict[int, subprocess.Popen] = {}
-        for number in SIGNALS:
-            signal.signal(number, self.forward)
+        super().__init__()
+        self.grace = grace
+        self._came: set[int] = set()
 
     def forward(self, number: int, frame) -> None:
-        say(f"{signal.Signals(number).name} goes to all processes")
-        self.send(signal.SIGKILL if self.signal else number)
-        self.signal = self.signal or number
+        say("local_pod", f"{signal.Signals(number).name} goes to all processes")
+        super().forward(signal.SIGKILL if number in self._came else number, frame)
+        self._came.add(number)
 
     def send(self, number: int) -> None:
-        for process in list(self.processes.values()):
+        for process in list(self.running.values()):
             signal_group(process.pid, number)
 
-    def run(self, n: int, command: list[str]) -> list[int]:
-        """Runs n processes to their end; returns their exit codes, 128 + number after a signal."""
+    def run(self, n: int, command: list[str], saved: Path) -> list[int]:
+        """Runs n processes to their end; returns their exit codes, 128 + number after a signal. saved: see PROGRESS."""
         codes, printers, deadline, port = [], [], None, free_port()
         pipes = dict(stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
         for i in range(n):
             if self.signal:
                 break
-            env = os.environ | environment(i, n, port)
-            self.processes[i] = process = subprocess.Popen(command, env=env, start_new_session=True, **pipes)
-            print(process.pid, file=self.guard)
+            env = os.environ | environment(i, n, port) | {PROGRESS: str(saved)}
+            process = self.start(i, command, env=env, **pipes)
             for stream, out in ((process.stdout, sys.stdout.buffer), (process.stderr, sys.stderr.buffer)):
                 printers.append(threading.Thread(target=print_lines, args=(i, stream, out), daemon=True))
                 printers[-1].start()
-        if self.signal:  # it may have arrived while the last process was starting
-            self.send(self.signal)
-        while self.processes:
-            for i, process in list(self.processes.items()):
+        while self.running:
+            for i, process in list(self.running.items()):
                 if process.poll() is None:
                     continue
-                signal_group(process.pid, signal.SIGKILL)  # children that it left behind
-                del self.processes[i]
-                codes.append(process.returncode if process.returncode >= 0 else 128 - process.returncode)
+                codes.append(self.end(i))
                 if codes[-1]:
-                    say(f"process {i} of {n} ended with exit code {codes[-1]}")
+                    say("local_pod", f"process {i} of {n} ended with exit code {codes[-1]}")
                     grace = min(self.grace, 5) if codes[-1] == USER_ERROR else self.grace
                     deadline = deadline or time.monotonic() + grace
-            if self.processes and deadline and time.monotonic() > deadline:
-                say(f"killing the remaining processes: {' '.join(map(str, self.processes))}")
+            if self.running and deadline and time.monotonic() > deadline:
+                say("local_pod", f"killing the remaining processes: {' '.join(map(str, self.running))}")
                 self.send(signal.SIGKILL)
             time.sleep(0.1)
         for printer in printers:
             printer.join(timeout=2)
-        print(file=self.guard)
         return codes
 
 
@@ -116,15 +77,6 @@ def print_lines(i: int, stream, out) -> None:
             with contextlib.suppress(OSError):  # the reader of the output has exited
                 out.write(b"[%d] %s\n" % (i, line.removesuffix(b"\n")))
                 out.flush()
-
-
-def signal_group(group: int, number: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(group, number)
-
-
-def say(text: str) -> None:
-    os.write(2, f"local_pod: {text}\n".encode())  # one write, also in a signal handler
 
 
 def environment(i: int, n: int, port: int) -> dict[str, str]:
@@ -165,18 +117,22 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
 
 def main(argv: list[str]) -> int:
     args, command = parse(argv)
-    n, attempt, port = args.N, 0, free_port()
+    n, restarts = args.N, Restarts(args.restarts)
     if args.dry_run:
+        port = free_port()
         for i in range(n):
             print(shlex.join(["env", *(f"{k}={v}" for k, v in environment(i, n, port).items()), *command]))
         return 0
     pod = Pod(args.grace)
-    while True:
-        code = pod_exit_code(pod.run(n, command))
-        if code in (0, USER_ERROR, DIVERGED) or pod.signal or attempt == args.restarts:
-            return code
-        attempt, n = attempt + 1, args.restart_with or n
-        say(f"restart {attempt} of {args.restarts}, with {n} processes")
+    with tempfile.TemporaryDirectory(prefix="t2t_restarts.") as folder:
+        saved = Path(folder, "saved")
+        while True:
+            code = outcome(pod.run(n, command, saved))
+            message = "" if pod.signal else restarts.again(code, take(saved))
+            if not message:
+                return code
+            n = args.restart_with or n
+            say("local_pod", f"{message}, with {n} processes")
 
 
 if __name__ == "__main__":

@@ -1,26 +1,28 @@
 #!/usr/bin/env bash
 # One TPU slice as a queued resource, and a loop that requests another one when a spot slice is lost.
 # usage: launch/queued_resource.sh create|run|logs|resume|babysit|delete --name=NAME --zone=ZONE [--project=PROJECT]
-#   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes] [--restarts=20] [--poll=60] [--dry-run]
+#   [--accelerator=v5litepod-16] [--version=v2-alpha-tpuv5-lite] [--spot=yes|no] [--restarts=20] [--poll=60] [--dry-run]
 #   [--failures=20] [--nfs=SERVER:/EXPORT=/PATH] [--env=NAME,NAME] [--extras=EXTRA,EXTRA] [-- COMMAND...]
 # `babysit` creates the slice and runs the command; after a loss it deletes, creates and runs again with the same --workdir
 # (gs://...), until the command ends: exit code 0 (finished), 2 (user error), 3 (diverged), or 1 (its restarts on one slice
-# are used up, or --failures rounds in a row have failed). Results of runs before `babysit` do not count: it runs again.
+# are used up, or --failures rounds in a row have failed). It looks at all hosts, and starts the command again on one that has
+# rebooted. Results of runs before `babysit` do not count: it runs again.
 source "$(dirname "$0")/shared.sh"
-name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot='' restarts=20 poll=60 failures=20 nfs=''
+name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot=no restarts=20 poll=60 failures=20 nfs=''
 parse "name zone project accelerator version spot restarts poll failures nfs env extras" "$@"
 require name zone
 require_number 0 restarts poll failures
+require_yes_no spot
 require_extras
 require_env
+require_nfs
 where=("--zone=$zone" ${project:+"--project=$project"})
 queue=(gcloud compute tpus queued-resources)
 started='' # whether babysit has started the command on the current slice, or seen it running: yes, or unconfirmed
 failed=0   # rounds in a row without a running command
-stops=0    # how often the command ended with 75
 
 vm() { # a slice that exists is a TPU VM
-  "$here/tpu_vm.sh" "$1" --name="$name" "${where[@]}" --restarts="$restarts" ${nfs:+"--nfs=$nfs"} ${env:+"--env=$env"} \
+  "$here/tpu_vm.sh" "$1" --name="$name" "${where[@]}" --restarts="$restarts" "${@:2}" ${nfs:+"--nfs=$nfs"} ${env:+"--env=$env"} \
     ${extras:+"--extras=$extras"} ${dry_run:+--dry-run} ${command[@]+-- "${command[@]}"}
 }
 
@@ -44,7 +46,7 @@ state() { # ABSENT only if gcloud says so; an expired login, for example, is an 
   fi
 }
 
-start_command() { vm run && started=yes; }
+start_command() { vm run --idle=yes && started=yes; }
 
 babysit_slice() { # one round; returns 1 if a step failed, exits if the command has ended
   local slice
@@ -69,41 +71,38 @@ babysit_slice() { # one round; returns 1 if a step failed, exits if the command 
 }
 
 babysit_command() { # as babysit_slice, for the command on an active slice
-  local status
-  status=$(vm status) || status=unreachable
-  echo "the slice is ACTIVE, the command: $status" >&2
-  case $status in
+  local states verdict
+  states=$(vm status) && [ -n "$states" ] || states=unreachable
+  states=${states//$'\n'/ }
+  echo "the slice is ACTIVE, the command: $states" >&2
+  case $states in
     unreachable) return 1 ;;
-    other-running) return 0 ;;
-    running)
-      started=yes
-      failed=0
-      return 0
+    *other-running*) return 0 ;;
+    *running*) ;;
+    *)
+      if [ -z "$started" ]; then # any result is that of an earlier run
+        start_command
+        return
+      fi
       ;;
   esac
-  if [ -z "$started" ]; then # any result is that of an earlier run
-    start_command
-    return
+  if [[ $states == *never* && $started == yes ]]; then # it may not be up yet on this host
+    started=unconfirmed
+    return 1
   fi
-  case $status in
-    0 | 2 | 3) exit "$status" ;;
-    75) # stopped with everything saved
-      stops=$((stops + 1))
-      [ "$stops" -le "$failures" ] || return 1
-      start_command
+  # shellcheck disable=SC2086 # one word per host
+  verdict=$(python "$here/restarts.py" judge $states) || return 1
+  case $verdict in
+    wait)
+      started=yes
+      failed=0
       ;;
-    [0-9]*)
-      echo "the command ended with $status after all its restarts; see logs" >&2
+    start) start_command ;;
+    1)
+      echo "the command ended with 1 after all its restarts; see logs" >&2
       exit 1
       ;;
-    never)
-      if [ "$started" = yes ]; then # it may not be up yet
-        started=unconfirmed
-        return 1
-      fi
-      start_command
-      ;;
-    *) start_command ;;
+    *) exit "$verdict" ;;
   esac
 }
 
@@ -113,7 +112,7 @@ case $action in
   babysit)
     [ ${#command[@]} -gt 0 ] || usage_error "no command: give it after --"
     if [ -n "$dry_run" ]; then # the steps before and after one loss
-      create && vm status && vm run && delete && create && vm run
+      create && vm status && vm run --idle=yes && delete && create && vm run --idle=yes
       exit
     fi
     while true; do

@@ -73,8 +73,8 @@ extras_of() { # extras_of [EXTRA...]: these, those of --extras and those that th
   local list text word path file extra pattern
   text=$(printf '\n%s' ${command[@]+"${command[@]}"})$'\n'
   for word in ${command[@]+"${command[@]}"}; do
-    path=${word#*=} && path=${path%%:*}
-    for file in "$path" "$here/../$path"; do
+    path=${word#*=}
+    for file in "$path" "${path%:*}" "$here/../$path" "$here/../${path%:*}"; do # FILE.py or FILE.py:VARIANT
       if [[ $file == *.py && -f $file ]]; then text+=$(<"$file") && break; fi
     done
   done
@@ -121,6 +121,25 @@ require_number() { # require_number LEAST VARIABLE...: these flags are whole num
       usage_error "--${key//_/-}=${!key}: expected a whole number, $least or more"
     fi
   done
+}
+
+require_yes_no() { # these flags are `yes` or `no`; the variable of `no` becomes empty
+  local key
+  for key in "$@"; do
+    case ${!key} in
+      yes) ;;
+      no) printf -v "$key" '' ;;
+      *) usage_error "--${key//_/-}=${!key}: expected yes or no" ;;
+    esac
+  done
+}
+
+require_nfs() { # --nfs, if given, is what mount_nfs.sh takes
+  [[ ${nfs-} =~ ^([^=]+:/[^=]*=/[^=]+)?$ ]] || usage_error "--nfs=$nfs: expected SERVER:/EXPORT=/PATH"
+}
+
+python() { # this machine's Python: `python` as in the commands of the documentation, or python3
+  "$(type -P python || echo python3)" "$@"
 }
 
 quoted() { # the words as one line that a shell splits into the same words

@@ -15,19 +15,17 @@ require_number 0 restarts
 require_number 1 nodes
 require_extras
 require_env
-case $spot in
-  yes) spot=--use-spot ;;
-  no) spot=--no-use-spot ;;
-  *) usage_error "--spot=$spot: expected yes or no" ;;
-esac
+require_nfs
+require_yes_no spot
 
 start() {
-  local accelerator=cuda variable secrets=() install
+  local accelerator=cuda variable secrets=() install market=--no-use-spot
+  [ -z "$spot" ] || market=--use-spot
   [[ $accelerators != tpu-* ]] || accelerator=tpu
   install=$(extras_of "$accelerator")
   for variable in ${env//,/ }; do secrets+=("--secret=$variable"); done # SkyPilot reads its value here
   cd "$here/.."
-  run sky jobs launch launch/skypilot.yaml --name="$name" --gpus="$accelerators" --num-nodes="$nodes" "$spot" \
+  run sky jobs launch launch/skypilot.yaml --name="$name" --gpus="$accelerators" --num-nodes="$nodes" "$market" \
     ${infra:+"--infra=$infra"} --env="T2T_EXTRAS=$install" --env="T2T_COMMAND=$(quoted "${command[@]}")" \
     --env="T2T_RESTARTS=$restarts" ${nfs:+"--env=T2T_NFS=$nfs"} ${secrets[@]+"${secrets[@]}"} --yes --detach-run
 }

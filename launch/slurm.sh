@@ -17,13 +17,16 @@ require_number 1 nodes
 ((gpus_per_node == 0 || tasks_per_node == gpus_per_node)) ||
   usage_error "--tasks-per-node=$tasks_per_node with --gpus-per-node=$gpus_per_node: JAX gives each task one GPU"
 
+[[ $here != *,* ]] || usage_error "$here: sbatch cannot pass on a path with a comma"
+
 start() {
   local more=() gpus=()
   read -ra more <<<"$options"
   ((gpus_per_node == 0)) || gpus=("--gres=gpu:$gpus_per_node")
   [ ! -d .venv ] || PATH=$PWD/.venv/bin:$PATH
   run sbatch --job-name="$name" --nodes="$nodes" --ntasks-per-node="$tasks_per_node" \
-    ${gpus[@]+"${gpus[@]}"} ${time:+"--time=$time"} ${partition:+"--partition=$partition"} --export="ALL,T2T_RESTARTS=$restarts" \
+    ${gpus[@]+"${gpus[@]}"} ${time:+"--time=$time"} ${partition:+"--partition=$partition"} \
+    --export="ALL,T2T_RESTARTS=$restarts,T2T_LAUNCH=$here" \
     ${more[@]+"${more[@]}"} "$@" "$here/slurm.sbatch" "${command[@]}"
 }
 

@@ -1,24 +1,25 @@
 #!/usr/bin/env bash
 # TPU slices on GKE through xpk (pip install xpk), which creates cluster and JobSet itself.
 # usage: launch/xpk.sh create|run|logs|resume|delete --cluster=CLUSTER --name=NAME [--tpu-type=v5litepod-16] [--slices=1]
-#   [--zone=ZONE] [--project=PROJECT] [--image=IMAGE] [--capacity=on-demand|spot] [--restarts=20] [--everything=yes]
+#   [--zone=ZONE] [--project=PROJECT] [--image=IMAGE] [--capacity=on-demand|spot] [--restarts=20] [--everything=yes|no]
 #   [--env=NAME,NAME] [--dry-run] [-- COMMAND...]
 # The image: docker build --build-arg ACCELERATOR=tpu --build-arg RUN_AS=root (launch/README.md). --env: environment variables
 # of this machine, by name, that the command gets, such as WANDB_API_KEY.
 # `delete --everything=yes` removes the cluster too.
 source "$(dirname "$0")/shared.sh"
-cluster='' name='' tpu_type=v5litepod-16 slices=1 zone='' project='' image='' capacity=on-demand restarts=20 everything=''
+cluster='' name='' tpu_type=v5litepod-16 slices=1 zone='' project='' image='' capacity=on-demand restarts=20 everything=no
 parse "cluster name tpu_type slices zone project image capacity restarts everything env" "$@"
 require cluster name
 require_env
 require_number 0 restarts
 require_number 1 slices
+require_yes_no everything
+[[ $action != run && $action != resume ]] || require image
 [[ $capacity == on-demand || $capacity == spot ]] || usage_error "--capacity=$capacity: expected on-demand or spot"
 where=("--cluster=$cluster" ${zone:+"--zone=$zone"} ${project:+"--project=$project"})
 
 start() {
   local names variables=--env=PYTHONUNBUFFERED=1
-  require image
   if [ -n "$env" ]; then # a file as Docker's --env-file: the values of bare names are read here
     names="${TMPDIR:-/tmp}/t2t_flax.XXXXXX"
     if [ -z "$dry_run" ]; then

@@ -1,11 +1,13 @@
 """Stand-ins for the command-line programs of clouds."""
 
+import importlib
 import json
 import os
 import shlex
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import patch
 
 
 def recording_programs(folder: Path) -> dict[str, str]:
@@ -28,6 +30,12 @@ def recorded_calls(folder: Path) -> list[list[str]]:
 
 
 LAUNCH = Path(__file__).parents[2] / "launch"
+
+
+def launch_module(name: str):
+    """Import launch/NAME.py, which is in no package."""
+    with patch.object(sys, "path", [str(LAUNCH), *sys.path]):
+        return importlib.import_module(name)
 
 
 def launch(script: str, *arguments: str, cwd: Path, code: int = 0, **env: str) -> subprocess.CompletedProcess[str]:

@@ -19,13 +19,13 @@ TPU = ["--name=n", "--zone=z", "--project=p"]
 FIRST_PODS = "jobset.sigs.k8s.io/jobset-name=n,batch.kubernetes.io/job-completion-index=0"
 RUN = ["--name=n", "--nodes=2", "--gpus-per-node=8", "--time=60", "--partition=gpu", "--options=--account=a --qos=b"]
 SBATCH = (
-    "sbatch --job-name=n --nodes=2 --ntasks-per-node=8 --gres=gpu:8 --time=60 --partition=gpu --export=ALL,T2T_RESTARTS=20 "
-    "--account=a --qos=b"
+    "sbatch --job-name=n --nodes=2 --ntasks-per-node=8 --gres=gpu:8 --time=60 --partition=gpu "
+    f"--export=ALL,T2T_RESTARTS=20,T2T_LAUNCH={LAUNCH} --account=a --qos=b"
 )
 SCRIPT = shlex.join([str(LAUNCH / "slurm.sbatch"), *TRAIN])
 SKY = "--spot=no --accelerators=H100:8 --nodes=4 --infra=gcp/x".split()
 CASES = {
-    ("tpu_vm", "create", *TPU): [f"{GCLOUD} create n --zone=z --project=p --accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite"],
+    ("tpu_vm", "create", *TPU, "--spot=no"): [f"{GCLOUD} create n --zone=z --project=p --accelerator-type=v5litepod-16 --version=v2-alpha-tpuv5-lite"],
     ("tpu_vm", "create", "--name=n", "--zone=z", "--accelerator=v6e-16", "--version=v2-alpha-tpuv6e", "--spot=yes"): [
         f"{GCLOUD} create n --zone=z --accelerator-type=v6e-16 --version=v2-alpha-tpuv6e --spot"
     ],
@@ -44,7 +44,7 @@ CASES = {
         "kubectl apply --server-side --filename=https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml",
     ],
     ("gke", "logs", "--name=n"): [f"kubectl logs --follow --prefix --tail=200 --max-log-requests=64 --selector={FIRST_PODS}"],
-    ("gke", "delete", "--name=n"): ["kubectl delete jobset/n secret/n-env --ignore-not-found --wait"],
+    ("gke", "delete", "--name=n", "--nodes=no"): ["kubectl delete jobset/n secret/n-env --ignore-not-found --wait"],
     ("gke", "delete", "--name=n", "--nodes=yes", "--cluster=c", "--zone=z"): [
         "kubectl delete jobset/n secret/n-env --ignore-not-found --wait",
         "gcloud container node-pools delete n-0 --cluster=c --location=z --quiet",
@@ -58,7 +58,7 @@ CASES = {
     ("xpk", "logs", "--cluster=c", "--name=n"): [
         f"kubectl logs --follow --prefix --tail=200 --max-log-requests=64 --selector={FIRST_PODS}"
     ],
-    ("xpk", "delete", "--cluster=c", "--name=n"): ["xpk workload delete --workload=n --cluster=c --force"],
+    ("xpk", "delete", "--cluster=c", "--name=n", "--everything=no"): ["xpk workload delete --workload=n --cluster=c --force"],
     ("xpk", "delete", "--cluster=c", "--name=n", "--everything=yes"): [
         "xpk workload delete --workload=n --cluster=c --force", "xpk cluster delete --cluster=c --force"
     ],
@@ -108,6 +108,11 @@ def test_babysit_dry_run(tmp_path):
     assert words == [f"{QUEUED} create", f"{GCLOUD} ssh", *run, f"{QUEUED} delete", f"{QUEUED} create", *run]
 
 
+def test_run_on_a_tpu_vm_looks_for_running_commands_before_it_copies(tmp_path):
+    words = [line[:5] for line in dry("tpu_vm", "run", *TPU, "--env=TOKEN", "--", *TRAIN, cwd=tmp_path, TOKEN="x")]
+    assert [line[-1] for line in words if line[0] == "gcloud"] == ["ssh", "scp", "scp", "ssh"] and words[1][0] == "git"
+
+
 REQUIRED = {"tpu_vm": TPU, "queued_resource": TPU, "xpk": ["--cluster=c", "--name=n", "--image=i"]}
 
 
@@ -132,6 +137,19 @@ def test_wrong_flags_are_refused_with_the_usage(launcher, tmp_path):
         ("skypilot run --name=n --spot=maybe -- x", "--spot"),
         ("xpk create --name=n --cluster=c --capacity=x", "--capacity"),
         ("gke run --name=n -- x", "--image"),
+        ("gke resume --name=n -- x", "--image"),
+        ("gke create --name=n --cluster=c", "--zone"),
+        ("gke create --name=n --cluster=c --zone=z --spot=true", "--spot=true"),
+        ("gke delete --name=n --nodes=yes --zone=z", "--cluster"),
+        ("gke delete --name=n --nodes=off --cluster=c --zone=z", "--nodes=off"),
+        ("xpk resume --cluster=c --name=n -- x", "--image"),
+        ("xpk delete --cluster=c --name=n --everything=", "--everything"),
+        ("tpu_vm create --name=n --zone=z --spot=1", "--spot=1"),
+        ("tpu_vm run --name=n --zone=z --idle=maybe -- x", "--idle"),
+        ("tpu_vm run --name=n --zone=z --nfs=server -- x", "--nfs"),
+        ("queued_resource create --name=n --zone=z --spot=False", "--spot"),
+        ("queued_resource babysit --name=n --zone=z --nfs=server -- x", "--nfs"),
+        ("skypilot resume --name=n --nfs=server -- x", "--nfs"),
         ("tpu_vm delete --name=n", "--zone"),
         ("slurm run --name=n --gpus-per-node=8 --tasks-per-node=1 -- x", "--tasks-per-node"),
         ("tpu_vm run --name=n --zone=z --env=NO_SUCH_1 -- x", "NO_SUCH_1"),
@@ -139,10 +157,10 @@ def test_wrong_flags_are_refused_with_the_usage(launcher, tmp_path):
         ("tpu_vm run --name=n --zone=z --extras=a;b -- x", "--extras"),
     ],
 )
-def test_wrong_values_are_refused(call, name, tmp_path):
-    message = launch(*call.split(), cwd=tmp_path, code=2).stderr
+def test_wrong_values_are_refused_before_the_first_step(call, name, tmp_path):
+    message = launch(*call.split(), cwd=tmp_path, code=2, **recording_programs(tmp_path)).stderr.partition("usage")[0]
     assert_names(message, name)
-    assert "=value" not in message.partition("usage")[0]
+    assert "=value" not in message and not (tmp_path / "calls").exists()
 
 
 @pytest.mark.parametrize("mounted", [False, True])

@@ -85,10 +85,10 @@ def test_launcher_installs_what_each_command_needs(launcher):
 
 
 def test_keys_that_a_config_file_sets_count(tmp_path):
-    path = tmp_path / "mine.py"
+    path = tmp_path / "a:b.py"
     path.write_text('config.trackers.names = "wandb"\nconfig.data.train = "gs://b/train"\n')
-    found = installed("tpu_vm", [*TRAIN[:-1], f"--config={path}:variant"])
-    assert {"wandb", "gcsfs"} <= found
+    for spec in (path, f"{path}:variant"):
+        assert {"wandb", "gcsfs"} <= installed("tpu_vm", [*TRAIN[:-1], f"--config={spec}"])
 
 
 def test_every_extra_is_known_to_the_launchers():

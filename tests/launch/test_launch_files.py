@@ -59,19 +59,38 @@ def test_jobset_has_the_requested_values(jobset):
     assert container["volumeMounts"] == [{"name": "shared", "mountPath": "/sweeps"}]
 
 
-def test_jobset_does_not_restart_user_errors_and_divergence(jobset):
+def test_jobset_restarts_by_how_a_pod_ended(jobset):
     policy = jobset["spec"]["failurePolicy"]
     (job,) = jobset["spec"]["replicatedJobs"]
     spec = job["template"]["spec"]
     assert policy["maxRestarts"] == 7
-    (rule,) = policy["rules"]
-    assert rule["action"] == "FailJobSet" and rule["onJobFailureReasons"] == ["PodFailurePolicy"]
-    (pod_rule,) = spec["podFailurePolicy"]["rules"]
-    assert pod_rule["action"] == "FailJob" and pod_rule["onExitCodes"]["values"] == [2, 3, 126, 127]
+    pod_rules = spec["podFailurePolicy"]["rules"]
+
+    def action(rule: dict) -> str:
+        """What JobSet does where Kubernetes says that a pod has failed by this rule."""
+        message = f"Pod default/p ... matching FailJob rule at index {pod_rules.index(rule)}"
+        found = [r for r in policy["rules"] if re.search(r.get("onJobFailureMessagePatterns", [""])[0], message)]
+        assert found[0]["onJobFailureReasons"] == ["PodFailurePolicy"] and rule["action"] == "FailJob"
+        return found[0]["action"]
+
+    by_code = {code: rule for rule in pod_rules if "onExitCodes" in rule for code in rule["onExitCodes"]["values"]}
+    (lost_node,) = [rule for rule in pod_rules if "onPodConditions" in rule]
+    assert {code: action(rule) for code, rule in by_code.items()} == {
+        75: "RestartJobSetAndIgnoreMaxRestarts", 2: "FailJobSet", 3: "FailJobSet", 126: "FailJobSet", 127: "FailJobSet"
+    }  # fmt: skip
+    assert action(lost_node) == action(by_code[75]) and lost_node["onPodConditions"][0]["type"] == "DisruptionTarget"
     # Kubernetes requires this for a podFailurePolicy, and finds the container by its name.
     assert spec["template"]["spec"]["restartPolicy"] == "Never" and spec["backoffLimit"] == 0
-    assert pod_rule["onExitCodes"]["containerName"] == spec["template"]["spec"]["containers"][0]["name"]
+    (container,) = spec["template"]["spec"]["containers"]
+    assert {rule["onExitCodes"]["containerName"] for rule in by_code.values()} == {container["name"]}
     assert spec["template"]["spec"]["terminationGracePeriodSeconds"] >= 300
+
+
+def test_actions_are_pinned_by_digest():
+    """A tag can be moved; the actions of a release may write to the registries."""
+    texts = [path.read_text() for path in (LAUNCH.parent / ".github" / "workflows").glob("*.yml")]
+    actions = [action for text in texts for action in re.findall(r"uses: ([^.\s]\S*)", text)]
+    assert actions and [action for action in actions if not re.fullmatch(r"\S+@[0-9a-f]{40}", action)] == []
 
 
 def missing_paths(written, read, path="") -> list[str]:

@@ -1,5 +1,6 @@
 """launch/tpu_vm.sh and queued_resource.sh with a stand-in for gcloud, which runs commands in a folder as the host."""
 
+import fcntl
 import os
 import shlex
 import shutil
@@ -7,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from helpers.processes import wait_for
 
@@ -14,12 +16,12 @@ LAUNCH = Path(__file__).parents[2] / "launch"
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, ("bash", "flock", "tar"))), reason="needs bash, flock and tar"
 )
-# One host, simulated by a folder; the queued resource's state is a file. A new slice is an empty folder.
+# Hosts, simulated by folders; the queued resource's state is a file. A new slice has empty folders.
 GCLOUD = """
 import os, pathlib, shutil, subprocess, sys
 cloud = pathlib.Path(os.environ["CLOUD"])
 kind, action, *words = sys.argv[3:]
-state, host = cloud / "state", cloud / "host"
+state, hosts = cloud / "state", [cloud / name for name in os.environ["HOSTS"].split()]
 print(kind, action, file=(cloud / "calls").open("a"))
 option = lambda name: next((w.split("=", 1)[1] for w in words if w.startswith(name + "=")), None)
 if (kind, action) == ("queued-resources", "describe"):
@@ -29,16 +31,21 @@ if (kind, action) == ("queued-resources", "describe"):
 elif action == "create" and "CREATE_ERROR" in os.environ:
     sys.exit(os.environ["CREATE_ERROR"])
 elif action == "create":
-    host.mkdir()
+    for host in hosts:
+        host.mkdir()
     state.write_text("ACTIVE")
 elif action == "delete":
-    shutil.rmtree(host)
+    for host in hosts:
+        shutil.rmtree(host)
     state.unlink()
 elif action == "scp":
-    shutil.copy(words[0], host / words[1].split(":")[1])
+    for host in hosts:
+        shutil.copy(words[0], host / words[1].split(":")[1])
 elif action == "ssh":
     command = option("--command") or words[words.index("--command") + 1]
-    sys.exit(subprocess.run(["bash", "-c", command], cwd=host, env=os.environ | {"HOME": str(host)}).returncode)
+    hosts = hosts if option("--worker") == "all" else [hosts[int(option("--worker"))]]
+    env = lambda host: os.environ | {"HOME": str(host), "HOST": host.name}
+    sys.exit(max(subprocess.run(["bash", "-c", command], cwd=host, env=env(host)).returncode for host in hosts))
 """
 
 
@@ -49,7 +56,8 @@ def cloud(tmp_path):
     programs.mkdir()
     for name, text in (
         ("gcloud", f"#!{sys.executable}\n{GCLOUD}"),
-        ("python3", '#!/bin/bash\necho "$@" >>"$CLOUD/python3"\n'),
+        ("python3", '#!/bin/bash\necho "$@" >>"$CLOUD/python3"\nexit "${INSTALL_CODE-0}"\n'),
+        ("python", f'#!/bin/bash\nexec {sys.executable} "$@"\n'),
         (
             "git",
             f'#!/bin/bash\nfor word in "$@"; do case $word in --output=*) tar -czf "${{word#*=}}" -C {LAUNCH}/.. launch ;; esac; done\n',
@@ -57,7 +65,7 @@ def cloud(tmp_path):
     ):
         (programs / name).write_text(text)
         (programs / name).chmod(0o755)
-    env = {"PATH": f"{programs}:{os.environ['PATH']}", "CLOUD": str(tmp_path), "TMPDIR": str(tmp_path)}
+    env = {"PATH": f"{programs}:{os.environ['PATH']}", "CLOUD": str(tmp_path), "TMPDIR": str(tmp_path), "HOSTS": "host"}
     return tmp_path, os.environ | env
 
 
@@ -133,6 +141,66 @@ def test_results_of_earlier_runs_do_not_count(old, same, cloud):
     assert result.returncode == 0 and (folder / "second").exists(), result.stderr
 
 
+def test_host_that_reboots_gets_its_command_again(cloud):
+    """Processes of the second host are killed, its files stay; the first host's goes on."""
+    folder, env = cloud
+    env["HOSTS"] = "host other"
+    inner = 'echo $PPID >>"$CLOUD/ran.$HOST"; until [ -e "$CLOUD/go" ]; do sleep 0.05; done'
+    babysit = [
+        str(LAUNCH / "queued_resource.sh"),
+        "babysit",
+        "--name=n",
+        "--zone=z",
+        "--poll=0",
+        "--",
+        "bash",
+        "-c",
+        inner,
+    ]
+    process = subprocess.Popen(babysit, cwd=folder, env=env, stderr=subprocess.DEVNULL)
+    ran = lambda host: (folder / f"ran.{host}").read_text().split() if (folder / f"ran.{host}").exists() else []  # noqa: E731
+    wait_for(lambda: ran("host") and ran("other"), "both hosts run it")
+    retry = psutil.Process(int(ran("other")[0]))
+    for reboot in (retry.parent(), retry):  # the holder of the lock, and retry.sh; the guard ends the command
+        reboot.kill()
+    wait_for(lambda: len(ran("other")) == 2, "the second host runs it again")
+    (folder / "go").touch()
+    assert process.wait(300) == 0 and len(ran("host")) == 1
+
+
+def test_other_hosts_tell_how_the_command_ended(cloud):
+    cloud[1]["HOSTS"] = "host other"
+    command = ["bash", "-c", '[ "$HOST" = host ] || exit 2; exit 1']
+    result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
+    assert result.returncode == 2, result.stderr
+
+
+@pytest.mark.parametrize("failure", ["INSTALL_CODE", "a running command"])
+def test_secrets_do_not_stay_on_hosts_after_a_failed_start(failure, cloud):
+    folder, env = cloud
+    assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
+    env |= {"TOKEN": "secret", "INSTALL_CODE": "0" if failure == "a running command" else "1"}
+    with (folder / "host" / "t2t.lock").open("w") as lock:
+        if failure == "a running command":
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        result = launch("tpu_vm", "run", "--env=TOKEN", "--", "true", cloud=cloud)
+    assert result.returncode != 0 and not (folder / "host" / "t2t.env").exists(), result.stderr
+    copied = (folder / "host" / "t2t_flax.tgz").exists()
+    assert copied == (failure == "INSTALL_CODE"), "nothing is copied to a host that is in use"
+
+
+def test_secrets_are_removed_from_hosts_that_were_not_reached(cloud):
+    """The first copy of two arrives, and the command is never sent."""
+    folder, env = cloud
+    assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
+    gcloud = folder / "bin" / "gcloud"
+    gcloud.write_text(
+        gcloud.read_text() + "if action == 'scp' and 't2t.env' in words[0]: sys.exit('cannot reach a host')\n"
+    )
+    result = launch("tpu_vm", "run", "--env=TOKEN", "--", "true", cloud=(folder, env | {"TOKEN": "secret"}))
+    assert result.returncode != 0 and not (folder / "host" / "t2t.env").exists(), result.stderr
+
+
 def test_status_distinguishes_commands(cloud):
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
@@ -155,7 +223,7 @@ def test_babysit_ends_after_repeated_failures(error, cloud):
 def test_hosts_get_the_committed_files(cloud):
     folder, _ = cloud
     launch("tpu_vm", "create", cloud=cloud)
-    archive = shlex.split(launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud).stdout.splitlines()[0])
+    archive = shlex.split(launch("tpu_vm", "run", "--dry-run", "--", "true", cloud=cloud).stdout.splitlines()[1])
     assert archive[0] == "git" and archive[-1] == "HEAD"
     assert f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
