@@ -208,6 +208,8 @@ def _train(
     Worker(folder, trials, resources, args.retries, stop, say, sweep["cwd"]).run()
     counts = count_states(folder, trials.names())
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
+    if sweep["search"] and len(trials.names()) < sweep["search"]["count"] and not stop.is_set():
+        print(f"the space of the search has no other valid config (count={sweep['search']['count']})")
     if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process
         print("stopped, everything saved; run the same command again to continue")
         return STOPPED

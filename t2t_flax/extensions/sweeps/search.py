@@ -7,10 +7,12 @@ databases would mark such a trial as failed.)
 
 import contextlib
 import json
+import random
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from t2t_flax import config as config_lib
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, PRUNED, Folder, exclusive
 from t2t_flax.extensions.sweeps.results import evaluations, trial_score
@@ -20,6 +22,8 @@ from t2t_flax.tasks import lower_is_better
 
 _MOST_INVALID = 100
 """Proposals in a row that may be invalid configs."""
+_DRAWS = 100
+"""Draws for each row so far, after which a space without another row is taken as exhausted."""
 _NAME = "name"
 """User attribute of a trial: its folder."""
 
@@ -58,7 +62,7 @@ class SearchTrials:
         return [t.user_attrs[_NAME] for t in self._trials() if t.state == states.RUNNING and _NAME in t.user_attrs]
 
     def propose(self) -> bool:
-        """Add one trial unless there are enough; return whether it did.
+        """Add one trial with a config of its own; return False if there are enough, or no other config in the space.
 
         Raises UserError if no valid config is proposed in many attempts.
         """
@@ -68,25 +72,43 @@ class SearchTrials:
             for trial in trials:
                 # One whose worker died in the lines below.
                 if trial.state == states.RUNNING and _NAME not in trial.user_attrs:
-                    for path in self._folder.path.glob(f"configs/{trial.number:03d},*.json"):
-                        path.unlink()
+                    self._folder.config(f"{_row_name(trial)},seed=0").unlink(missing_ok=True)
                     self._study.tell(trial.number, state=states.FAIL)
-            if sum(_NAME in trial.user_attrs for trial in trials) >= self._search.count:
+            names, reason = self.names(), None
+            if len(names) >= self._search.count:
                 return False
+            proposed = [dict(trial.params) for trial in trials]
+            configs = {self._folder.config(name).read_text() for name in names}
             for number in range(len(trials), len(trials) + _MOST_INVALID):
+                if (other := self._other_row(proposed, number)) is None:
+                    if reason and not names:
+                        break
+                    return False
                 self._study.sampler = self._sampler(number)
                 proposal = self._study.ask(self._search.space)
-                name = f"{proposal.number:03d},{search_row_name(proposal.params)}"
+                repeated = proposal.params in proposed
+                proposed.append(proposal.params)
                 try:
-                    trial = make_trial(str(self._folder.base), {}, proposal.params, name, 0)
+                    trial = make_trial(str(self._folder.base), {}, proposal.params, _row_name(proposal), 0)
+                    if not repeated and config_lib.to_json(trial.config) not in configs:
+                        self._folder.write_config(trial)
+                        proposal.set_user_attr(_NAME, trial.name)
+                        return True
                 except UserError as error:  # values that are invalid together, such as heads that do not divide d_model
-                    self._study.tell(proposal, state=states.FAIL)
                     reason = error
-                    continue
-                self._folder.write_config(trial)
-                proposal.set_user_attr(_NAME, trial.name)
-                return True
-        raise UserError(f"the search proposed {_MOST_INVALID} invalid configs in a row, the last one: {reason}")
+                self._study.tell(proposal, state=states.FAIL)
+                if repeated:
+                    self._study.enqueue_trial(other)
+        raise UserError(f"the search proposed only invalid or repeated configs, the last error: {reason}")
+
+    def _other_row(self, proposed: list[dict[str, Any]], number: int) -> dict[str, Any] | None:
+        """Return a random row of the space that was not proposed; None if there is none."""
+        rng = random.Random(self._search.seed * 100_003 + number)
+        for _ in range(_DRAWS * (len(proposed) + 1)):
+            row = {key: _draw(values, rng) for key, values in self._search.space.items()}
+            if row not in proposed:
+                return row
+        return None
 
     def should_prune(self, name: str) -> bool:
         """Report the evaluations of a running trial to Optuna; return whether to stop it for good."""
@@ -141,6 +163,19 @@ class SearchTrials:
         if self._search.method == "tpe":
             return self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
         return self._optuna.samplers.RandomSampler(seed=seed)
+
+
+def _row_name(trial: Any) -> str:
+    return f"{trial.number:03d},{search_row_name(trial.params)}"
+
+
+def _draw(values: Any, rng: random.Random) -> Any:
+    """Return a random value of a distribution of Optuna."""
+    if choices := getattr(values, "choices", None):
+        return rng.choice(choices)
+    if isinstance(values.low, int):
+        return rng.randrange(values.low, values.high + 1, values.step)
+    return rng.uniform(values.low, values.high)
 
 
 def _storage(url: str, journal: Path) -> Any:

@@ -111,12 +111,15 @@ def test_trial_of_a_killed_worker_goes_on_in_its_workdir(tmp_path):
 def test_worker_that_died_between_two_writes_loses_nothing(tmp_path, monkeypatch):
     """First after it asked Optuna for a proposal, then before it told the value of a complete trial."""
     sweep = SearchSweep(tmp_path / "s", count=2)
+    mine = tmp_path / "s" / "configs" / "000,mine.json"
+    mine.parent.mkdir()
+    mine.write_text("mine")
     for target, name in ((optuna.trial.Trial, "set_user_attr"), (SearchTrials, "end")):
         with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
             patch.setattr(target, name, lambda *_: 1 / 0)
             sweep.work()
         sweep.stop.clear()
-    assert len(list((tmp_path / "s" / "configs").iterdir())) == 1 and sweep.states() == ["complete"]
+    assert len(list(mine.parent.iterdir())) == 2 and mine.exists() and sweep.states() == ["complete"]
     sweep.work()
     assert [trial.state.name for trial in sweep.study().trials] == ["FAIL", "COMPLETE", "COMPLETE"]
     assert sweep.states() == ["complete"] * 2
@@ -190,6 +193,19 @@ def test_invalid_combinations_are_proposed_again(tmp_path):
     impossible = SearchSweep(tmp_path / "t", space={"model.num_heads": choice(3)})
     with refused("num_heads"):
         impossible.work()
+
+
+@pytest.mark.parametrize("method", ["random", "tpe"])
+def test_no_config_is_trained_twice(tmp_path, method):
+    """Nine rows of the space are six configs."""
+    space = {"model.dropout": choice(0.0, 0.1, 0.2), "model.num_heads": choice(2, 4, "4")}
+    sweep = SearchSweep(tmp_path / "s", space=space, count=12, method=method)
+    sweep.work()
+    configs = [sweep.folder.config(name).read_text() for name in sweep.trials.names()]
+    assert len(configs) == len(set(configs)) == 6 and set(sweep.states()) == {"complete"}
+    proposals = len(sweep.study().trials)
+    sweep.work()
+    assert len(sweep.study().trials) == proposals, "an exhausted space gives no more proposals"
 
 
 def test_rows_that_a_user_enqueues_are_trained_first(tmp_path):
