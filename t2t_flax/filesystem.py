@@ -6,7 +6,6 @@ import fcntl
 import functools
 import os
 import re
-import shutil
 import tempfile
 import typing
 import uuid
@@ -19,6 +18,8 @@ from etils import epath
 from t2t_flax.errors import UserError
 from t2t_flax.registry import OBJECT_STORAGE
 
+PARTIAL = r"\.partial-[0-9a-f]{32}"
+"""Pattern of what `atomic_file` and `atomic_directory` append to a name until it is complete."""
 _TRANSIENT_NUMBERS = (
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
@@ -185,7 +186,7 @@ def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
 
 
 def _locked(path: epath.Path) -> BinaryIO:
-    """A new file to write, with a lock that says that its writer is alive (see `locks.remove_unlocked`)."""
+    """A new file to write, with a lock that says that its writer is alive (see `delete`)."""
     while True:
         file = open(path, "wb")
         with contextlib.suppress(OSError):  # a file system without locks
@@ -217,7 +218,8 @@ def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[
         fsync_tree(partial)
         replace_folder(partial, path, replace)
     finally:
-        remove_folder(partial)
+        with contextlib.suppress(OSError):
+            delete(partial.parent, re.escape(partial.name))
 
 
 @by_storage
@@ -235,13 +237,26 @@ def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
         old = new.with_name(f"{new.name}-old-{uuid.uuid4().hex[:8]}")
         with contextlib.suppress(FileNotFoundError):  # another process may have moved it away first
             os.rename(path, old)
-        remove_folder(old)
+        with contextlib.suppress(OSError):
+            delete(old.parent, re.escape(old.name))
 
 
-@by_storage
-def remove_folder(folder: epath.PathLike) -> None:
-    """Removes a folder, if there is one, as far as possible."""
-    shutil.rmtree(folder, ignore_errors=True)
+def delete(folder: epath.PathLike, names: str) -> None:
+    """Delete the files and folders in `folder` whose whole names match the pattern `names`. All clean-up goes through here.
+
+    Others may keep their files in the same folder, so `names` must match only names that this project gives. A file that its
+    living writer has locked (`atomic_file`) stays, and one that may not be written. Raises OSError.
+    """
+    for name in filter(re.compile(names).fullmatch, list_names(folder)):
+        path = epath.Path(folder) / name
+        if path.is_dir():
+            path.rmtree(missing_ok=True)
+        elif is_remote(path):
+            path.unlink(missing_ok=True)
+        else:  # open for writing, as NFS asks of such a lock
+            with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError), open(path, "r+b") as file:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                path.unlink()
 
 
 def list_numbers(folder: epath.PathLike) -> list[int]:

@@ -8,11 +8,11 @@ import dataclasses
 import datetime
 import errno
 import fcntl
-import glob
 import itertools
 import json
 import logging
 import os
+import re
 import socket
 import time
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ from typing import Any, Protocol
 from etils import epath
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import by_storage, read_if_exists, remove_folder
+from t2t_flax.filesystem import PARTIAL, by_storage, delete, read_if_exists
 from t2t_flax.json_file import parse_json
 
 log = logging.getLogger("t2t_flax")
@@ -198,7 +198,7 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
     other hosts too.
     """
     path = Path(path)
-    name, lock = path.with_name(f"{path.name}.lock"), None
+    name, lock = path.with_name(f"{path.name}.t2t-lock"), None
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         for attempt in itertools.count():
@@ -216,8 +216,9 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
             raise
     try:
         alone = bool(lock)
-        for one in path.parent.glob(f"{glob.escape(path.name)}.partial-*") if alone else ():
-            remove_folder(one) if one.is_dir() else remove_unlocked(one)
+        if alone:
+            with contextlib.suppress(OSError):
+                delete(path.parent, re.escape(path.name) + PARTIAL)
         yield alone
     finally:
         # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
@@ -225,11 +226,3 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
             name.unlink()
         if lock:
             lock.release()
-
-
-def remove_unlocked(path: Path) -> None:
-    """Removes a half-written file unless its writer is alive, which holds a lock on it (`filesystem.atomic_file`)."""
-    # Open for writing, as NFS asks of such a lock.
-    with contextlib.suppress(FileNotFoundError, BlockingIOError, PermissionError), open(path, "r+b") as file:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        path.unlink()

@@ -3,6 +3,7 @@
 import errno
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -10,8 +11,7 @@ from helpers.refusals import refused
 
 from t2t_flax import filesystem
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_directory, atomic_write, is_transient, is_write_refused
-from t2t_flax.locks import remove_unlocked
+from t2t_flax.filesystem import atomic_directory, atomic_write, delete, is_transient, is_write_refused
 
 
 def test_atomic_write_writes_text_and_bytes_and_creates_folders(tmp_path):
@@ -143,7 +143,7 @@ def test_a_file_that_is_removed_before_it_is_locked_is_made_again(tmp_path, monk
     def removed_first(file, flags):
         calls.append(flags)
         if len(calls) == 1:
-            remove_unlocked(Path(file.name))
+            delete(tmp_path, re.escape(Path(file.name).name))
         lock(file, flags)
 
     monkeypatch.setattr(filesystem.fcntl, "flock", removed_first)

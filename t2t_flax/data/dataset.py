@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import hashlib
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import check_reachable, is_remote, list_names
+from t2t_flax.filesystem import PARTIAL, check_reachable, is_remote, list_names
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
 
@@ -118,18 +119,22 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train]
 
 
+_KEY = "[0-9a-f]{12}"
+_LEFTOVER = re.compile(
+    rf"((?:train|valid|test)-{_KEY}(?:\.plan-{_KEY}\.json)?|tokenizer-{_KEY}|{re.escape(INDEX)}){PARTIAL}"
+)
+
+
 def _remove_leftovers(cache: epath.Path) -> None:
-    """Removes what killed preparations left half written in the cache. Folders there are written under `exclusive_writer`, and
-    files by `atomic_file`, of which this waits for none.
+    """Remove what killed preparations left half written in the cache, where users may keep other files too. Waits for no
+    other process.
     """
-    for name in [] if is_remote(cache) else list_names(cache):
-        owner, partial, _ = name.partition(".partial-")
-        if partial:
-            with (
-                contextlib.suppress(UserError, OSError),  # it is being written, or another account's
-                exclusive_writer(cache / owner, "prepare", wait=False),
-            ):
-                """What is half written is removed on entering."""
+    for match in filter(None, map(_LEFTOVER.fullmatch, [] if is_remote(cache) else list_names(cache))):
+        with (
+            contextlib.suppress(UserError, OSError),  # it is being written, or another account's
+            exclusive_writer(cache / match[1], "prepare", wait=False),
+        ):
+            """What is half written is removed on entering."""
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:

@@ -4,6 +4,7 @@ import collections
 import contextlib
 import hashlib
 import itertools
+import re
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -13,12 +14,13 @@ import numpy as np
 
 from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import list_numbers, remove_folder
+from t2t_flax.filesystem import PARTIAL, delete, list_names, list_numbers
 from t2t_flax.locks import exclusive_writer
 
 SHARD_CHUNKS = 50
 """Chunks of a shard, which a killed preparation does not tokenize again."""
 SUFFIX = ".shards-"
+_KEY = "[0-9a-f]{12}"
 _WEEK = 7 * 24 * 3600.0
 """Seconds after which shards of other stores are removed, with which no preparation went on."""
 
@@ -58,23 +60,24 @@ def kept_chunks(
     """
     key = hashlib.sha256(f"{digest} {SHARD_CHUNKS}".encode()).hexdigest()[:12]
     folder = store.with_name(f"{store.name}{SUFFIX}{key}")
-    for other in (*store.parent.glob(f"{store.name}{SUFFIX}*"), *folder.glob("*.partial-*")):
-        if other != folder:
-            remove_folder(other)
+    with contextlib.suppress(OSError):  # another account's
+        delete(store.parent, rf"{re.escape(store.name + SUFFIX)}(?!{key}){_KEY}")
+    delete(folder, rf"\d+{PARTIAL}")
     _remove_forgotten(store.parent)
     numbers = set(list_numbers(folder))
     done = next(number for number in itertools.count() if number not in numbers)
     with contextlib.closing(encode(done * SHARD_CHUNKS)) as new:
         yield _chunks(folder, done, new, vocab_sizes, check)
-    remove_folder(folder)
+    with contextlib.suppress(OSError):
+        delete(folder.parent, re.escape(folder.name))
 
 
 def _remove_forgotten(folder: Path) -> None:
-    for path in folder.glob(f"*{SUFFIX}*"):
+    for match in filter(None, map(re.compile(rf"(.+){re.escape(SUFFIX)}{_KEY}").fullmatch, list_names(folder))):
         with contextlib.suppress(UserError, OSError):  # it is being written, or another account's
-            if time.time() - path.stat().st_mtime > _WEEK:
-                with exclusive_writer(folder / path.name.partition(SUFFIX)[0], "prepare", wait=False):
-                    remove_folder(path)
+            if time.time() - (folder / match[0]).stat().st_mtime > _WEEK:
+                with exclusive_writer(folder / match[1], "prepare", wait=False):
+                    delete(folder, re.escape(match[0]))
 
 
 def _chunks(

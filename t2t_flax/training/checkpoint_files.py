@@ -3,6 +3,7 @@
 import errno
 import hashlib
 import json
+import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping
@@ -17,7 +18,7 @@ from t2t_flax.config import Config
 from t2t_flax.config.overrides import stored_config
 from t2t_flax.distributed.coordination import broken_connection
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import by_storage, is_transient, list_numbers
+from t2t_flax.filesystem import by_storage, delete, is_transient, list_numbers
 from t2t_flax.json_file import parse_json
 from t2t_flax.models.dropout import mix
 
@@ -199,7 +200,7 @@ def remove_unfinished(folder: epath.Path, timeout: float = 60.0) -> None:
     deadline = time.monotonic() + timeout
     while True:
         try:
-            return folder.rmtree(missing_ok=True)
+            return delete(folder.parent, re.escape(folder.name))
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
                 raise

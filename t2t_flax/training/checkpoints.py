@@ -8,6 +8,7 @@ parameters alone.
 import contextlib
 import json
 import logging
+import re
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -43,6 +44,7 @@ from t2t_flax.training.workdir import TRAINED
 from t2t_flax.version import __version__
 
 _ITEMS = ("params", "opt_state", "ema")
+_TEMPORARY = re.compile(rf"\d+{re.escape(ocp.utils.TMP_DIR_SUFFIX)}(-\d+|-deleted)?")
 log = logging.getLogger("t2t_flax")
 
 
@@ -189,7 +191,7 @@ class Checkpoints:
         if self.group.is_lead:
             for name in list_names(self.folder):
                 path = self.folder / name
-                if ocp.utils.TMP_DIR_SUFFIX in name or (name.isdigit() and not files.is_finished(path)):
+                if _TEMPORARY.fullmatch(name) or (name.isdigit() and not files.is_finished(path)):
                     log.info("removing %s, which was never finished", path)
                     files.remove_unfinished(path)
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)

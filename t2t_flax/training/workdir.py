@@ -29,10 +29,10 @@ from t2t_flax.config import Config
 from t2t_flax.config.schema import Optimizer
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import NonFiniteUpdate, UserError
-from t2t_flax.filesystem import atomic_write, list_names, read_if_exists
+from t2t_flax.filesystem import PARTIAL, atomic_write, delete, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
-from t2t_flax.locks import lock_folder, remove_unlocked
+from t2t_flax.locks import lock_folder
 from t2t_flax.model_forms import check_writable, open_model
 from t2t_flax.training.checkpoint_files import finished_steps
 
@@ -40,7 +40,6 @@ log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
 """Says that `checkpoints` once held a finished one."""
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
-_UNFINISHED = re.compile(r".+\.partial-[0-9a-f]{32}")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
 
@@ -100,12 +99,10 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """Removes half-written files whose writers are gone. `evaluate` writes without the lock of the workdir."""
-    for folder in (workdir, workdir / "tokenizer", workdir / "eval"):
-        for name in filter(_UNFINISHED.fullmatch, list_names(folder)):
-            path = folder / name
-            with contextlib.suppress(OSError):  # on a file system without locks nobody knows
-                path.rmtree() if path.is_dir() else remove_unlocked(path)
+    """Remove half-written files whose writers are gone. `evaluate` writes without the lock of the workdir."""
+    for folder, name in (("", r"\w+\.jsonl?|tokenizer"), ("tokenizer", r"\w+\.model"), ("eval", ".+")):
+        with contextlib.suppress(OSError):  # on a file system without locks nobody knows
+            delete(workdir / folder, f"(?:{name}){PARTIAL}")
 
 
 def check_config(workdir: epath.Path, config: Config) -> None:
@@ -168,9 +165,7 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
 
 def _remove_tokenizer(folder: epath.Path) -> None:
     """Other files in the folder stay."""
-    for name in list_names(folder):
-        if name.partition(".partial-")[0] in _TOKENIZER:
-            (folder / name).unlink()
+    delete(folder, f"(?:{'|'.join(map(re.escape, _TOKENIZER))})(?:{PARTIAL})?")
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 

@@ -145,18 +145,18 @@ def test_what_killed_preparations_left_is_removed_unless_somebody_writes_it(tmp_
     cache = tmp_path / "run" / "data"
     cache.mkdir(parents=True)
     hexadecimal = "0" * 32
-    for name in ("train-1", "train-2", "tokenizer-3"):
+    for name in ("train-11111111111a", "train-22222222222b", "tokenizer-33333333333c"):
         (cache / f"{name}.partial-{hexadecimal}").mkdir()
-    (cache / f"train-1.plan-4.json.partial-{hexadecimal}").write_text("{")
+    (cache / f"train-11111111111a.plan-44444444444d.json.partial-{hexadecimal}").write_text("{")
     with (
-        exclusive_writer(cache / "train-2", "prepare"),
-        atomic_file(cache / "train-1.plan-5.json"),
+        exclusive_writer(cache / "train-22222222222b", "prepare"),
+        atomic_file(cache / "train-11111111111a.plan-55555555555e.json"),
     ):
-        (cache / f"train-2.partial-{hexadecimal}").mkdir()
+        (cache / f"train-22222222222b.partial-{hexadecimal}").mkdir()
         prepare_corpus(task_of(config_of()), tmp_path / "run")
     left = {path.name for path in cache.iterdir() if ".partial-" in path.name}
-    assert (cache / "train-1.plan-5.json").exists(), "its writer was alive"
-    assert left == {f"train-2.partial-{hexadecimal}"}
+    assert (cache / "train-11111111111a.plan-55555555555e.json").exists(), "its writer was alive"
+    assert left == {f"train-22222222222b.partial-{hexadecimal}"}
 
 
 def test_several_preparations_in_one_cache_train_one_tokenizer(tmp_path):

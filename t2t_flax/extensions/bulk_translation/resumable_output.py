@@ -19,7 +19,7 @@ from typing import Any
 from t2t_flax.cli.arguments import check_output
 from t2t_flax.cli.lines import Line, is_stream
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import atomic_write, fsync_file, fsync_folder, is_remote, read_if_exists
+from t2t_flax.filesystem import PARTIAL, atomic_write, delete, fsync_file, fsync_folder, is_remote, read_if_exists
 from t2t_flax.json_file import parse_json
 
 
@@ -95,9 +95,7 @@ class ResumableOutput:
         """
         self.partial.unlink(missing_ok=True)
         self._record.unlink(missing_ok=True)
-        for path in self._path.parent.iterdir():
-            if path.name.startswith(f"{self._record.name}.partial-"):
-                path.unlink(missing_ok=True)
+        delete(self._path.parent, re.escape(self._record.name) + PARTIAL)
 
     def _read_record(self) -> dict[str, Any]:
         text = read_if_exists(self._record)

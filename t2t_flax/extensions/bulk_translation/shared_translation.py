@@ -24,7 +24,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor, run_job
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
-from t2t_flax.filesystem import fsync_file, fsync_folder, is_remote
+from t2t_flax.filesystem import atomic_file, is_remote
 from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14
@@ -152,10 +152,9 @@ def join(parts: Sequence[Path], output: Path, turn: int, total: int) -> None:
     end. Raises UserError if that makes another number of lines than `total`.
     """
     written = 0
-    partial = output.with_name(f"{output.name}.partial-joined")
     with contextlib.ExitStack() as stack:
         files = [stack.enter_context(open(part, "rb")) for part in parts]
-        joined = stack.enter_context(open(partial, "wb"))
+        joined = stack.enter_context(atomic_file(output))
         for file in itertools.cycle(files):
             lines = list(itertools.islice(file, turn))
             joined.writelines(lines)
@@ -163,14 +162,10 @@ def join(parts: Sequence[Path], output: Path, turn: int, total: int) -> None:
             if len(lines) < turn:
                 break
         left = [part for part, file in zip(parts, files, strict=True) if file.read(1)]
-    if left or written != total:
-        partial.unlink()
-        what = (
-            f"{', '.join(map(str, left))}: longer than its share"
-            if left
-            else f"the parts hold {written} of {total} lines"
-        )
-        raise UserError(f"{what}. Is the folder of --output shared by all?")
-    fsync_file(partial)
-    partial.replace(output)
-    fsync_folder(output.absolute().parent)
+        if left or written != total:
+            what = (
+                f"{', '.join(map(str, left))}: longer than its share"
+                if left
+                else f"the parts hold {written} of {total} lines"
+            )
+            raise UserError(f"{what}. Is the folder of --output shared by all?")

@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 import os
-import shutil
+import re
 import subprocess
 import sys
 import tempfile
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import delete
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,7 +77,7 @@ def prepare_environment(packages: Packages, group: Any) -> str:
                     f"the environment {home} of a learned metric could not be made ({error.strerror}): remove that folder."
                 ) from None
     finally:
-        shutil.rmtree(partial, ignore_errors=True)
+        delete(partial.parent, re.escape(partial.name))
     return str(python)
 
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import logging
-import shutil
+import re
 import sqlite3
 import tempfile
 import threading
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from etils import epath
 
-from t2t_flax.filesystem import atomic_write
+from t2t_flax.filesystem import atomic_write, delete
 from t2t_flax.training.progress import GrowingFiles
 
 SECONDS = 20.0
@@ -55,7 +55,7 @@ class Mirror(GrowingFiles):
         self._stop.set()
         self._thread.join()
         self.send()
-        shutil.rmtree(self.local, ignore_errors=True)
+        delete(self.local.parent, re.escape(self.local.name))
 
     def _work(self) -> None:
         while not self._stop.wait(SECONDS):

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import tempfile
 import typing
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from t2t_flax.extensions.storage.mirror import open_growing_files as open_growin
 from t2t_flax.extensions.storage.token_stores import find_store as find_store
 from t2t_flax.extensions.storage.token_stores import local_path as local_path
 from t2t_flax.extensions.storage.token_stores import upload as upload
+from t2t_flax.filesystem import delete
 
 _REFUSED = ("PERMISSION_DENIED", "Forbidden")
 _TRANSIENT = (*_REFUSED, "UNAVAILABLE", "DEADLINE_EXCEEDED", "RESOURCE_EXHAUSTED", "UNAUTHENTICATED", "ABORTED:")
@@ -124,13 +126,8 @@ def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
     """As in `filesystem`, but not atomic."""
     if path.exists() and not replace:
         raise UserError(f"{path} already exists: name a new folder.")
-    path.rmtree(missing_ok=True)
+    delete(path.parent, re.escape(path.name))
     move_folder(new, path)
-
-
-def remove_folder(folder: epath.PathLike) -> None:
-    """Removes the objects of a folder, if there are any."""
-    epath.Path(folder).rmtree(missing_ok=True)
 
 
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
@@ -156,8 +153,9 @@ def is_finished(checkpoint: epath.PathLike) -> bool:
 
 def delete_checkpoint(checkpoint: epath.PathLike) -> None:
     """Its last file first: without it the others are unfinished."""
-    (epath.Path(checkpoint) / "commit_success.txt").unlink(missing_ok=True)
-    epath.Path(checkpoint).rmtree(missing_ok=True)
+    checkpoint = epath.Path(checkpoint)
+    (checkpoint / "commit_success.txt").unlink(missing_ok=True)
+    delete(checkpoint.parent, re.escape(checkpoint.name))
 
 
 def _store_of(path: epath.PathLike):

@@ -6,14 +6,14 @@ T2T_STORES, each in a folder named by its digest.
 
 import json
 import os
-import shutil
+import re
 from pathlib import Path
 
 from etils import epath
 
 from t2t_flax.data.token_store import TokenStore, files_of, matches, read_meta
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file
+from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, delete
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 
@@ -40,7 +40,7 @@ def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
         elif _is_intact(local, digest):  # an earlier run was stopped during the upload
             upload(folder, local)
         else:
-            shutil.rmtree(local, ignore_errors=True)
+            delete(local.parent, re.escape(local.name))
             return None
         return TokenStore.open(local, folder)
 
@@ -68,7 +68,7 @@ def _is_intact(folder: Path, digest: str) -> bool:
 def _fetch(folder: epath.Path, local: Path, meta: dict) -> None:
     if _is_intact(local, meta["digest"]):
         return
-    shutil.rmtree(local, ignore_errors=True)
+    delete(local.parent, re.escape(local.name))
     partial = local
     try:
         with atomic_directory(local) as partial:

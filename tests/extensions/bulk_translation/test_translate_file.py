@@ -8,6 +8,7 @@ import sys
 import pytest
 from helpers import capitals_run
 from helpers.capitals_run import stop_at_window
+from helpers.foreign_files import HEX32, content, put_beside
 from helpers.refusals import assert_names
 
 from t2t_flax.__main__ import main
@@ -91,6 +92,17 @@ def test_failure_before_the_first_window_leaves_no_files(run, t2t, tmp_path):
     (tmp_path / "in").write_text("a\n")
     assert_names(t2t("--input=in", "--output=foreign", code=2)[1], "foreign.partial")
     assert (tmp_path / "foreign.partial").read_text() == "mine"
+
+
+def test_files_named_like_ours_survive(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nb\n")
+    ours = ["out.partial.json", f"out.partial.json.partial-{HEX32}"]
+    (tmp_path / ours[1]).write_text("half")
+    foreign = put_beside(tmp_path, ours) | {"out.lock": "", "out.partial-joined": "mine"}
+    for name in ("out.lock", "out.partial-joined"):
+        (tmp_path / name).write_text(foreign[name])
+    t2t("--input=in", "--output=out")
+    assert content(tmp_path) == foreign | {"in": "a\nb\n", "out": "A\nB\n"}
 
 
 def test_two_processes_do_not_write_the_same_output(run, t2t, tmp_path):

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 from etils import epath
 from helpers.configs import small_config
+from helpers.foreign_files import content as text_content
+from helpers.foreign_files import put_beside
 from helpers.refusals import refused
 from helpers.thread_groups import run_processes
 
@@ -150,3 +152,15 @@ def test_plans_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
     monkeypatch.setattr(Layouter, "sample", None)
     assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch
+
+
+def test_other_folders_beside_the_copies_survive(gcs, source, tokenizers, tmp_path, monkeypatch):
+    """A copy is made, replaced because it is damaged, and removed because the bucket has no such store."""
+    monkeypatch.setenv(remote.FOLDER, str(tmp_path / "stores"))
+    copy = prepare_split(source, tokenizers, FOLDER, POLICIES).folder
+    foreign = put_beside(copy.parent, [copy.name])
+    (copy / "source.ids").write_bytes(b"")
+    assert prepare_split(source, tokenizers, FOLDER, POLICIES).folder == copy
+    (copy / "source.ids").write_bytes(b"")
+    assert remote.find_store("gs://bucket/none", copy.name) is None and not copy.exists()
+    assert text_content(copy.parent) == foreign

@@ -1,0 +1,82 @@
+"""Clean-up deletes what this project has left in a folder, and nothing of others that lies beside it."""
+
+import os
+import re
+from pathlib import Path
+
+import pytest
+from etils import epath
+from helpers.foreign_files import HEX12, HEX32, content, put_beside
+
+import t2t_flax
+from t2t_flax.data import dataset, shards
+from t2t_flax.locks import exclusive_writer
+from t2t_flax.training import workdir
+from t2t_flax.training.checkpoints import Checkpoints
+
+PARTIAL = f".partial-{HEX32}"
+
+
+def enter(folder):
+    with exclusive_writer(folder / "mean", "average"):
+        pass
+
+
+def keep_chunks(folder):
+    with shards.kept_chunks(
+        lambda n: (chunk for chunk in ()), folder / "train-1", (), "digest", lambda: None
+    ) as chunks:
+        assert not [*chunks]
+
+
+CLEAN_UPS = {
+    "a new writer": (enter, [f"mean{PARTIAL}"]),
+    "preparing data": (
+        lambda folder: dataset._remove_leftovers(epath.Path(folder)),
+        [f"train-{HEX12}{PARTIAL}", f"tokenizer-{HEX12}{PARTIAL}", f"valid-{HEX12}.plan-{HEX12}.json{PARTIAL}"],
+    ),
+    "writing a store": (keep_chunks, [f"train-1.shards-{HEX12}", f"test-2.shards-{HEX12}"]),
+    "opening a workdir": (
+        lambda folder: workdir._remove_unfinished(epath.Path(folder)),
+        [f"config.json{PARTIAL}", f"tokenizer{PARTIAL}"],
+    ),
+    "another tokenizer": (
+        lambda folder: workdir._remove_tokenizer(epath.Path(folder)),
+        ["source.model", f"tokenizer.model{PARTIAL}"],
+    ),
+    "resuming": (
+        lambda folder: Checkpoints(folder).clean_up(),
+        ["3.orbax-checkpoint-tmp", "9.orbax-checkpoint-tmp-17", "4.orbax-checkpoint-tmp-deleted"],
+    ),
+}
+
+
+@pytest.mark.parametrize("clean_up, ours", CLEAN_UPS.values(), ids=CLEAN_UPS)
+def test_a_clean_up_deletes_only_files_of_this_project(tmp_path, clean_up, ours):
+    """Among the others are an output that `export` is writing, and the parts of a running `translate_file`."""
+    for name in ours:
+        if name.partition(".partial-")[0].endswith((".json", ".model")):
+            (tmp_path / name).write_text("half")
+        else:
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "file").write_text("half")
+        os.utime(tmp_path / name, (0, 0))
+    foreign = put_beside(tmp_path, ours)
+    for name in (
+        f"exported{PARTIAL}/model",
+        "big.de.partial-0-of-2",
+        "big.de.partial-0-of-2.json",
+        "mean.lock",
+        "mean.partial",
+    ):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(name)
+        foreign[name] = name
+    clean_up(tmp_path)
+    assert content(tmp_path) == foreign
+
+
+def test_folders_are_deleted_in_one_place():
+    package = Path(t2t_flax.__file__).parent
+    found = {path.name for path in package.rglob("*.py") if re.search(r"\brmtree\b|\bremovedirs\b", path.read_text())}
+    assert found == {"filesystem.py"}
