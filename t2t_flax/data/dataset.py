@@ -290,7 +290,7 @@ def _split_store(
 
 _TOKENIZER_KEYS = (
     "task tokenizer vocab_size joint_vocabulary tokenizer_sentences character_coverage byte_fallback normalization "
-    "split_digits"
+    "split_digits max_length on_too_long"
 ).split()
 
 
@@ -355,12 +355,11 @@ def _other_tokenizer(folder: epath.Path) -> UserError:
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, report: Report) -> TokenizerPair:
     data, symbols = task.config.data, list(control_symbols(task.config))
-    filters = [one for hook in data_hooks(task.config) for one in hook.filters() if not one.needs_tokens]
-    text = TokenizerText(source, filters, report)
+    text = TokenizerText(source, training_policies(task.config), report)
     for hook in data_hooks(task.config):
         text = hook.tokenizer_text(text)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
-    settings |= {"filters": [one.as_stored() for one in filters]}
+    settings |= {"filters": [one.as_stored() for one in text.filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
     settings |= {"control_symbols": symbols, "tags": tags_of(source)}
     cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"

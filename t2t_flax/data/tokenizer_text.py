@@ -3,24 +3,29 @@
 import itertools
 import operator
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
-from t2t_flax.data.preprocess import CHUNK_PAIRS, EMPTY, Pair, PairFilter, Unread, rows_of
+from t2t_flax.data.preprocess import CHUNK_PAIRS, EMPTY, Pair, Policies, Unread, rows_of
 from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.sources import Source, counted, draw_pairs
 from t2t_flax.errors import UserError
 
 
+CHARACTERS_OF_TOKEN = 16
+"""Most characters of a piece in SentencePiece's models."""
+
+
 class TokenizerText(Source):
-    """The pairs of a source that have text on both sides and that the filters keep, tags included. Filters of tokens are left
-    out, since there is no tokenizer yet. report: told how far the source is read, and when a sample is complete, of which a
-    tokenizer is then trained.
+    """The pairs of a source that have text on both sides and that the policies can keep, tags included: a side with more
+    characters than `Policies.max_length` tokens may have is too long. Filters of tokens are left out, since there is no
+    tokenizer yet. report: told how far the source is read, and when a sample is complete, of which a tokenizer is then trained.
     """
 
-    def __init__(self, source: Source, filters: Sequence[PairFilter], report: Report = silent):
+    def __init__(self, source: Source, policies: Policies, report: Report = silent):
         super().__init__(source.spec)
-        self.source, self.filters = source, [one for one in filters if not one.needs_tokens]
-        self.report = report
+        self.source, self.policies = source, policies
+        self.filters = [one for one in policies.filters if not one.needs_tokens]
+        self.report, self.longest = report, policies.max_length * CHARACTERS_OF_TOKEN
         self._dropped = Counter[str]()
 
     def read(self):
@@ -55,10 +60,17 @@ class TokenizerText(Source):
             yield filter(None, map(self._with_text, rows))
 
     def _with_text(self, row: Unread) -> tuple[str, str] | None:
-        """The pair; None, counted, for one that is dropped or has an empty side."""
+        """The pair; None, counted, for one that is dropped, has an empty side or is too long."""
         if isinstance(row, str) or not all(map(str.strip, row)):
             self._dropped[row if isinstance(row, str) else "empty"] += 1
             return None
+        if max(map(len, row)) > self.longest:
+            source, target = (text if len(text) <= self.longest else " ".join(text.split()) for text in row)
+            if self.policies.on_too_long == "truncate":
+                return source[: self.longest], target[: self.longest]
+            if self.policies.on_too_long == "drop" and max(len(source), len(target)) > self.longest:
+                self._dropped["too_long"] += 1
+                return None
         return row
 
     def kept(self, number: int, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
@@ -73,5 +85,10 @@ class TokenizerText(Source):
 
     def nothing_left(self) -> UserError:
         """The error of a text without pairs."""
-        shown = {**self.source.reasons, "empty": EMPTY, **{one.reason: one.shown for one in self.filters}}
+        shown = {
+            **self.source.reasons,
+            "empty": EMPTY,
+            "too_long": "too long",
+            **{one.reason: one.shown for one in self.filters},
+        }
         return UserError(f"{self.spec}: no pair is left to train a tokenizer on: {counted(self._dropped, shown)}")

@@ -1,4 +1,6 @@
-"""A tokenizer is trained on what the filters keep."""
+"""A tokenizer is trained on what the policies keep."""
+
+from dataclasses import replace
 
 import pytest
 from helpers.configs import small_config
@@ -7,11 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.preprocess import PairFilter
-from t2t_flax.data.sources import JoinedSource, draw_pairs
+from t2t_flax.data.preprocess import PairFilter, Policies
+from t2t_flax.data.sources import JoinedSource, draw_pairs, open_source
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
+
+POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 
 
 class Unlike(PairFilter):
@@ -25,7 +29,7 @@ class Unlike(PairFilter):
 @settings(deadline=None)
 def test_without_filters_a_sample_is_the_text_or_drawn_from_it(counts, size):
     source = joined(*counts)
-    sample = TokenizerText(source, ()).sample(size)
+    sample = TokenizerText(source, POLICIES).sample(size)
     if size >= sum(counts):
         assert sample == list(source.pairs())
     else:
@@ -33,7 +37,7 @@ def test_without_filters_a_sample_is_the_text_or_drawn_from_it(counts, size):
 
 
 def test_sources_have_their_shares_of_a_sample_by_size():
-    sizes = of_sources(TokenizerText(joined(30_000, 10_000), ()).sample(4000))
+    sizes = of_sources(TokenizerText(joined(30_000, 10_000), POLICIES).sample(4000))
     assert 2850 < sizes["a"] < 3150 and sizes.total() == 4000
 
 
@@ -49,11 +53,25 @@ def test_positions_are_drawn_evenly_and_always_the_same():
 @pytest.mark.parametrize("size", [50, 10_000])
 def test_dropped_pairs_are_in_no_sample(size):
     source = JoinedSource("all", [TaggedSource(Numbers("a", 100), "<t>"), Numbers("b", 30)])
-    text = TokenizerText(source, (Even(), Unlike()))
+    text = TokenizerText(source, replace(POLICIES, filters=(Even(), Unlike())))
     kept = [(s, t) for s, t in source.pairs() if not int(t.split()[1]) % 2]
     assert list(text.pairs()) == kept
     sample = text.sample(size)
     assert set(sample) <= set(kept) and (sample == kept if size > 130 else 15 < len(sample) < 35)
+
+
+LONG = ("щщщ " * 30_000, "Hallo.")
+
+
+@pytest.mark.parametrize("sides", [LONG, LONG[::-1]])
+@pytest.mark.parametrize(("on_too_long", "most"), [("drop", 0), ("truncate", 100 * 16), ("keep", 120_000)])
+def test_a_line_counts_as_far_as_it_can_be_kept(on_too_long, most, sides, tmp_path):
+    near = ("ab " * 500, " " * 2000 + "ab")
+    write(tmp_path, "a.tsv", [("It is late.", "Es ist spät."), sides, near])
+    source = open_source(str(tmp_path / "a.tsv"), source_language="en", target_language="de")
+    pairs = [*TokenizerText(source, replace(POLICIES, on_too_long=on_too_long)).pairs()]
+    lengths = [max(map(len, pair)) for pair in pairs if "щ" in pair[0] + pair[1]]
+    assert lengths == [most] * (most > 0) and pairs[-1][0] == near[0] and pairs[-1][1].strip() == "ab"
 
 
 def write(folder, name, pairs):

@@ -26,7 +26,7 @@ class MixedText(TokenizerText):
     """A text of whose samples each source has its share."""
 
     def __init__(self, text: TokenizerText, shares: Shares):
-        super().__init__(text.source, text.filters, text.report)
+        super().__init__(text.source, text.policies, text.report)
         self._shares = shares
 
     def fingerprint(self):
