@@ -2,22 +2,37 @@
 
 import json
 import math
+import re
 from typing import Any, NoReturn
 
 DEEPEST = 64
 """Levels of objects and lists within each other: functions that call themselves at each level get no deeper."""
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else, for NaN, infinities and numbers too large for a float, and
-    for more than `DEEPEST` levels.
+    """The value of a JSON text. Raises ValueError for anything else, for NaN, infinities and numbers too large for a float, for
+    half of a surrogate pair, and for more than `DEEPEST` levels.
     """
+    if isinstance(text, bytes):
+        text = text.decode(json.detect_encoding(text))
     try:
         value = json.loads(text, parse_constant=_refuse_number, parse_float=_finite)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
     _check_depth(value)
+    if _SURROGATE.search(text) and (half := half_character(json.dumps(value, ensure_ascii=False))):
+        raise ValueError(half)
     return value
+
+
+def half_character(text: str) -> str:
+    """A sentence on the first lone surrogate of a text, which no UTF-8 file can hold; "" if there is none."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        return f"\\u{ord(text[error.start]):04x} is half of a character: a surrogate without the other one of its pair"
+    return ""
 
 
 _TOO_DEEP = f"more than {DEEPEST} levels of objects and lists within each other"

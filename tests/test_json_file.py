@@ -30,7 +30,11 @@ def test_depth_is_limited(levels, pair):
             parse_json(text)
 
 
-@pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}', "1e999", "{", b"\xff", "1" * 5000])
+@pytest.mark.parametrize("text", ["NaN", "[Infinity]", '{"a": -Infinity}', "1e999", "{", b"\xff", "1" * 5000, '"\\ud83d"', rb'["\uDE00"]', '{"\\ud83d": 1}', b'"\xed\xa0\xbd"'])  # fmt: skip
 def test_what_is_no_json_number_or_text_is_refused(text):
     with pytest.raises(ValueError):
         parse_json(text)
+
+
+def test_both_halves_of_a_surrogate_pair_are_a_character():
+    assert parse_json(b'"\\ud83d\\ude00 \\\\ud83d"') == "😀 \\ud83d"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
+from t2t_flax.data.compression import form_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_file
 
@@ -62,8 +63,10 @@ def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
                 if line:
                     yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
             except UnicodeDecodeError as error:
+                form = form_of(line) if number == 1 else ""
+                advice = f"It is {form} data: decompress it." if form else "Convert the text."
                 raise UserError(
-                    f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. Convert the text."
+                    f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. {advice}"
                 ) from None
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}.") from None

@@ -329,9 +329,9 @@ def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
     for symbol, key in symbols.items():
         if symbol not in tokenizer.control_symbols:
             raise UserError(
-                f"config.{key}: the source tokenizer has no control symbol {symbol}. A run trains a tokenizer that has it with "
-                "config.data.tokenizer = bpe or unigram; one in config.data.tokenizer_model must be a SentencePiece model "
-                f"trained with --control_symbols={','.join(symbols)}, and that of another run must have been made for them."
+                f"config.{key}: the source tokenizer has no control symbol {symbol}. A tokenizer that a run trains has it; one "
+                "in config.data.tokenizer_model must be a SentencePiece model trained with "
+                f"--control_symbols={','.join(symbols)}, and that of another run must have been made for them."
             )
 
 

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from etils import epath
 
+from t2t_flax.data.compression import HEAD, form_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.workers import num_cores
 from t2t_flax.errors import UserError
@@ -30,7 +31,7 @@ not show in its times.
 
 
 class FileHash(NamedTuple):
-    """sha256 (hex) of a file's bytes. lines: line ends among them."""
+    """sha256 (hex) of a file's bytes. lines: line ends among them; 0 in compressed ones."""
 
     sha256: str
     lines: int
@@ -48,9 +49,9 @@ def file_sha256(path: epath.PathLike) -> str:
 
 
 def known_lines(path: epath.Path) -> int | None:
-    """Line ends of a file that was hashed in this process."""
+    """Line ends of a file that was hashed in this process; None if they are not known."""
     known = _known.get(_name(path))
-    return known[1].lines if known else None
+    return known[1].lines or None if known else None
 
 
 def hash_files(
@@ -124,7 +125,9 @@ def _hash(paths: list[epath.Path], report: Report) -> list[FileHash]:
 def _hash_file(path: epath.Path) -> FileHash:
     digest, lines = hashlib.sha256(), 0
     with path.open("rb") as file:
+        form = form_of(file.read(HEAD))
+        file.seek(0)
         while data := file.read(_BLOCK):
             digest.update(data)
             lines += int(np.count_nonzero(np.frombuffer(data, np.uint8) == ord("\n")))
-    return FileHash(digest.hexdigest(), lines)
+    return FileHash(digest.hexdigest(), 0 if form else lines)

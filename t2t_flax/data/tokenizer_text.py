@@ -10,7 +10,6 @@ from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.sources import Source, counted, draw_pairs
 from t2t_flax.errors import UserError
 
-
 CHARACTERS_OF_TOKEN = 16
 """Most characters of a piece in SentencePiece's models."""
 

@@ -17,7 +17,7 @@ from t2t_flax.config.data_keys import EOS, PAD, UNK
 from t2t_flax.data.sources import Source
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write
-from t2t_flax.json_file import parse_json
+from t2t_flax.json_file import half_character, parse_json
 from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, load_extensions
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
@@ -117,6 +117,14 @@ def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
     return found, text
 
 
+def encode(processor: Any, text: str, **options: Any) -> list[Any]:
+    """Encodes a text with a `SentencePieceProcessor`. Raises UserError for half of a surrogate pair."""
+    try:
+        return processor.encode(text, **options)
+    except RuntimeError as error:
+        raise UserError(f"{text[:100]!r}: {half_character(text) or error}.") from None
+
+
 class SentencePieceTokenizer(Tokenizer):
     """A SentencePiece model, readable by every tool that reads those. One that was trained with other special ids is renumbered
     to ours.
@@ -140,7 +148,7 @@ class SentencePieceTokenizer(Tokenizer):
         return len(self._to_model)
 
     def encode_text(self, text):
-        return self.renumbered(self._processor.encode(text))
+        return self.renumbered(encode(self._processor, text))
 
     def renumbered(self, ids: list[int]) -> list[int]:
         """Our ids of those of the model."""

@@ -13,7 +13,7 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.config.schema import HIGHER_IS_BETTER
 from t2t_flax.data.hooks import config_of_set
-from t2t_flax.data.sources import Source
+from t2t_flax.data.sources import Source, one_line
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.registry import METRICS, TASKS, load_extensions
@@ -164,7 +164,7 @@ class Task(abc.ABC):
 
     def postprocess(self, source: str, output: str) -> str:
         """A model output or a training target as the single line that users see."""
-        return " ".join(output.splitlines())
+        return one_line(output)
 
     def predictions(
         self, sources: Sequence[str], outputs: Sequence[str], targets: Sequence[Sequence[str]]

@@ -172,6 +172,11 @@ def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, text, flags,
     assert not list(tmp_path.rglob("*.partial*"))
 
 
+def test_compressed_input_is_named(workdir, tmp_path):
+    (tmp_path / "lines").write_bytes(gzip.compress(b"It is late.\n"))
+    refused_command(["translate", f"--workdir={workdir}", f"--input={tmp_path / 'lines'}"], "lines", ".gz")
+
+
 def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path):
     keys = {
         "data.train": "toy:train:100",

@@ -1,3 +1,4 @@
+import bz2
 import gzip
 import itertools
 import lzma
@@ -14,7 +15,7 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import COMPRESSED, JoinedSource, Source, open_source
+from t2t_flax.data.sources import JoinedSource, Source, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
@@ -29,6 +30,7 @@ PAIRS = [
 
 COMPRESS = {
     ".gz": gzip.compress,
+    ".bz2": bz2.compress,
     ".xz": lzma.compress,
     ".zst": lambda data: pyarrow.compress(data, codec="zstd", asbytes=True),
 }
@@ -59,6 +61,16 @@ def test_pairs_are_read_in_order_repeatedly(corpora, spec):
     assert list(source.pairs()) == PAIRS
     assert source.count == len(PAIRS)
     assert source.where(2).startswith(str(corpora / spec.split(",")[0]) + " line 3")
+
+
+@pytest.mark.parametrize("content", ["", *COMPRESS])
+@pytest.mark.parametrize("named", ["", *COMPRESS])
+def test_the_first_bytes_say_what_a_file_is(corpora, named, content):
+    (corpora / f"x.en{named}").write_bytes((corpora / f"t.en{content}").read_bytes())
+    source = open_en_de(f"x.en{named},t.de", corpora)
+    assert list(source.pairs()) == PAIRS
+    source = open_en_de(f"x.en{named},t.de", corpora)
+    assert source.fingerprint() and source.expected_count() == (None if named or content else len(PAIRS))
 
 
 def test_absolute_paths_ignore_root(corpora):
@@ -102,9 +114,14 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({"a": b"1\n2\n", "b": b"1\n2\n", "c": b"1\n"}, "a,b,c", ("2 lines", "has 1")),
         ({"a": b"fine\nab\xc3(\n", "b": b"1\n2\n"}, "a,b", ("line 2:", "0xc3", "offset 2")),
         ({"a": b"", "b": b""}, "a,b", ("a,b",)),
-        *(({f"a{suffix}": b"", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0")) for suffix in COMPRESSED),
-        *(({f"a{suffix}": b"plain", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0")) for suffix in COMPRESS),
+        *(({f"a{suffix}": b"", "b": b""}, f"a{suffix},b", (f"a{suffix}:", "line 0")) for suffix in COMPRESS),
+        *(
+            ({f"a{suffix}": b"\xffx", "b": b""}, f"a{suffix},b", (f"a{suffix}", "line 1:", f"{suffix} data"))
+            for suffix in COMPRESS
+        ),
         ({"a.gz": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.gz,b", ("a.gz:",)),
+        ({"a.bz2": bz2.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.bz2,b", ("a.bz2:",)),
+        ({"a": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a,b", ("a:", ".gz data")),
         ({"a.xz": lzma.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.xz,b", ("a.xz:",)),
         ({"a.zst": COMPRESS[".zst"](b"x\n" * 9)[:-3], "b": b"1\n" * 9}, "a.zst,b", ("a.zst:",)),
         ({"a": b"x"}, "a", ("'a'",)),

@@ -35,6 +35,11 @@ def test_byte_fallback_round_trips_any_text(tokenizer, text):
     assert tokenizer.decode([PAD, *ids, EOS, PAD]) == text
 
 
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer):
+    with refused("\\ud83d", "'half \\ud83d'"):
+        tokenizer.encode("half \ud83d")
+
+
 def test_pieces_concatenate_to_the_text(tokenizer):
     ids = tokenizer.encode(TEXT[0])
     assert "".join(tokenizer.pieces(ids)).replace("▁", " ").strip() == TEXT[0]

@@ -6,6 +6,7 @@ import pytest
 import sacrebleu
 from helpers.scores import score_translations, translation_config
 
+from t2t_flax.tasks import task_of
 from t2t_flax.tasks.translation import METRICS, recipe, replace_punctuation, split_compounds
 
 BLEUS = ("sacrebleu", "tokenized_bleu", "paper_bleu")
@@ -119,6 +120,10 @@ def test_perfect_and_empty_hypotheses():
     assert score_translations(REFERENCES, [REFERENCES])["sacrebleu"]["score"] == pytest.approx(100.0)
     assert score_translations([""] * 40, [REFERENCES])["sacrebleu"]["score"] == 0.0
     assert "confidence" not in score_translations(REFERENCES, [REFERENCES])["sacrebleu"]
+
+
+def test_an_output_is_one_line_whose_characters_stay():
+    assert task_of(translation_config()).postprocess("", "a\u2028b\x0cc\x85\nd") == "a\u2028b\x0cc\x85 d"
 
 
 def test_different_numbers_of_lines_raise():

@@ -15,6 +15,7 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 from etils import epath
 
+from t2t_flax.data.compression import SUFFIXES
 from t2t_flax.data.file_hashes import known_lines
 from t2t_flax.data.hashing import key_of, mix
 from t2t_flax.errors import UserError
@@ -23,7 +24,6 @@ from t2t_flax.registry import SOURCES, load_extensions
 _FILE = re.compile(r"(?:\w+://)?[^:]*")
 _BLOCK = 4096
 """Pairs drawn at a time."""
-COMPRESSED = (".gz", ".bz2", ".xz", ".zst")
 Item = TypeVar("Item")
 Row = tuple[str, ...] | str
 """Source, target and further references of a pair; or the reason for which its source drops it."""
@@ -61,7 +61,7 @@ class Source(abc.ABC):
 
     def expected_count(self) -> int | None:
         """The number of pairs, for progress: `count`, or the lines of a file that was hashed; None if neither is known."""
-        if self.count is None and self.pair_a_line and self.files[0].suffix not in COMPRESSED:
+        if self.count is None and self.pair_a_line and self.files[0].suffix not in SUFFIXES:
             return known_lines(self.files[0])
         return self.count
 
@@ -245,7 +245,7 @@ def _module_of(spec: str) -> Any:
 
 def _uncompressed(spec: str) -> str:
     name = spec.strip()
-    return next((name.removesuffix(suffix) for suffix in COMPRESSED if name.endswith(suffix)), name)
+    return next((name.removesuffix(suffix) for suffix in SUFFIXES if name.endswith(suffix)), name)
 
 
 def file_part(spec: str) -> str:

@@ -1,28 +1,18 @@
 """Text files as sources: 'SRC,TGT' with one sentence a line, plain or compressed (.gz, .bz2, .xz, .zst)."""
 
-import bz2
 import codecs
-import contextlib
 import glob
-import gzip
-import io
 import itertools
-import lzma
-import zlib
-from collections.abc import Iterable, Iterator
-from typing import IO, Any
+from collections.abc import Iterator
 
 from etils import epath
 
+from t2t_flax.data.compression import HEAD, SUFFIXES, decompressed, form_of, is_damage
 from t2t_flax.data.file_hashes import file_sha256
-from t2t_flax.data.sources import COMPRESSED, Context, Source, sha256_of
+from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.data.sources.files import existing_file
-from t2t_flax.errors import UserError, require
-from t2t_flax.filesystem import is_transient
+from t2t_flax.errors import UserError
 from t2t_flax.registry import FILE_PATTERNS
-
-_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-"""What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`_is_damage`)."""
 
 
 class TextSource(Source):
@@ -71,66 +61,41 @@ def open_spec(spec: str, context: Context) -> Source:
 
 
 def lines(path: epath.Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or compressed, without line ends.
+    """The lines of a UTF-8 file, plain or compressed, without line ends. The first bytes say which it is, whatever its name.
 
     Only the byte 0x0A ends a line, so that no other character can misalign the two sides. One 0x0D
     before it is removed, and a byte order mark at the beginning of the file. Raises UserError with the place where
     the file is not UTF-8 or its compressed data are damaged.
     """
-    number = 0
+    number, form = 0, ""
     try:
-        with _opened(path) as texts:
-            for text in texts:
-                number += 1
-                if number == 1:
-                    text = text.removeprefix(codecs.BOM_UTF8)
-                    if not text:
-                        return
-                yield text.removesuffix(b"\n").removesuffix(b"\r").decode()
-    except UnicodeDecodeError as error:
-        byte = error.object[error.start]
-        raise UserError(
-            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
-            f"({error.reason}); convert the file to UTF-8"
-        ) from None
-    except Exception as error:
-        if not _is_damage(error, path):
-            raise
-        raise UserError(
-            f"{path}: damaged {path.suffix} data after line {number} ({error}); download or copy the file again"
-        ) from None
-
-
-@contextlib.contextmanager
-def _opened(path: epath.Path) -> Iterator[Iterable[bytes]]:
-    """The uncompressed lines of a file, streamed."""
-    with path.open("rb") as raw:
-        if path.suffix in COMPRESSED:  # gzip and zstd take no bytes for no text
-            if not raw.read(1):
+        with path.open("rb") as raw:
+            head = raw.read(HEAD)
+            form = form_of(head)
+            if not head and path.suffix in SUFFIXES:  # gzip and zstd take no bytes for no text
+                form = path.suffix
                 raise EOFError("the file is empty")
             raw.seek(0)
-        with _decompressed(raw, path.suffix) as file:
-            yield file
-
-
-def _decompressed(raw: IO[bytes], suffix: str) -> Any:
-    if suffix == ".gz":
-        return gzip.GzipFile(fileobj=raw)
-    if suffix == ".bz2":
-        return bz2.open(raw)
-    if suffix == ".xz":
-        return lzma.open(raw)
-    if suffix == ".zst":
-        require("pyarrow", "arrow", "a .zst file")
-        import pyarrow  # 0.1 s
-
-        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
-    return raw
-
-
-def _is_damage(error: Exception, path: epath.Path) -> bool:
-    """Whether an error of reading is that of damaged data, not of the disk or the network."""
-    if isinstance(error, _DAMAGED):
-        return True
-    unnumbered = isinstance(error, OSError) and error.errno is None
-    return path.suffix in (".bz2", ".zst") and unnumbered and not is_transient(error)
+            with decompressed(raw, form) as texts:
+                for text in texts:
+                    number += 1
+                    if number == 1:
+                        text = text.removeprefix(codecs.BOM_UTF8)
+                        if not text:
+                            return
+                    yield text.removesuffix(b"\n").removesuffix(b"\r").decode()
+    except UnicodeDecodeError as error:
+        byte = error.object[error.start]
+        plain = (
+            f" (it does not begin as {path.suffix} data does, and is read as text)" if path.suffix in SUFFIXES else ""
+        )
+        raise UserError(
+            f"{path} line {number}: byte 0x{byte:02x} at offset {error.start} of the line is not valid UTF-8 "
+            f"({error.reason}){'' if form else plain}; convert the file to UTF-8"
+        ) from None
+    except Exception as error:
+        if not is_damage(error, form):
+            raise
+        raise UserError(
+            f"{path}: damaged {form} data after line {number} ({error}); download or copy the file again"
+        ) from None

@@ -2,15 +2,16 @@
 
 import dataclasses
 import functools
-import json
 import re
 from collections.abc import Iterator
 
 from etils import epath
 
+from t2t_flax.data.sources.text import lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints import JSON, TABS, Constraints
 from t2t_flax.extensions.constraints.segmentation import continues_word
+from t2t_flax.json_file import parse_json
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ def read_line(line: str, form: str, where: str) -> Wanted:
     if form != JSON or not line.lstrip().startswith("{"):
         return Wanted(line)
     try:
-        found = json.loads(line)
+        found = parse_json(line)
     except ValueError as error:
         raise UserError(f"{where} is not JSON: {error}. Expected {_EXPECTED}.") from None
     if not isinstance(found.get("text"), str) or found.keys() - _KEYS:
@@ -111,10 +112,9 @@ def read_phrases(path: str) -> tuple[str, ...]:
 
 def _lines(path: str, key: str) -> Iterator[tuple[int, str]]:
     try:
-        text = epath.Path(path).read_text().removeprefix("\ufeff")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"config.constraints.{key} = {path!r} cannot be read as UTF-8 text: {error}.") from None
-    yield from ((number, line) for number, line in enumerate(text.split("\n"), 1) if line.strip())
+        yield from ((number, line) for number, line in enumerate(lines(epath.Path(path)), 1) if line.strip())
+    except (OSError, UserError) as error:
+        raise UserError(f"config.constraints.{key} = {path!r} cannot be read: {error}.") from None
 
 
 def wanted(group: Constraints, line: str, where: str) -> Wanted:

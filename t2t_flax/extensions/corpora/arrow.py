@@ -66,12 +66,15 @@ def _type(fields: Any, name: str) -> Any:
 
 
 def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> Iterator[Row]:
-    """The pairs of a file's record batches. Raises UserError for damaged data, and for a row without both texts or a score."""
+    """The pairs of a file's record batches. Raises UserError for damaged data, and for a row with another value than a text, or
+    without a score.
+    """
     row, where = 0, lambda i: f"{path} row {i + 1}"
     while (batch := _next_batch(batches, path, row)) is not None:
         for start in range(0, batch.num_rows, ROWS):
             for item in batch.slice(start, ROWS).to_pylist():
-                texts = [value_at(item, name) for name in columns.texts]
+                found = [value_at(item, name) for name in columns.texts]
+                texts = ["" if text is None else text for text in found]  # null is an empty side
                 if not all(isinstance(text, str) for text in texts):
                     raise UserError(f"{where(row)}: expected a text for each language, found {texts}")
                 scores = [value_at(item, limit.column) for limit in columns.limits]

@@ -101,9 +101,9 @@ def _limit(text: str, context: Context) -> Limit:
     return Limit(match["column"], least, most)
 
 
-def value_at(item: Any, column: str) -> Any:
-    """What a column of a row of objects and lists holds: its whole name is a key, or the parts between dots lead to it; None if
-    nothing does.
+def value_at(item: Any, column: str, missing: Any = None) -> Any:
+    """What a column of a row of objects and lists holds: its whole name is a key, or the parts between dots lead to it;
+    `missing` if nothing does.
     """
     if isinstance(item, dict) and column in item:
         return item[column]
@@ -111,5 +111,5 @@ def value_at(item: Any, column: str) -> Any:
     if isinstance(item, list) and first.isdecimal() and int(first) < len(item):
         found = item[int(first)]
     else:
-        found = item.get(first) if isinstance(item, dict) and dot else None
-    return value_at(found, rest) if dot else found
+        found = item.get(first) if isinstance(item, dict) and dot else missing
+    return value_at(found, rest, missing) if dot else found

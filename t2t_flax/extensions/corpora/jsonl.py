@@ -1,8 +1,8 @@
 """JSON lines as a source: 'FILE.jsonl' or 'jsonl:FILE', an object on each line with a text for each language.
 
-The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de": "Ein Haus."}`. The
-object may also lie under "translation", as in Hugging Face's translation datasets. Other keys, or ones within objects such as
-"text.en", are named as columns (`columns`).
+The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de": "Ein Haus."}`; null
+is an empty side. The object may also lie under "translation", as in Hugging Face's translation datasets. Other keys, or ones
+within objects such as "text.en", are named as columns (`columns`).
 """
 
 from etils import epath
@@ -36,7 +36,8 @@ class JsonLinesSource(Source):
                 raise UserError(f"{self.where(i)} is not JSON ({error}); each line must be one object") from None
             if isinstance(item, dict) and not self._named:
                 item = item.get("translation", item)
-            texts = [value_at(item, name) for name in self._columns.texts]
+            found = [value_at(item, name, missing=0) for name in self._columns.texts]
+            texts = ["" if text is None else text for text in found]
             if not all(isinstance(text, str) for text in texts):
                 source, target = self._columns.texts
                 keys = "" if self._named else " (config.data.source_language and config.data.target_language)"

@@ -146,7 +146,7 @@ def vocabulary_file(folder: Path, side: str) -> Path:
 def read_tokens(path: Path) -> list[str]:
     """The tokens of a vocabulary, JSON or one on each line. Raises UserError."""
     try:
-        text = path.read_text(encoding="utf-8")
+        text = path.read_bytes().decode()
         tokens = parse_json(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
     except (UnicodeDecodeError, ValueError) as error:
         raise UserError(f"{path} is not a list of tokens: {error}") from None

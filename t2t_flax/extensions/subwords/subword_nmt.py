@@ -4,16 +4,17 @@ The vocabulary is the pieces of the segmented training text, most frequent first
 """
 
 import collections
-import gzip
 import io
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.config.data_keys import UNK
+from t2t_flax.data.sources.text import lines
+from t2t_flax.data.tokenizers import split_symbols
 from t2t_flax.errors import UserError, require
 from t2t_flax.extensions.shared.list_tokenizer import ListTokenizer
 
@@ -31,6 +32,7 @@ class SubwordNmtTokenizer(ListTokenizer):
     def __init__(self, data: bytes):
         super().__init__(data)
         self._bpe = _segmenter(self.content["codes"])
+        self.control_symbols = {symbol: self.ids.pop(symbol) for symbol in self.content.get("symbols", ())}
 
     @staticmethod
     def inputs(data):
@@ -39,31 +41,31 @@ class SubwordNmtTokenizer(ListTokenizer):
 
     @staticmethod
     def train(texts, data, control_symbols=()):
-        """The tokenizer for the texts, see `with_vocabulary`; it has no symbols."""
-        return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], texts)
+        """The tokenizer for the texts, see `with_vocabulary`."""
+        return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], texts, control_symbols)
 
     def encode_text(self, text):
         return [self.ids.get(piece, UNK) for piece in self._bpe.segment_tokens(text.split())]
 
     def decode(self, ids):
-        return re.sub(rf"{_MARK}( |$)", "", super().decode(ids))
+        text = super().decode([i for i in ids if i not in self.control_symbols.values()])
+        return re.sub(rf"{_MARK}( |$)", "", text)
 
 
 def read_codes(path: epath.Path) -> str:
-    """The codes file (plain or .gz) of subword-nmt. Raises UserError if it is missing or not a codes file."""
+    """The codes file of subword-nmt, plain or compressed. Raises UserError if it is missing or not a codes file."""
     if not path.is_file():
         raise UserError(f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE codes.")
     try:
-        data = path.read_bytes()
-        codes = (gzip.decompress(data) if path.suffix == ".gz" else data).decode("utf-8-sig")
-    except (UnicodeDecodeError, EOFError, gzip.BadGzipFile) as error:
-        raise UserError(f"config.data.tokenizer_model: {path} cannot be read as BPE codes ({error}).") from None
-    merges = [line for line in codes.splitlines() if not line.startswith("#version")]
+        codes = [*lines(path)]
+    except UserError as error:
+        raise UserError(f"config.data.tokenizer_model: {error}") from None
+    merges = [line for line in codes if not line.startswith("#version")]
     if not merges or any(len(line.split(" ")) != 2 for line in merges):
         raise UserError(
             f"config.data.tokenizer_model: {path} is not a file of BPE codes, which has two pieces on each line."
         )
-    return codes
+    return "".join(f"{line}\n" for line in codes)
 
 
 def _segmenter(codes: str) -> Any:
@@ -74,15 +76,15 @@ def _segmenter(codes: str) -> Any:
     return BPE(io.StringIO(codes))
 
 
-def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer:
-    """The tokenizer whose vocabulary is all pieces that the codes make of `sentences`.
+def with_vocabulary(codes: str, sentences: Iterable[str], symbols: Sequence[str] = ()) -> SubwordNmtTokenizer:
+    """The tokenizer whose vocabulary is the control symbols and all pieces that the codes make of `sentences`.
 
     Warns if the text does not look Moses-tokenized. Raises UserError if there is no text.
     """
     bpe = _segmenter(codes)
     words: collections.Counter[str] = collections.Counter()
     untokenised, count = 0, 0
-    for sentence in sentences:
+    for sentence in (split_symbols(sentence, symbols)[1] for sentence in sentences):
         words.update(sentence.split())
         count += 1
         untokenised += count <= _INSPECTED_SENTENCES and bool(re.search(r"\w[.,!?](\s|$)", sentence))
@@ -100,4 +102,5 @@ def with_vocabulary(codes: str, sentences: Iterable[str]) -> SubwordNmtTokenizer
         for piece in bpe.segment_tokens([word]):
             pieces[piece] += count
     vocabulary = sorted(pieces, key=lambda piece: (-pieces[piece], piece))
-    return SubwordNmtTokenizer(SubwordNmtTokenizer.write(vocabulary, codes=codes))
+    more = {"symbols": [*symbols]} if symbols else {}
+    return SubwordNmtTokenizer(SubwordNmtTokenizer.write([*symbols, *vocabulary], codes=codes, **more))

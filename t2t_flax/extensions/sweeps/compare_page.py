@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.html_page import filled_page
 from t2t_flax.extensions.sweeps.compare import comparable_names, compare, read_record, systems, texts
@@ -77,10 +78,7 @@ def _sentence_score(task: Any, score: str) -> str:
 
 
 def _tags(path: str, count: int) -> list[str]:
-    try:
-        lines = Path(path).read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--tags={path} cannot be read: {error}.") from None
+    lines = [*iterate_lines(path)]
     if len(lines) != count:
         raise UserError(f"--tags={path} has {len(lines)} lines, the records have {count} sentences: give each its tag.")
     return [line.strip() or "(none)" for line in lines]

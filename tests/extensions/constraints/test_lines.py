@@ -43,7 +43,8 @@ def test_a_line_that_begins_with_no_brace_is_text_alone():
 @pytest.mark.parametrize(
     "line",
     ["{A dog.}", "{}", '{"text": 1}', '{"text": "a", "avoid": "b"}', '{"text": "a", "constraints": [[]]}',
-     '{"text": "a", "constraints": [3]}', '{"text": "a", "constraint": ["b"]}', '{"text": "a", "avoid": [" "]}'],
+     '{"text": "a", "constraints": [3]}', '{"text": "a", "constraint": ["b"]}', '{"text": "a", "avoid": [" "]}',
+     '{"text": "a \\ud83d b"}'],
 )  # fmt: skip
 def test_a_line_of_another_form_is_named(line):
     with refused("line 7"):
@@ -72,6 +73,11 @@ def test_a_line_of_a_glossary_that_is_no_term_is_named(tmp_path, text, line):
     (tmp_path / "terms.tsv").write_text(text)
     with refused("terms.tsv", line):
         read_glossary(str(tmp_path / "terms.tsv"))
+
+
+def test_only_a_newline_ends_a_phrase(tmp_path):
+    (tmp_path / "avoid").write_bytes("a\rb\x0bc\u2028d\r\ne\n".encode())
+    assert read_phrases(str(tmp_path / "avoid")) == ("a\rb\x0bc\u2028d", "e")
 
 
 @pytest.fixture(scope="module")

@@ -25,6 +25,7 @@ def test_tab_separated_pairs_are_read_in_order_repeatedly(tmp_path, name):
 JSON_LINES = [
     '{"en": "a house", "de": "ein Haus", "id": 7}',
     '{"translation": {"de": "Straße\\u2028 😀", "en": "two\\nlines"}}',
+    '{"en": null, "de": "Der\\u000bHund\\u001c"}',
 ]
 
 
@@ -34,8 +35,10 @@ def test_json_lines_are_read_in_both_languages(tmp_path):
     (tmp_path / "t.jsonl.gz").write_bytes(gzip.compress((tmp_path / "t.jsonl").read_bytes()))
     for spec in ("t.jsonl", "t.jsonl.gz", "jsonl:other"):
         source = open_en_de(spec, tmp_path)
-        assert list(source.pairs()) == [("a house", "ein Haus"), ("two lines", "Straße\u2028 😀")]
-        assert source.count == 2 and source.where(1).endswith(" line 2")
+        assert list(source.pairs()) == [
+            ("a house", "ein Haus"), ("two lines", "Straße\u2028 😀"), ("", "Der\x0bHund\x1c")
+        ]  # fmt: skip
+        assert source.count == 3 and source.where(1).endswith(" line 2")
         backward = open_source(spec, root=str(tmp_path), source_language="de", target_language="en")
         assert list(backward.pairs()) == [pair[::-1] for pair in source.pairs()]
         assert backward.fingerprint() != source.fingerprint()
@@ -53,6 +56,12 @@ def test_json_lines_are_read_in_both_languages(tmp_path):
         ("t.jsonl", b'{"en": "x"}\n', ("line 1:", '"en"', '"de"', "config.data.source_language")),
         ("t.jsonl", b'{"en": "x", "de": 3}\n', ("line 1:",)),
         ("t.jsonl", b'["x", "y"]\n', ("line 1:",)),
+        ("t.jsonl", b'{"translation": null}\n', ("line 1:", '"en"')),
+        (
+            "t.jsonl",
+            b'{"en": "a \\ud83d\\ude00", "de": "b"}\n{"en": "a \\ud83d b", "de": "c"}\n',
+            ("line 2", "\\ud83d"),
+        ),
         ("t.jsonl", b'{"translation": "x"}\n', ("line 1:",)),
         ("t.parquet", b"plain text", ("Parquet",)),
     ],
@@ -89,9 +98,15 @@ def test_parquet_without_the_languages_is_refused(tables):
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"translation": "x"}]), tables / "t.parquet")
     with refused("t.parquet", "translation", "de"):
         open_en_de("t.parquet", tables)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": None}]), tables / "n.parquet")
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist([{"en": "x", "de": 3}]), tables / "n.parquet")
     with refused("n.parquet", "row 1:"):
         list(open_en_de("n.parquet", tables).pairs())
+
+
+@pytest.mark.parametrize("rows", [[{"en": "x", "de": None}], [{"translation": {"en": "x", "de": None}}]])
+def test_null_is_an_empty_side(rows, tables):
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tables / "n.parquet")
+    assert list(open_en_de("n.parquet", tables).pairs()) == [("x", "")]
 
 
 def test_damaged_parquet_pages_are_reported_with_the_file(tables):

@@ -220,6 +220,11 @@ def test_no_length_penalty_is_the_default_of_marian():
 NESTED = '{"a":' * 3000 + "1" + "}" * 3000
 
 
+def test_only_a_newline_ends_a_token_of_a_list(tmp_path):
+    (tmp_path / "vocabulary.txt").write_bytes("<unk>\n\r\na\u2028\n".encode())
+    assert read_tokens(tmp_path / "vocabulary.txt") == ["<unk>", "\r", "a\u2028"]
+
+
 def test_nested_json(toy_file, tmp_path):
     (tmp_path / "vocabulary.json").write_text("[" * 3000)
     with refused("vocabulary.json"):

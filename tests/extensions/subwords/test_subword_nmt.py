@@ -34,6 +34,13 @@ def test_codes_split_words_and_decoding_joins_them(tmp_path):
         tokenizer.decode([999])
 
 
+def test_only_a_newline_ends_a_line_of_codes(tmp_path):
+    (tmp_path / "codes").write_bytes(gzip.compress(f"{CODES}o \u2028\nd \x1c</w>\n".encode()))
+    codes = read_codes(epath.Path(tmp_path / "codes"))
+    tokenizer = with_vocabulary(codes, ["do\u2028d dog"])
+    assert len(codes.removesuffix("\n").split("\n")) == 7 and tokenizer.encode("dog").count(2) == 0
+
+
 def test_untokenized_text_gives_a_warning(caplog):
     with caplog.at_level(logging.WARNING, "t2t_flax"):
         with_vocabulary(CODES, ["a dog .", "and a dog , and a dog ."])
@@ -67,8 +74,11 @@ def test_run_prepares_with_given_codes_and_own_vocabulary(tmp_path, joint):
     tagged = small_config(
         data=data, model=dict(tie_embeddings="all" if joint else "decoder"), mixtures=dict(tags="train=<t>")
     )
-    first, again = (prepare_corpus(task_of(tagged), tmp_path / "tagged").train.digest for _ in range(2))
-    assert first == again != corpus.train.digest  # the tag is text of the sentence, and a run is resumed with it
+    first, again = (prepare_corpus(task_of(tagged), tmp_path / "tagged") for _ in range(2))
+    assert first.train.digest == again.train.digest != corpus.train.digest, "a run is resumed with the tag"
+    source, (plain, ids) = first.tokenizers.source, (one.train.source(0).tolist() for one in (corpus, first))
+    assert ids[0] == source.control_symbols["<t>"] and len(ids) == len(plain) + 1 and 2 not in ids
+    assert source.decode(ids) == "a dog and a dog" and ids[0] not in source.encode("a <t> dog")
     small = small_config(data=data | dict(vocab_size=8), model=dict(tie_embeddings="all" if joint else "decoder"))
     with refused("data.vocab_size", "8"):
         prepare_corpus(task_of(small), tmp_path / "other")

@@ -19,7 +19,7 @@ REFERENCES = [
 ]
 WORSE = ["the dog sat on the mat", "a dog", "x", *(f"line {n} of the text" for n in range(117))]
 BETTER = ["the cat sat on the mat", "a cow", "</script><b>bold</b> & <i>", *(f"line {n} of a text" for n in range(117))]
-TAGS = ["news", "chat", "news", *["lines"] * 117]
+TAGS = ["news", "chat\u2028room", "news", *["lines"] * 117]
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +47,7 @@ def test_counts_by_length_and_tag(page):
     assert data["metric"] == "chrF" and [s["ref"] for s in data["sentences"]] == [[line] for line in REFERENCES]
     groups = {group["name"]: group for group in data["groups"]}
     counts = {name: (group["better"], group["equal"], group["worse"]) for name, group in groups.items()}
-    assert counts == {"1 to 10": (2, 0, 118), "news": (2, 0, 0), "chat": (0, 0, 1), "lines": (0, 0, 117)}
+    assert counts == {"1 to 10": (2, 0, 118), "news": (2, 0, 0), "chat\u2028room": (0, 0, 1), "lines": (0, 0, 117)}
     assert groups["news"]["means"][1] == 100.0
 
 

@@ -1,0 +1,54 @@
+"""Compressed files, known by their first bytes."""
+
+import bz2
+import gzip
+import io
+import lzma
+import re
+import zlib
+from typing import IO, Any
+
+from t2t_flax.errors import require
+from t2t_flax.filesystem import is_transient
+
+FORMS = {
+    ".gz": re.compile(rb"\x1f\x8b"),
+    ".bz2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    ".xz": re.compile(rb"\xfd7zXZ\0"),
+    ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2aM\x18"),
+}
+"""The first bytes of each form of compression, by its suffix."""
+SUFFIXES = tuple(FORMS)
+HEAD = 10
+"""Bytes that tell the form."""
+_DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
+"""What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`is_damage`)."""
+
+
+def form_of(head: bytes) -> str:
+    """The suffix of the compression of a file that begins with these bytes; "" for none."""
+    return next((suffix for suffix, first in FORMS.items() if first.match(head)), "")
+
+
+def decompressed(raw: IO[bytes], form: str) -> Any:
+    """The uncompressed bytes of an open file, streamed; a context."""
+    if form == ".gz":
+        return gzip.GzipFile(fileobj=raw)
+    if form == ".bz2":
+        return bz2.open(raw)
+    if form == ".xz":
+        return lzma.open(raw)
+    if form == ".zst":
+        require("pyarrow", "arrow", "a .zst file")
+        import pyarrow  # 0.1 s
+
+        return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
+    return raw
+
+
+def is_damage(error: Exception, form: str) -> bool:
+    """Whether an error of reading is that of damaged data, not of the disk or the network."""
+    if isinstance(error, _DAMAGED):
+        return True
+    unnumbered = isinstance(error, OSError) and error.errno is None
+    return form in (".bz2", ".zst") and unnumbered and not is_transient(error)
