@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from t2t_flax.data.compression import form_of
-from t2t_flax.errors import UserError
+from t2t_flax.errors import OK, USER_ERROR, UserError
 from t2t_flax.filesystem import atomic_file
 
 if TYPE_CHECKING:
@@ -32,16 +32,20 @@ PROGRESS_SECONDS = 10.0
 _SHOWN = 10
 
 
-def iterate_lines(name: str) -> Iterator[str]:
-    """Lines of a file or a pipe, or of standard input for "-", as they are read; split at newlines only. Raises UserError
-    at once for a file that cannot be opened, and at the line for invalid UTF-8.
+def iterate_lines(name: str, *, checked: bool = True) -> Iterator[str]:
+    """Yield the lines of a file or a pipe, or of standard input for "-", as they are read; split at newlines only.
+
+    Raises UserError at once for a file that cannot be opened, and at the line for invalid UTF-8.
+
+    Args:
+      checked: False keeps bytes that are not UTF-8 in the text, where `check_text` finds them.
     """
     if name != "-" and not Path(name).exists():
         raise UserError(f"no file {name}.")
     if Path(name).is_dir():
         raise UserError(f"{name} is a folder; name a file of lines.")
     try:
-        return _decoded(_standard_input() if name == "-" else open(name, "rb"), name)
+        return _decoded(_standard_input() if name == "-" else open(name, "rb"), name, checked)
     except OSError as error:
         raise UserError(f"{name} cannot be read: {error.strerror}.") from None
 
@@ -54,20 +58,31 @@ def _standard_input() -> BinaryIO:
         return sys.stdin.buffer
 
 
-def _decoded(file: BinaryIO, name: str) -> Iterator[str]:
+def check_text(text: str, advice: str = "Convert the text.") -> None:
+    """Raise UserError for a byte that is not UTF-8, and for half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        byte = len(text[: error.start].encode("utf-8", "surrogateescape")) + 1
+        value = ord(text[error.start])
+        shown = f"0x{value - 0xDC00:02x}" if 0xDC80 <= value <= 0xDCFF else f"U+{value:04X}"
+        raise UserError(f"byte {byte}: {shown} is not UTF-8. {advice}") from None
+
+
+def _decoded(file: BinaryIO, name: str, checked: bool) -> Iterator[str]:
     where = "standard input" if name == "-" else name
     try:
         for number, line in enumerate(file, 1):
             line = line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
-            try:
-                if line:
-                    yield line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8")
-            except UnicodeDecodeError as error:
-                form = form_of(line) if number == 1 else ""
-                advice = f"It is {form} data: decompress it." if form else "Convert the text."
-                raise UserError(
-                    f"{where} line {number}, byte {error.start + 1}: 0x{line[error.start]:02x} is not UTF-8. {advice}"
-                ) from None
+            text = line.removesuffix(b"\n").removesuffix(b"\r").decode("utf-8", "surrogateescape")
+            form = form_of(line) if number == 1 else ""
+            if checked or form:
+                try:
+                    check_text(text, f"It is {form} data: decompress it." if form else "Convert the text.")
+                except UserError as error:
+                    raise UserError(f"{where} line {number}, {error}") from None
+            if line:
+                yield text
     except OSError as error:
         raise UserError(f"{where} cannot be read: {error.strerror}.") from None
     finally:
@@ -196,6 +211,10 @@ def arrives_slowly(name: str) -> bool:
     return not stat.S_ISREG(mode)
 
 
+FAILED = "cannot be translated and are left empty"
+"""The event of a line that ends the command with `USER_ERROR` once all others are answered."""
+
+
 class Note(NamedTuple):
     """What happened to a line, counted from 0, and more about it."""
 
@@ -231,9 +250,12 @@ def answer_windows(
     *,
     check: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = to_stderr,
-) -> None:
+) -> int:
     """Answers windows one after the other and calls write(lines, output) for each; says at the end which lines each note is of.
     verb: what progress reports, such as "translated". check() is called after each batch; it may raise.
+
+    Returns:
+      The exit code.
     """
     began = said = time.monotonic()
     before = 0
@@ -247,18 +269,21 @@ def answer_windows(
             said, lines = now, before + done
             say(f"{verb} {lines:,} lines, {lines / (now - began):.1f} lines/s")
 
-    for window in windows:
-        output, notes = answer(window, progress)
-        write(window, output)
-        before += len(window)
-        for note in notes:
-            counts[note.event] = counts.get(note.event, 0) + 1
-            if counts[note.event] <= _SHOWN:
-                place = f"{note.number + 1} ({note.more})" if note.more else f"{note.number + 1}"
-                shown.setdefault(note.event, []).append(place)
-    for event, places in shown.items():
-        more = ", ..." if counts[event] > _SHOWN else ""
-        say(f"warning: {counts[event]} of {before} lines {event}: line {', '.join(places)}{more}")
+    try:
+        for window in windows:
+            output, notes = answer(window, progress)
+            write(window, output)
+            before += len(window)
+            for note in notes:
+                counts[note.event] = counts.get(note.event, 0) + 1
+                if counts[note.event] <= _SHOWN:
+                    place = f"{note.number + 1} ({note.more})" if note.more else f"{note.number + 1}"
+                    shown.setdefault(note.event, []).append(place)
+    finally:
+        for event, places in shown.items():
+            more = ", ..." if counts[event] > _SHOWN else ""
+            say(f"warning: {counts[event]} of {before} lines {event}: line {', '.join(places)}{more}")
+    return USER_ERROR if FAILED in counts else OK
 
 
 class Signalled(BaseException):

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import (
+    FAILED,
     Answer,
     Line,
     Note,
@@ -13,6 +14,7 @@ from t2t_flax.cli.lines import (
     answer_windows,
     arrives_slowly,
     check_read_once,
+    check_text,
     iterate_lines,
     open_output,
     paired,
@@ -21,19 +23,22 @@ from t2t_flax.cli.lines import (
     window_size,
     windows,
 )
-from t2t_flax.errors import OK, UserError
+from t2t_flax.errors import UserError, first_line
 from t2t_flax.registry import LINES, OUTPUTS
 
 if TYPE_CHECKING:
+    from t2t_flax.decoding.translator import Translation
     from t2t_flax.evaluation.restore import TrainedModel
 
+OF_A_LINE = (UserError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
+"""Errors that a line may cause, also in libraries. Others, such as a full memory, end the command."""
 _CUT = "truncated to config.decode.max_source_length"
 _NONE = "left empty, as no output keeps all rules on tokens"
 _ENDED = "ended by the length limit (config.decode.max_length_offset)"
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every line was translated. After a signal 128 plus its number."""
+    """Return 0 when every line was translated, 2 if some cannot be. After a signal 128 plus its number."""
     parser = arguments.parser(
         "translate",
         "Translates standard input (or --input) line by line with a trained run. Translations are written in the order of\n"
@@ -59,11 +64,11 @@ def run(argv: list[str]) -> int:
             arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
             with open_output(args.output) as write:
                 answer = translating(loaded, scores=args.scores, flags=arguments.given_flags(args))
-                answer_windows("translated", answer, arriving, lambda _, text: write(text), check=check)
+                code = answer_windows("translated", answer, arriving, lambda _, text: write(text), check=check)
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
         return 128 + signalled.number
-    return OK
+    return code
 
 
 def add_translation_options(parser: argparse.ArgumentParser) -> None:
@@ -88,9 +93,9 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
     if args.n_best and overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
         raise UserError(f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them.")
     check_read_once(args.input, args.prefix)
-    prefixes = iterate_lines(args.prefix) if args.prefix else None
+    prefixes = iterate_lines(args.prefix, checked=False) if args.prefix else None
     names = "standard input" if args.input == "-" else args.input, args.prefix
-    return paired(iterate_lines(args.input), prefixes, names)
+    return paired(iterate_lines(args.input, checked=False), prefixes, names)
 
 
 def translating(
@@ -99,6 +104,9 @@ def translating(
     """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
     source that is too long is truncated and reported. flags: see `arguments.Changes`. Says which decoder, if it is not
     JAX's, and where another precision is faster.
+
+    A line that cannot be translated is left empty and noted as `FAILED`. The error is raised where it is that of the first
+    lines, two or more: then it is none of a line.
     """
     from t2t_flax.decoding.batches import read_lines
     from t2t_flax.tasks import task_of
@@ -111,22 +119,55 @@ def translating(
         say(f"decoding with {loaded.decoder}")
     if faster := precision.advice(loaded.config, decoding=True):
         say(faster)
+    some_translated = False
+
+    def read(line: Line) -> str:
+        check_text(line.text)
+        check_text(line.beside or "")
+        return change.source(line.text)
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        starts = None if window[0].beside is None else [line.beside or "" for line in window]
-        lines = [line.text for line in window]
-        sources = list(map(change.source, lines))
-        options: dict[str, Any] = dict(prefixes=starts, first_line=window[0].number, progress=progress)
-        translations = loaded.translate(sources, **options)
+        nonlocal some_translated
+        first = window[0].number
+        errors: dict[int, Exception] = {}
+        sources = _each(window, read, errors, "")
+
+        def translate() -> list["Translation"]:
+            starts = [line.beside or "" if line.number not in errors else "" for line in window]
+            options: dict[str, Any] = dict(prefixes=None if window[0].beside is None else starts, first_line=first)
+            return loaded.translate(sources, **options, progress=progress)
+
+        try:
+            translations = translate()
+        except OF_A_LINE:
+            _each(window, lambda line: loaded.check_line(sources[line.number - first], line.number), errors, None)
+            if not errors:
+                raise
+            sources = ["" if line.number in errors else text for line, text in zip(window, sources, strict=True)]
+            translations = translate()
+        lines = ["" if line.number in errors else line.text for line in window]
         texts = [
             [task.postprocess(line, h.text) for h in t.hypotheses] for line, t in zip(lines, translations, strict=True)
         ]
-        if change.answers:
-            read = [
-                read_lines(loaded.config, loaded.tokenizers, each, window[0].number)[0] for each in (lines, sources)
-            ]
-            texts = change.answers(*read, texts)
-        out, notes = [], []
+        if make := change.answers:
+            both = [read_lines(loaded.config, loaded.tokenizers, each, first)[0] for each in (lines, sources)]
+            rows = list(zip(window, *both, texts, strict=True))
+            texts = _in_parts(rows, lambda rows: make(*list(zip(*rows, strict=True))[1:]), errors, [""] * n_best)
+        if (
+            errors
+            and len(window) > 1
+            and not some_translated
+            and errors.keys() >= {n for n, t, *_ in window if t.strip()}
+        ):
+            raise min(errors.items())[1]
+        some_translated = some_translated or len(errors) < len(window)
+        out, notes = (
+            [],
+            [
+                Note(FAILED, number, first_line(error).removeprefix(f"line {number + 1}: "))
+                for number, error in sorted(errors.items())
+            ],
+        )
         for line, translation, answers in zip(window, translations, texts, strict=True):
             out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
             notes += [Note(_CUT, line.number)] if translation.source_cut else []
@@ -135,6 +176,31 @@ def translating(
         return "".join(line + "\n" for line in out), notes
 
     return answer
+
+
+def _each(window: list[Line], do: Callable[[Line], Any], errors: dict[int, Exception], failed: Any) -> list[Any]:
+    """Return a result for each line, `failed` for one with an error, which is added to `errors` by its number."""
+    return _in_parts([(line,) for line in window], lambda rows: [do(line) for (line,) in rows], errors, failed)
+
+
+def _in_parts(
+    rows: list[Any], do: Callable[[list[Any]], list[Any]], errors: dict[int, Exception], failed: Any
+) -> list[Any]:
+    """Return do(rows); after an error, halves are done until each line that it is of is found.
+
+    Args:
+      rows: tuples that begin with a `Line`.
+      errors: gets the errors by number of line.
+      failed: the result of a line with an error.
+    """
+    try:
+        return do(rows)
+    except OF_A_LINE as error:
+        if len(rows) == 1:
+            errors[rows[0][0].number] = error
+            return [failed]
+    half = len(rows) // 2
+    return _in_parts(rows[:half], do, errors, failed) + _in_parts(rows[half:], do, errors, failed)
 
 
 def _format(number: int, answers: list[str], scores: list[float], n_best: int, with_scores: bool) -> list[str]:

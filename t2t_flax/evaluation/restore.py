@@ -15,7 +15,7 @@ from t2t_flax.config.overrides import check_same_model
 from t2t_flax.data.hooks import config_of_set
 from t2t_flax.data.sources import writes_to
 from t2t_flax.data.tokenizers import TokenizerPair
-from t2t_flax.decoding.batches import source_limit
+from t2t_flax.decoding.batches import read_lines, source_ids, source_limit
 from t2t_flax.decoding.translator import Decoder, Translation, check_decoder, in_compute_type
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -99,6 +99,12 @@ class TrainedModel(StoredRun):
             raise UserError(f"outputs of data.task = {self.config.data.task} cannot be given a prefix.")
         lines = [self.in_language(task.preprocess_source(line)) for line in lines]
         return self.decoder.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
+
+    def check_line(self, line: str, number: int = 0) -> None:
+        """Raise what `translate` raises because of this source line, whose number counts from 0."""
+        text = self.in_language(task_of(self.config).preprocess_source(line))
+        texts, _ = read_lines(self.config, self.tokenizers, [text], number)
+        source_ids(self.tokenizers.source, texts[0])
 
     def in_language(self, text: str, language: str | None = None) -> str:
         """The text with the symbol of the language to write before it, such as `<2de>`; unchanged if it begins with one, and for

@@ -194,7 +194,7 @@ def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path):
     [
         (["train", TOY, *SMALL, "--config.train.steps=20", "--config.model.d_ff=128"], ["model.d_ff", "64", "128"]),
         (["evaluate", "--step=7"], ["step 7"]),
-        (["translate", "--input=bad"], ["bad line", "line 2", "byte 1", "0xc3"]),
+        (["translate", "--input=bad"], ["line 2", "byte 1", "0xc3"]),
         (["translate", "--config.model.d_model=64"], ["model.d_model", "32", "64"]),
     ],
 )

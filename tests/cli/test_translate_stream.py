@@ -168,13 +168,7 @@ def test_output_in_a_folder_that_does_not_exist_creates_it(run, t2t, tmp_path):
 
 
 def test_output_file_appears_whole_or_not_at_all(run, t2t, tmp_path):
-    (tmp_path / "in").write_bytes(b"a\nb\nc\nd\ne\nbad \xff\ng\n")
     (tmp_path / "out").write_text("before\n")
-    out, err = t2t(stdin=(tmp_path / "in").read_bytes(), code=2)
-    assert out == "A\nB\nC\nD\nE\n"
-    assert_names(err, "input line", "line 6,", "byte 5", "0xff")
-    _, err = t2t("--input=in", "--output=out", code=2)
-    assert_names(err, "line 6")
     (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
     stop_at_window(run, 1)
     t2t("--input=in", "--output=out", code=128 + signal.SIGTERM)
@@ -183,3 +177,55 @@ def test_output_file_appears_whole_or_not_at_all(run, t2t, tmp_path):
     t2t("--input=in", "--output=out")
     assert (tmp_path / "out").read_text() == "A\nB\nC\nD\nE\n"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"]
+
+
+BAD_LINES = b"a\nb\nno\nd\n\nbad \xff\nnever\nh\n"
+
+
+@pytest.mark.parametrize("command, flags", [("translate", []), ("translate_file", ["--input=in", "--output=out"])])
+def test_a_line_that_cannot_be_translated_costs_that_line_alone(run, tmp_path, monkeypatch, capsys, command, flags):
+    run.refused = ("no", "never")
+    (tmp_path / "in").write_bytes(BAD_LINES)
+    out, err = capitals_run.command(command, monkeypatch, capsys)(*flags, stdin=BAD_LINES, code=2)
+    text = (tmp_path / "out").read_text() if flags else out
+    assert text == "A\nB\n\nD\n\n\n\nH\n"
+    assert_names(err, "3 of", "line 3", "6 (byte", "byte 5", "0xff", "7 (never", "never is")
+
+
+@pytest.mark.parametrize("flag", ["--n-best=2", "--prefix=in"])
+def test_lines_that_cannot_be_translated_keep_the_form_of_the_output(run, t2t, tmp_path, flag):
+    (tmp_path / "in").write_bytes(b"x\ny\xff\nz\n")
+    out, err = t2t(flag, "--scores", stdin=b"a\nb\nc\n" if flag == "--prefix=in" else b"a\n\xff\nc\n", code=2)
+    lines = out.splitlines()
+    assert len(lines) == (6 if flag == "--n-best=2" else 3)
+    assert_names(err, "line 2", "0xff")
+
+
+def test_an_error_of_what_is_printed_costs_one_line(run, t2t, monkeypatch):
+    class Printing(arguments.Change):
+        def answers(self, lines, sources, n_best):
+            if "c" in lines:
+                raise IndexError("broken")
+            return [[f"<{text}>" for text in texts] for texts in n_best]
+
+    monkeypatch.setattr(arguments, "Changes", lambda model, flags: Printing(model, ""))
+    monkeypatch.setattr("t2t_flax.decoding.batches.read_lines", lambda config, tokenizers, lines, first: (lines, {}))
+    out, err = t2t(stdin=b"a\nb\nc\nd\ne\n", code=2)
+    assert out == "<A>\n<B>\n\n<D>\n<E>\n"
+    assert_names(err, "line 3", "broken")
+
+
+def test_what_is_wrong_with_all_lines_ends_the_command(run, t2t, tmp_path):
+    run.refused = ("a", "b", "c")
+    _, err = t2t("--output=out", stdin=b"a\nb\n\nc\n", code=2)
+    assert_names(err, "a is")
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_error_that_is_none_of_a_line_ends_the_command(run, t2t, monkeypatch):
+    def full(*_, **__):
+        raise MemoryError
+
+    monkeypatch.setattr(run, "translate", full)
+    with pytest.raises(MemoryError):
+        t2t(stdin=b"a\nb\n")

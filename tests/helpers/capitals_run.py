@@ -11,16 +11,23 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli import lines as lines_module
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.decoding.translator import Hypothesis, Translation
+from t2t_flax.errors import UserError
 
 
 class CapitalsRun:
-    """A run whose translations are the lines in capitals. windows: the lines of each call."""
+    """A run whose translations are the lines in capitals.
+
+    Attributes:
+      windows: the lines of each call.
+      refused: lines that it cannot translate.
+    """
 
     def __init__(self, config):
         self.config, self.steps, self.params, self.models = config, (20,), {}, ()
         self.tokenizers, self.decoder = SimpleNamespace(digest="abc"), SimpleNamespace(name="jax", dtype="float32")
         self.mesh = SimpleNamespace(shape={"data": 1, "fsdp": 1})
         self.windows, self.before_window = [], lambda number: None
+        self.refused = ()
 
     def for_decoding(self):
         return self
@@ -28,8 +35,14 @@ class CapitalsRun:
     def in_language(self, text, language):
         return f"[{language}]{text}"
 
+    def check_line(self, line, number=0):
+        if line in self.refused:
+            raise UserError(f"{line} is refused")
+
     def translate(self, lines, *, prefixes=None, first_line=0, progress=lambda *_: None):
         self.before_window(len(self.windows))
+        for line in lines:
+            self.check_line(line)
         progress(len(lines), len(lines))
         self.windows.append((first_line, list(lines)))
         starts = prefixes or [""] * len(lines)

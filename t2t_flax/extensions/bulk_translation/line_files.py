@@ -18,7 +18,7 @@ from t2t_flax.cli.lines import (
 )
 from t2t_flax.config.keys import TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
-from t2t_flax.errors import OK, STOPPED, UserError
+from t2t_flax.errors import STOPPED, UserError
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
 from t2t_flax.filesystem import is_remote
 
@@ -58,7 +58,8 @@ def run_lines(
     """Answers all lines of the file `source` to the file or stream `output`. start(): loads the run, and returns it, how it
     answers, and the settings of the output; called first. verb: what progress reports.
 
-    Exit code 0 when every line is answered. After a signal: 75 where --resume can go on, else 128 plus the signal's number.
+    Exit code 0 when every line is answered, 2 if some cannot be translated. After a signal: 75 where --resume can go on, else
+    128 plus the signal's number.
     Raises UserError, which says how to go on.
     """
     writer: ResumableOutput | None = None
@@ -67,21 +68,20 @@ def run_lines(
             loaded, answer, settings = start()
             check()
 
-            def answer_to(write: Callable[[list[Line], str], None]) -> None:
+            def answer_to(write: Callable[[list[Line], str], None]) -> int:
                 arriving = windows(lines, window_size(loaded), live=arrives_slowly(source), check=check)
-                answer_windows(verb, answer, arriving, write, check=check)
+                return answer_windows(verb, answer, arriving, write, check=check)
 
             if is_stream(output) or is_remote(output):
                 with open_output(output) as write:
-                    answer_to(lambda _, text: write(text))
-                return OK
+                    return answer_to(lambda _, text: write(text))
             with ResumableOutput(output, settings, resume=resume, command=command) as writer:
                 writer.skip(lines)
-                answer_to(writer.append)
+                code = answer_to(writer.append)
                 writer.finish()
     except Signalled as signalled:
         to_stderr(f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}")
         return STOPPED if writer else 128 + signalled.number
     except UserError as error:
         raise UserError(f"{error}{writer.how_to_go_on() if writer else ''}") from None
-    return OK
+    return code

@@ -161,7 +161,8 @@ class ResumableOutput:
         self.remove()
 
     def _hash(self, line: Line) -> None:
-        self._digest.update(f"{line.text}\n{'' if line.beside is None else line.beside}\n".encode())
+        text = f"{line.text}\n{'' if line.beside is None else line.beside}\n"
+        self._digest.update(text.encode("utf-8", "surrogateescape"))
 
     def _write_record(self) -> dict[str, Any]:
         record = {

@@ -21,7 +21,7 @@ from t2t_flax.cli.lines import Line, answer_windows, arrives_slowly, is_stream, 
 from t2t_flax.cli.translate import read_input, translating
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor, run_job
-from t2t_flax.errors import OK, UserError
+from t2t_flax.errors import UserError
 from t2t_flax.extensions.bulk_translation.line_files import output_settings
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
 from t2t_flax.filesystem import atomic_file, is_remote
@@ -51,8 +51,8 @@ class Share:
 
 
 def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
-    """Exit code 0 when the joined output is written. Raises UserError for an input or output that the processes cannot
-    share.
+    """Exit code 0 when the joined output is written, 2 if it has lines of this process that cannot be translated. Raises
+    UserError for an input or output that the processes cannot share.
     """
     from t2t_flax.decoding.translator import check_decoder
     from t2t_flax.evaluation.restore import stored_config
@@ -95,7 +95,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 output.skip(own)
                 ready = share.windows(own, window_size(loaded))
                 with supervisor.expect_progress():
-                    answer_windows(
+                    code = answer_windows(
                         "translated",
                         answer,
                         ready,
@@ -115,7 +115,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 raise UserError(f"{error} ({advice})" if output.done else str(error)) from None
             group.barrier("the outputs are joined")
             output.remove()
-    return OK
+    return code
 
 
 class _Counter:

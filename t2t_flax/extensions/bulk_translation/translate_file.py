@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every line was translated. After a signal: 75 where --resume can go on, else 128 plus the signal's
-    number.
+    """Exit code 0 when every line was translated, 2 if some cannot be. After a signal: 75 where --resume can go on, else 128
+    plus the signal's number.
     """
     parser = arguments.parser(
         "translate_file",

@@ -44,6 +44,11 @@ class SentenceModel:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._model, name)
 
+    def check_line(self, line: str, number: int = 0) -> None:
+        """Raise what `translate` raises because of this line."""
+        for sentence in sentences_of(self._model, line).sentences:
+            self._model.check_line(sentence, number)
+
     def translate(self, lines: Sequence[str], *, prefixes=None, progress=None, **options: Any) -> list[Translation]:
         """As `Decoder.translate`; a Translation is made of those of a line's sentences. A prefix begins the first of them."""
         paragraphs = [sentences_of(self._model, line) for line in lines]

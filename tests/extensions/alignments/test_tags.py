@@ -49,6 +49,18 @@ def test_the_words_are_those_of_the_line_without_markup(tmp_path, capsys):
     assert all(line.count("<b>") >= 1 and line.count("<b>") == line.count("</b>") for line in out)
 
 
+def test_elements_within_a_word_are_all_in_the_output(tmp_path, capsys):
+    lines = [
+        "It is late.",
+        "Press <u>Ctrl</u>+<u>Alt</u>+<u>C</u>.",
+        "<kbd>Ctrl</kbd>+<kbd>C</kbd>",
+        "<p>My <code>dog = 1</code>.</p>",
+    ]
+    out = translated(capsys, tmp_path, lines, "--tags=html")
+    assert len(out) == 4 and out[1].count("<u>") == out[1].count("</u>") == 3
+    assert out[2] == lines[2] and "<code>dog = 1</code>" in out[3]
+
+
 def test_lines_without_markup_are_translated_as_ever(tmp_path, capsys):
     plain = translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores")
     assert translated(capsys, tmp_path, [*SOURCES[:8], ""], "--n-best=2", "--scores", "--tags=text") == plain

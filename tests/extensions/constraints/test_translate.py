@@ -6,7 +6,7 @@ import pytest
 from helpers.refusals import refused
 
 from t2t_flax.cli.arguments import Change
-from t2t_flax.cli.lines import Line
+from t2t_flax.cli.lines import FAILED, Line
 from t2t_flax.cli.translate import translating
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.batches import read_lines
@@ -106,6 +106,16 @@ def test_ctranslate2_does_not_decode_by_these_rules():
     model = load("pretrained:toy", overrides=keys | {"constraints.min_length": "3"})
     with refused("constraints"):
         model.decoder  # noqa: B018
+
+
+def test_a_line_of_another_form_costs_that_line_alone():
+    run = load("pretrained:toy", overrides=KEYS | {"constraints.lines": "json"})
+    answer = translating(run, scores=False, flags={}, say=lambda text: None)
+    lines = ["It is late.", '{"text": 3}', '{"text": ', '{"text": "It is late."}', "[" * 9, '{"a":' * 10_000]
+    output, notes = answer([Line(number, line) for number, line in enumerate(lines)], lambda *_: None)
+    first, *empty, again, other, deep = output.splitlines()
+    assert first == again == "Es ist spät." and empty == ["", ""] and other and not deep
+    assert {note.number for note in notes if note.event == FAILED} == {1, 2, 5}
 
 
 def test_a_line_that_no_output_can_satisfy_is_named_and_left_empty():

@@ -41,6 +41,14 @@ def test_a_paragraph_is_the_translations_of_its_sentences():
     assert sentences == ["It is late.", "He left.", "", "One.", "A dog.", "Two dogs!", "Three?", ""]
 
 
+def test_a_sentence_that_cannot_be_translated_is_an_error_of_its_line():
+    run = model()
+    run.refused = ("Two dogs!",)
+    run.in_sentences.check_line(PARAGRAPHS[0])
+    with refused("dogs!"):
+        run.in_sentences.check_line(PARAGRAPHS[3])
+
+
 @pytest.mark.parametrize(
     "name, value",
     [("constraints.lines", "json"), ("decode.strategy", "sample"), ("data.task", "parsing")],
