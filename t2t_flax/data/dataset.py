@@ -3,7 +3,9 @@
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
+import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -77,6 +79,11 @@ class ProcessGroup(Protocol):
         """Process 0's `value`, in all processes; waits up to `seconds`."""
 
 
+log = logging.getLogger("t2t_flax")
+_CHECKED_TARGETS = 4000
+"""Targets of which `prepare` says how many cannot be written."""
+_SHOWN = 100
+"""Characters of a target in a message."""
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
 """Seconds that other processes wait for process 0. Its failure ends their wait earlier."""
 
@@ -112,6 +119,7 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     _remove_leftovers(cache)
     hash_files((file for one in (source, *others) for file in one.files), cache / INDEX, report)
     tokenizers = _tokenizers(task, workdir, source, report)
+    _warn_of_unwritable(tokenizers.target, source)
     train = _split_store(task, workdir, "train", tokenizers, report, source)
     report("plan the updates", 0, None, "")  # caches their counts, which every start needs
     Corpus(tokenizers, train, {}).batches(config)
@@ -344,6 +352,21 @@ def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
                 f"{part.spec}: the tokenizer has symbols of the languages to write ({', '.join(tokenizer.target_languages)}), "
                 f"such as <2{min(tokenizer.target_languages)}>, with one of which each source sentence must begin: {first!r}"
             )
+
+
+def _warn_of_unwritable(tokenizer: Tokenizer, source: Source) -> None:
+    """Says how many of the first targets of each part the tokenizer cannot write, if it is any."""
+    for part in source.parts:
+        rows = itertools.islice(enumerate(part.rows()), _CHECKED_TARGETS // len(source.parts) + 1)
+        targets = [(i, row[1]) for i, row in rows if not isinstance(row, str)]
+        if changed := [(i, text) for i, text in targets if tokenizer.changes(text)]:
+            i, text = changed[0]
+            log.warning(
+                "%s: the tokenizer cannot write %.3g%% of the first %d targets. Of %s it makes %r (config.data.normalization, or "
+                "unknown characters: data.byte_fallback, data.character_coverage): %r",
+                part.spec, 100 * len(changed) / len(targets), len(targets), part.where(i),
+                tokenizer.decode(tokenizer.encode_text(text))[:_SHOWN], text[:_SHOWN],
+            )  # fmt: skip
 
 
 def _other_tokenizer(folder: epath.Path) -> UserError:

@@ -13,6 +13,7 @@ from helpers.writer_processes import PROCESSES, prepare_and_count_tokenizers, st
 from t2t_flax.data import dataset, preprocess
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_store
+from t2t_flax.data.sources import toy
 from t2t_flax.data.token_store import VERIFIED
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.errors import UserError
@@ -50,6 +51,27 @@ def encoded(monkeypatch):
 
     monkeypatch.setattr(preprocess.Encoder, "__call__", note)
     return pairs
+
+
+@pytest.mark.parametrize(
+    ("target", "keys", "names"),
+    [
+        ("Ja，gut。", {}, ["1.57%", "191 targets", "line 6", "Ja,gut", "data.normalization"]),
+        ("Ja，gut。", dict(normalization="identity", vocab_size=240), None),
+        ("Ja 犬", dict(character_coverage=0.995), ["191 targets", "line 6", "Ja 犬", "data.byte_fallback"]),
+        ("Ja 犬", dict(byte_fallback=True, vocab_size=460), None),
+    ],
+)
+def test_targets_that_the_tokenizer_cannot_write_are_named(target, keys, names, tmp_path, caplog):
+    pairs = [f"{source}\t{text}\n" for source, text in toy.pairs("train", 188)]
+    (tmp_path / "a.tsv").write_text("".join([*pairs[:5], *[f"Yes.\t{target}\n"] * 3, *pairs[5:]]))
+    config = config_of(train=str(tmp_path / "a.tsv"), **keys)
+    for _ in range(2):
+        caplog.clear()
+        prepare_corpus(task_of(config), tmp_path / "run")
+        if names:
+            assert_names(caplog.text, "a.tsv", *names)
+        assert bool(names) == bool(caplog.records), "said at each start, and only where it is so"
 
 
 @pytest.mark.parametrize("hosts", [2, 3])
