@@ -222,7 +222,8 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     module = _module_of(spec)
     if module is None:
         forms = ", ".join(form.shown for form in SOURCES.values())
-        raise UserError(f"{label} has no known form. Known forms: {forms}")
+        convert = " docs/data.md has a script that converts a .tmx file." if ".tmx" in spec else ""
+        raise UserError(f"{label} has no known form.{convert} Known forms: {forms}")
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
 

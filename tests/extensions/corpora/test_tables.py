@@ -1,6 +1,9 @@
 """Tab-separated, JSON-lines and Parquet files as sources."""
 
 import gzip
+import re
+import runpy
+from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
@@ -10,6 +13,7 @@ from helpers.refusals import refused
 
 from t2t_flax.data.sources import open_source
 
+ROOT = Path(__file__).parents[3]
 PAIRS = [("a house", "ein Haus"), ("", "leer"), ("end", "Ende")]
 
 
@@ -70,6 +74,31 @@ def test_malformed_files_are_reported_with_their_line(tmp_path, name, content, n
     (tmp_path / name).write_bytes(content)
     with refused(name, *names):
         list(open_en_de(name, tmp_path).pairs())
+
+
+MEMORY = """<?xml version="1.0" encoding="UTF-8"?>
+<tmx version="1.4"><header srclang="en"/><body>
+ <tu><tuv xml:lang="en-GB"><seg>It is <bpt i="1">&lt;b&gt;</bpt>late<ept i="1"/>.</seg></tuv>
+  <tuv xml:lang="de-DE"><seg>Es ist <hi>spät</hi>.</seg></tuv></tu>
+ <tu><tuv lang="de"><seg>Wo ist
+der Hund?</seg></tuv><tuv lang="EN"><seg>Where is the dog?</seg></tuv></tu>
+ <tu><tuv xml:lang="en"><seg>Yes &amp; no.</seg></tuv></tu>
+</body></tmx>"""
+
+
+def test_a_translation_memory_is_refused_with_the_script_that_converts_it(tmp_path, monkeypatch, capsys):
+    (tmp_path / "m.tmx").write_text(MEMORY)
+    with refused("m.tmx", "docs/data.md"):
+        open_en_de("m.tmx", tmp_path)
+    (script,) = re.findall(
+        r"with this as `tmx.py`:\n\n```python\n(.*?)```", (ROOT / "docs" / "data.md").read_text(), re.S
+    )
+    (tmp_path / "tmx.py").write_text(script)
+    monkeypatch.setattr("sys.argv", ["tmx.py", str(tmp_path / "m.tmx"), "en", "de"])
+    runpy.run_path(str(tmp_path / "tmx.py"))
+    (tmp_path / "m.jsonl").write_text(capsys.readouterr().out)
+    expected = [("It is late.", "Es ist spät."), ("Where is the dog?", "Wo ist der Hund?"), ("Yes & no.", "")]
+    assert list(open_en_de("m.jsonl", tmp_path).pairs()) == expected
 
 
 @pytest.fixture
