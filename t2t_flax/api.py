@@ -29,8 +29,8 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
 def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> TrainResult:
     """Trains, or resumes what the workdir holds, evaluates at the end, and returns how it ended.
 
-    Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM and Ctrl-C stop the
-    run after a checkpoint (`result.finished` is then False); the same call goes on. Raises UserError, and
+    Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM, SIGHUP and Ctrl-C
+    stop the run after a checkpoint (`result.finished` is then False); the same call goes on. Raises UserError, and
     `t2t_flax.errors.NonFiniteUpdate` where an update was not finite.
     """
     from etils import epath

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, NamedTuple
 
 from t2t_flax.data.compression import form_of
+from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import OK, USER_ERROR, UserError
 from t2t_flax.filesystem import atomic_file
 
@@ -287,7 +288,7 @@ def answer_windows(
 
 
 class Signalled(BaseException):
-    """SIGINT or SIGTERM. Not an Exception, so that nothing between handles it."""
+    """A signal to stop. Not an Exception, so that nothing between handles it."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -296,23 +297,19 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], None]]:
-    """Within the block, the function that it yields raises `Signalled` once SIGINT or SIGTERM has come; a second signal raises
-    it at once. The first does not, because JAX loses an exception that is raised in its callbacks.
+    """Within the block, the function that it yields raises `Signalled` once SIGINT, SIGTERM or SIGHUP has come; a second signal
+    of the same kind raises it at once. The first does not, because JAX loses an exception that is raised in its callbacks.
     """
     came: list[int] = []
 
-    def handle(number: int, frame: object) -> None:
+    def handle(number: int) -> None:
         came.append(number)
-        if len(came) > 1:
+        if came.count(number) > 1:  # the end of a login session sends SIGTERM and SIGHUP
             raise Signalled(number)
 
     def check() -> None:
         if came:
             raise Signalled(came[0])
 
-    handlers = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
-    try:
+    with on_stop_signals(handle):
         yield check
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)

@@ -15,7 +15,7 @@ from typing import Any, Generic, TypeVar
 from t2t_flax.errors import UserError
 
 _GRACE = 60.0
-"""Seconds that the parent has to end its workers after a SIGTERM to all processes of a host."""
+"""Seconds that the parent has to end its workers after a SIGTERM or SIGHUP to all processes of a host."""
 
 _AFTER_CLOSING = 5.0
 """Seconds for a result that is being sent: half of one would keep the parent waiting."""
@@ -100,7 +100,9 @@ def _start(function: Callable[..., Any], closed: ctypes.c_bool, niceness: int) -
     os.nice(niceness)
     _function, _closed = function, closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
-    signal.signal(signal.SIGTERM, lambda *_: threading.Thread(target=_exit_after_parent, daemon=True).start())
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) != signal.SIG_IGN:
+            signal.signal(number, lambda *_: threading.Thread(target=_exit_after_parent, daemon=True).start())
     threading.Thread(target=_exit_with_parent, daemon=True).start()
 
 
@@ -113,7 +115,7 @@ def _exit_with_parent() -> None:
 
 
 def _exit_after_parent() -> None:
-    # SIGTERM to all processes of a host: the parent has time to end its workers. To the rest of a pool of which one was killed.
+    # A signal to all processes of a host: the parent has time to end its workers. To the rest of a pool of which one was killed.
     end = time.monotonic() + _GRACE
     while not _closed.value and time.monotonic() < end:
         time.sleep(0.1)

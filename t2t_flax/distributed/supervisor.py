@@ -9,7 +9,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from typing import Any, NoReturn, TypeVar
+from typing import NoReturn, TypeVar
 
 from etils import epath
 
@@ -22,6 +22,7 @@ from t2t_flax.distributed.coordination import (
     end,
     initialize,
 )
+from t2t_flax.distributed.signals import STOP_SIGNALS, leave_terminal, on_stop_signals
 from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
 
@@ -58,7 +59,7 @@ class RunSupervisor:
         self._requested_at = 0.0
         self._interruptible = ""  # what is being done that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
-        self._handlers: dict[int, Any] = {}
+        self._signals = contextlib.ExitStack()
         self.watcher = watching.Watcher(self, config.distributed)
 
     def __enter__(self) -> "RunSupervisor":
@@ -66,10 +67,10 @@ class RunSupervisor:
         for pipe_end in self._pipe:
             os.set_blocking(pipe_end, False)
         with contextlib.suppress(ValueError):  # not in the main thread: a caller of the library owns the signals
-            self._wakeup_fd = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
-            for number in (signal.SIGTERM, signal.SIGINT):
-                # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
-                self._handlers[number] = signal.signal(number, lambda *_: None)
+            # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
+            wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
+            self._signals.callback(signal.set_wakeup_fd, wakeup)
+            self._signals.enter_context(on_stop_signals(lambda number: None))
         targets = [self._supervise] + ([self._communicate] if self.group.count > 1 else [])
         self._threads = [threading.Thread(target=t, daemon=True, name=f"supervisor{t.__name__}") for t in targets]
         for thread in self._threads:
@@ -79,10 +80,7 @@ class RunSupervisor:
     def __exit__(self, *error) -> None:
         self._closed.set()
         self._wake.set()
-        if self._handlers:
-            signal.set_wakeup_fd(self._wakeup_fd)
-        for number, handler in self._handlers.items():
-            signal.signal(number, handler)
+        self._signals.close()
         with contextlib.suppress(BlockingIOError):  # full: it wakes up anyway
             os.write(self._pipe[1], b"\0")  # wakes `_supervise`; no signal has this number
         for thread in self._threads:
@@ -169,10 +167,12 @@ class RunSupervisor:
         while not self._closed.is_set():
             ready, _, _ = select.select([self._pipe[0]], [], [], watching.INTERVAL / 4)
             for number in os.read(self._pipe[0], 64) if ready else b"":
+                if number == signal.SIGHUP:
+                    leave_terminal()
                 if number == signal.SIGINT and self.signal:
                     self.say("interrupted twice, exiting at once")
                     end(130)
-                if number in (signal.SIGTERM, signal.SIGINT):
+                if number in STOP_SIGNALS:
                     self.request_stop(signal.Signals(number).name)
             self._exit_if_signalled()
             self.watcher.check()

@@ -7,7 +7,7 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from t2t_flax.config import Distributed
@@ -22,28 +22,47 @@ INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
 
 
+class AwakeClock:
+    """Clock that stands still while this process is suspended: after a pause a run must not look like one that hangs.
+
+    Each reading counts at most INTERVAL since the one before. The supervisor reads it four times a second.
+    """
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._awake, self._read_at = 0.0, time.monotonic()
+
+    def __call__(self) -> float:
+        """Return seconds."""
+        with self._lock:
+            now = time.monotonic()
+            self._awake += min(now - self._read_at, INTERVAL)
+            self._read_at = now
+            return self._awake
+
+
 class Heartbeats:
     """Signs of life of the processes of a run.
 
     `send` and `receive` call the coordinator, and block as long as it does not answer.
     """
 
-    def __init__(self, group: ProcessGroup):
-        self._group = group
+    def __init__(self, group: ProcessGroup, clock: Callable[[], float]):
+        self._group, self._clock = group, clock
         self.coordinator = group.name_of(0)  # read now: it may not answer later
         self._sent = 0
         self._peers: dict[int, tuple[str, float]] = {}  # the last beat, and when it arrived
-        self._answered_at = time.monotonic()
+        self._answered_at = clock()
 
     def send(self, calls: int) -> None:
         """Send a beat with the number of calls of `should_stop`."""
         self._sent += 1
         self._group.put(f"beat/{self._group.index}", f"{calls} {self._sent}")
-        self._answered_at = time.monotonic()
+        self._answered_at = self._clock()
 
     def receive(self) -> None:
         """Read the last beats of all processes."""
-        now = time.monotonic()
+        now = self._clock()
         for index, beat in self._group.entries("beat").items():
             last = self._peers.get(int(index))
             if last is None or last[0] != beat:
@@ -51,12 +70,12 @@ class Heartbeats:
 
     def silent_processes(self, seconds: float) -> list[int]:
         """Return the other processes from which no new beat has come for so long."""
-        now = time.monotonic()
+        now = self._clock()
         return [i for i, (_, at) in sorted(self._peers.items()) if now - at >= seconds and i != self._group.index]
 
     def coordinator_silence(self) -> float:
         """Return the seconds since process 0 last answered; 0 on process 0 itself."""
-        return 0.0 if self._group.is_lead else time.monotonic() - self._answered_at
+        return 0.0 if self._group.is_lead else self._clock() - self._answered_at
 
     def late_processes(self, calls: int) -> str:
         """Name the processes that keep the others waiting, as far as the beats show.
@@ -83,22 +102,23 @@ class Watcher:
     def __init__(self, supervisor: "RunSupervisor", config: Distributed):
         self._run, self._group = supervisor, supervisor.group
         self._hang_timeout, self._silence = config.hang_timeout, config.heartbeat_timeout
-        self.heartbeats = Heartbeats(supervisor.group)
+        self._clock = AwakeClock()
+        self.heartbeats = Heartbeats(supervisor.group, self._clock)
         self._suspicious = False
-        self._seen, self._seen_at = 0, time.monotonic()
+        self._seen, self._seen_at = 0, self._clock()
         if self._group.count > 1:
             with contextlib.suppress(ProcessGroupError):
                 self.heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
 
     def quiet_seconds(self) -> float:
         """Return the seconds since the last sign of progress; 0 where none is expected."""
-        return time.monotonic() - self._seen_at if self._run.progress_expected else 0.0
+        return self._clock() - self._seen_at if self._run.progress_expected else 0.0
 
     def check(self) -> None:
         """End the process if it hangs or has lost process 0. Called four times a second; does not block."""
         signs = self._run.signs_of_progress
         if signs != self._seen or not self._run.progress_expected:
-            self._seen, self._seen_at = signs, time.monotonic()
+            self._seen, self._seen_at = signs, self._clock()
         quiet = self.quiet_seconds()
         if self._hang_timeout and quiet > self._hang_timeout:
             late = self.heartbeats.late_processes(self._run.stop_checks)

@@ -20,6 +20,7 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.overrides import check_same_model, stored_config
 from t2t_flax.distributed.coordination import ProcessGroup, appears, broken_connection
+from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import (
     atomic_write,
@@ -139,6 +140,7 @@ class Checkpoints:
         try:
             assert self._writer
             self._writer.wait_until_finished()
+            report_progress()
             self.delete_old()
         except BaseException as error:  # noqa: BLE001 - raised by `check_for_errors`
             self._failure = error

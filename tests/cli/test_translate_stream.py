@@ -114,11 +114,12 @@ def test_unexpected_error_of_the_reader_is_raised():
         next(arriving)
 
 
-def test_signal_without_an_output_file_keeps_what_was_written(run, t2t):
-    stop_at_window(run, 1)
-    out, err = t2t(stdin=b"a\nb\nc\nd\ne\n", code=128 + signal.SIGTERM)
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_signal_without_an_output_file_keeps_what_was_written(run, t2t, stop):
+    stop_at_window(run, 1, stop)
+    out, err = t2t(stdin=b"a\nb\nc\nd\ne\n", code=128 + stop)
     assert out == "A\nB\nC\nD\n"
-    assert_names(err, "SIGTERM")
+    assert_names(err, stop.name)
 
 
 @pytest.mark.parametrize(("lines", "starts"), [(9, 5), (5, 9), (4, 5), (4, 0)])

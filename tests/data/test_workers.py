@@ -7,6 +7,7 @@ import sys
 import threading
 import time
 
+import pytest
 from helpers.refusals import refused
 
 from t2t_flax.data.workers import Workers
@@ -72,11 +73,12 @@ def own_threads():
     return os.getpid(), threading.active_count()
 
 
-def test_the_end_does_not_wait_for_a_worker_that_was_killed_during_its_own_end():
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGHUP])
+def test_the_end_does_not_wait_for_a_worker_that_was_killed_during_its_own_end(stop):
     """As when all processes of a host are told to end and its memory runs out."""
     workers = Workers(own_threads, 1, does="counts")
     ((process, before),) = workers.map([()], 1)
-    os.kill(process, signal.SIGTERM)
+    os.kill(process, stop)
     while workers.result(workers.submit())[1] == before:  # it has not begun to wait for its parent
         time.sleep(0.05)
     time.sleep(0.2)

@@ -1,12 +1,19 @@
 """Stopping together, with threads as the processes of a run."""
 
 import errno
+import fcntl
+import os
+import pty
 import random
 import signal
+import subprocess
+import sys
+import termios
 import time
 from types import SimpleNamespace
 
 import pytest
+from helpers.processes import environment
 from helpers.refusals import assert_names, refused
 from helpers.supervised_threads import supervisors
 from helpers.thread_groups import run_threads, thread_groups, wait_until
@@ -65,12 +72,48 @@ def test_missing_proposal_is_an_error_after_the_timeout():
         run.should_stop()
 
 
-def test_signal_of_a_single_process_stops_at_the_next_call():
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_signal_of_a_single_process_stops_at_the_next_call(number):
+    before = signal.getsignal(number)
     with RunSupervisor(ProcessGroup(), Config()) as run:
         assert not run.should_stop()
-        signal.raise_signal(signal.SIGTERM)
+        signal.raise_signal(number)
         wait_until(lambda: run.signal)
-        assert run.should_stop() and run.signal == "SIGTERM"
+        assert run.should_stop() and run.signal == number.name
+    assert signal.getsignal(number) == before
+
+
+def test_hangup_that_nohup_ignores_stays_ignored():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with RunSupervisor(ProcessGroup(), Config()):
+            assert signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, before)
+
+
+CLOSED_TERMINAL = """
+import os, time
+from t2t_flax.distributed.signals import on_stop_signals
+came = []
+with on_stop_signals(came.append):
+    print("ready", flush=True)
+    while not came:
+        time.sleep(0.01)
+    print("saved", flush=True)
+    os._exit(75)
+"""
+
+
+def test_command_whose_terminal_is_closed_can_still_write_and_save():
+    terminal, its_end = pty.openpty()
+    claim = lambda: fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)  # noqa: E731
+    options = dict(stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True, preexec_fn=claim)
+    process = subprocess.Popen([sys.executable, "-c", CLOSED_TERMINAL], env=environment(), **options)
+    os.close(its_end)
+    assert b"ready" in os.read(terminal, 1000)
+    os.close(terminal)  # the kernel sends SIGHUP, and refuses all further output
+    assert process.wait(100) == 75
 
 
 def test_signal_while_compiling_exits_with_75(exits, capsys):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 from helpers.refusals import assert_names
-from helpers.supervised_threads import supervisors
+from helpers.supervised_threads import Exit, supervisors
 from helpers.thread_groups import thread_groups, wait_until
 
 from t2t_flax.config import Config, Distributed
@@ -63,11 +63,34 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
     assert "test_watcher.py" in (tmp_path / "process-0.txt").read_text()
 
 
-def test_late_processes_are_named(monkeypatch):
+def test_suspended_process_does_not_count_as_hanging_or_silent(exits, monkeypatch):
+    """The supervisor's thread stands still too while the process is suspended; here time passes between its checks."""
     now = [100.0]
-    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(watcher, "time", SimpleNamespace(monotonic=lambda: now[0], sleep=lambda seconds: None))
+    service, groups = thread_groups(2)
+    lead, other = (
+        RunSupervisor(group, Config(distributed=Distributed(hang_timeout=5, heartbeat_timeout=5))) for group in groups
+    )
+    with lead.expect_progress(), other.expect_progress():
+        for run in (other, lead):
+            run.watcher.check()
+            run.watcher.communicate({})
+        now[0] += 100
+        for run in (lead, other):
+            run.watcher.communicate({})
+            run.watcher.check()
+        assert not exits
+        service.available = False
+        with pytest.raises(Exit):
+            for _ in range(round(6 / watcher.INTERVAL)):
+                now[0] += watcher.INTERVAL
+                other.watcher.check()
+
+
+def test_late_processes_are_named():
+    now = [100.0]
     _, groups = thread_groups(3)
-    beats = [Heartbeats(group) for group in groups]
+    beats = [Heartbeats(group, lambda: now[0]) for group in groups]
 
     def exchange(*calls):
         for beat, count in zip(beats, calls, strict=True):
@@ -81,4 +104,4 @@ def test_late_processes_are_named(monkeypatch):
     assert exchange(6, 5, 6) == [1]
     now[0] += 3 * watcher.INTERVAL
     assert exchange(6, 6, None) == [2] and beats[0].silent_processes(watcher.INTERVAL) == [2]
-    assert not Heartbeats(ProcessGroup()).late_processes(1)
+    assert not Heartbeats(ProcessGroup(), lambda: now[0]).late_processes(1)

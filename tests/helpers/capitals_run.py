@@ -83,7 +83,7 @@ def command(name: str, monkeypatch, capsys):
     return run
 
 
-def stop_at_window(run, number):
-    """Sends this process SIGTERM before that window."""
+def stop_at_window(run, number, stop=signal.SIGTERM):
+    """Sends this process a signal before that window."""
     run.windows.clear()
-    run.before_window = lambda n: os.kill(os.getpid(), signal.SIGTERM) if n == number else None
+    run.before_window = lambda n: os.kill(os.getpid(), stop) if n == number else None

@@ -99,7 +99,9 @@ def wait_for_step(workdir, at_least, process, seconds=400):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.drill)])
+@pytest.mark.parametrize(
+    "number", [signal.SIGHUP] + [pytest.param(n, marks=pytest.mark.drill) for n in (signal.SIGTERM, signal.SIGINT)]
+)
 def test_signal_saves_and_exits_with_75(tmp_path, cache, config_file, number):
     steps = "--config.train.steps=100000"
     options = dict(env=environment(), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -18,6 +18,7 @@ from typing import Any
 
 from t2t_flax.cli.arguments import check_output
 from t2t_flax.cli.lines import Line, is_stream
+from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import PARTIAL, atomic_write, delete, fsync_file, fsync_folder, is_remote, read_if_exists
 from t2t_flax.json_file import parse_json
@@ -148,6 +149,7 @@ class ResumableOutput:
         fsync_file(self.partial)
         self.done += len(lines)
         self._write_record()
+        report_progress()
 
     def how_to_go_on(self) -> str:
         """What an unfinished output holds, and what to do with it; "" without a line."""

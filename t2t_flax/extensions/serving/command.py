@@ -14,7 +14,7 @@ _PACKAGES = ("fastapi", "python_multipart", "prometheus_client", "pydantic", "uv
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 after SIGTERM or Ctrl-C, with all requests answered; 1 if the device does not end in time."""
+    """Return 0 after SIGTERM, SIGHUP or Ctrl-C, with all requests answered; 1 if the device does not end in time."""
     args, overrides = arguments.parse(_parser(), argv)
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:

@@ -9,9 +9,9 @@ from collections.abc import Callable, Sequence
 import uvicorn
 from fastapi import FastAPI
 
+from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.model import ServedModel
-from t2t_flax.extensions.shared.processes import on_stop_signal
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -43,7 +43,7 @@ def serve(
     listening: socket.socket,
     timeout: int,
 ) -> int:
-    """Serve until SIGTERM or Ctrl-C, then answer the requests that have come, within `timeout` seconds.
+    """Serve until SIGTERM, SIGHUP or Ctrl-C, then answer the requests that have come, within `timeout` seconds.
 
     Raises what a model raised.
 
@@ -61,7 +61,7 @@ def serve(
     config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=timeout)
     server = uvicorn.Server(config)
     # uvicorn passes signals on when it has stopped: here, where they do nothing.
-    with on_stop_signal(end):
+    with on_stop_signals(lambda number: end()):
         server.run([listening])
     for model in models:
         if isinstance(model.error, Exception):

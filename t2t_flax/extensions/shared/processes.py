@@ -1,10 +1,7 @@
-"""Child processes, signals, and the processor."""
+"""Child processes, and the processor."""
 
-import contextlib
 import os
 import platform
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 _CPU_INFO = Path("/proc/cpuinfo")
@@ -20,18 +17,6 @@ def child_environment(**more: str) -> dict[str, str]:
     inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     path = os.pathsep.join(dict.fromkeys([package, *map(os.path.abspath, inherited)]))
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
-
-
-@contextlib.contextmanager
-def on_stop_signal(callback: Callable[[], None]) -> Iterator[None]:
-    """Calls `callback` at SIGTERM and SIGINT within the block; the earlier handlers come back after it."""
-    signals = (signal.SIGTERM, signal.SIGINT)
-    handlers = {number: signal.signal(number, lambda *_: callback()) for number in signals}
-    try:
-        yield
-    finally:
-        for number, handler in handlers.items():
-            signal.signal(number, handler)
 
 
 def cpu_info() -> str:

@@ -10,8 +10,8 @@ from typing import Any
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
 from t2t_flax.distributed.coordination import require_single_process
+from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
-from t2t_flax.extensions.shared.processes import on_stop_signal
 from t2t_flax.extensions.sweeps import space
 from t2t_flax.extensions.sweeps.folder import Folder, check_host, open_or_create, read_sweep
 from t2t_flax.extensions.sweeps.report import markdown_table, report
@@ -35,7 +35,7 @@ def run(argv: list[str]) -> int:
     if args.dry_run:
         return OK
     stop = threading.Event()
-    with on_stop_signal(stop.set):
+    with on_stop_signals(lambda number: stop.set()):
         return _train(args, folder, sweep, resources, stop)
 
 

@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import signal
 import sys
 
 import pytest
@@ -12,6 +13,7 @@ from helpers.foreign_files import HEX32, content, put_beside
 from helpers.refusals import assert_names
 
 from t2t_flax.__main__ import main
+from t2t_flax.distributed.signals import PROGRESS
 from t2t_flax.locks import exclusive_writer
 
 
@@ -27,14 +29,17 @@ def t2t(monkeypatch, capsys):
 
 @pytest.mark.smoke
 @pytest.mark.parametrize("n_best", [1, 2])
-def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best):
+def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best, monkeypatch):
+    monkeypatch.setenv(PROGRESS, str(tmp_path / "saved"))  # a launcher restarts what has saved something
     (tmp_path / "in").write_text("".join(f"line {i}\n" for i in range(11)))
     (tmp_path / "starts").write_text("".join(f"{i}: \n" for i in range(11)))
     command = ["--input=in", "--prefix=starts", f"--n-best={n_best}", "--scores"]
     t2t(*command, "--output=whole")
-    stop_at_window(run, 2)
+    (tmp_path / "saved").unlink()
+    stop_at_window(run, 2, signal.SIGHUP)
     _, err = t2t(*command, "--output=out", code=75)
-    assert_names(err, "SIGTERM", "8 lines", "--resume")
+    assert_names(err, "SIGHUP", "8 lines", "--resume")
+    assert (tmp_path / "saved").exists()
     with open(tmp_path / "out.partial", "a") as file:
         file.write("half a li")  # as after a crash in the middle of a write
     run.windows.clear()

@@ -114,7 +114,7 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("stop", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_no_process_outlives_a_stopped_trainer(tmp_path, stop):
     (tmp_path / "run.py").write_text(KILLED.format(seconds=600))
     environment = os.environ | {"PYTHONPATH": os.pathsep.join([os.path.dirname(__file__), *sys.path])}

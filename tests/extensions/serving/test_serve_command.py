@@ -102,7 +102,7 @@ def test_a_server_answers_libretranslates_client_until_a_signal(workdir, tmp_pat
             load = asyncio.run(run_clients(url, ["It is late."], ("en", "de"), **times))
             entry = entry_of(load)
             assert entry["requests"] > 0 and not entry["errors"] and 0 < entry["p50_ms"] <= entry["p99_ms"]
-            server.send_signal(signal.SIGTERM)
+            server.send_signal(signal.SIGHUP)
             assert server.wait(250) == 0
         finally:
             server.kill()

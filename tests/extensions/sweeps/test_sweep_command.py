@@ -111,7 +111,7 @@ def test_one_of_several_processes_is_refused(tmp_path, monkeypatch):
     refused_command(["sweep", f"--config={TOY}", f"--workdir={tmp_path}/s"], "sweep")
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_stop_writes_no_report(tmp_path, monkeypatch, number):
     """A scheduler may kill the process before a long report is written."""
 

@@ -1,0 +1,54 @@
+"""Signals that ask a command to stop, and what it tells the launcher that started it."""
+
+import contextlib
+import errno
+import os
+import signal
+import termios
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+PROGRESS = "T2T_PROGRESS"
+"""Environment variable by which a launcher names a file; see `report_progress`."""
+
+
+@contextlib.contextmanager
+def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Call `handle(number)` at SIGTERM, SIGINT and SIGHUP within the block; the earlier handlers come back after it.
+
+    A SIGHUP that is ignored, as by nohup, stays ignored. Raises ValueError outside of the main thread.
+    """
+
+    def on_signal(number: int, frame: object) -> None:
+        if number == signal.SIGHUP:
+            leave_terminal()
+        handle(number)
+
+    ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+    numbers = [number for number in STOP_SIGNALS if number != signal.SIGHUP or not ignored]
+    handlers = {number: signal.signal(number, on_signal) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+
+
+def leave_terminal() -> None:
+    """Send output to /dev/null where its terminal was closed: writing there would fail, and end the command unsaved."""
+    for descriptor in (1, 2):
+        try:
+            termios.tcgetattr(descriptor)
+        except termios.error as error:
+            if error.args[0] == errno.EIO:  # another error: it is no terminal
+                null = os.open(os.devnull, os.O_WRONLY)
+                os.dup2(null, descriptor)
+                os.close(null)
+
+
+def report_progress() -> None:
+    """Tell the launcher, if there is one, that something is saved from which a restart would go on."""
+    if path := os.environ.get(PROGRESS):
+        with contextlib.suppress(OSError):  # only the number of restarts depends on it
+            Path(path).touch()
