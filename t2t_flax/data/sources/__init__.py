@@ -111,6 +111,23 @@ class Source(abc.ABC):
         return (tuple(map(one_line, row[1:])) for row in self.read() if not isinstance(row, str))
 
 
+class DerivedSource(Source):
+    """The rows of another source, some or all of them, perhaps changed. What refers to a row, such as a message, names its place
+    in the files.
+    """
+
+    def __init__(self, source: Source):
+        super().__init__(source.spec, source.count, files=source.files)
+        self.source, self.reference_count = source, source.reference_count
+        self.tag, self.reasons = source.tag, source.reasons
+
+    def expected_count(self):
+        return self.source.expected_count() if self.count is None else self.count
+
+    def where(self, i):
+        return self.source.where(i)
+
+
 class JoinedSource(Source):
     """All pairs of several sources, one source after the other."""
 

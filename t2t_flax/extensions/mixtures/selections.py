@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from t2t_flax.data.hashing import bijection, key_of
-from t2t_flax.data.sources import Row, Source, sha256_of
+from t2t_flax.data.sources import DerivedSource, Row, Source, sha256_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import file_state
 
@@ -16,35 +16,31 @@ _counts: dict[tuple, int] = {}
 """Pairs of sources that this process has counted, by `_state`."""
 
 
-class FirstPairs(Source):
+class FirstPairs(DerivedSource):
     """The first `limit` pairs of a source, those that the source drops not counted."""
 
     def __init__(self, source: Source, limit: int):
-        count = None if source.reasons or source.count is None else min(source.count, limit)
-        super().__init__(source.spec, count, files=source.files)
-        self._source, self._limit, self.reference_count = source, limit, source.reference_count
-        self.tag, self.reasons = source.tag, source.reasons
+        super().__init__(source)
+        self.count = None if source.reasons or source.count is None else min(source.count, limit)
+        self._limit = limit
 
     def read(self):
         left = self._limit
-        for row in self._source.read():
+        for row in self.source.read():
             yield row
             left -= not isinstance(row, str)
             if not left:
                 return
 
     def expected_count(self):
-        count = self._source.expected_count() if self.count is None else self.count
+        count = self.source.expected_count() if self.count is None else self.count
         return count and min(count, self._limit)
 
     def fingerprint(self):
-        return sha256_of(self._source.fingerprint(), str(self._limit))
-
-    def where(self, i):
-        return self._source.where(i)
+        return sha256_of(self.source.fingerprint(), str(self._limit))
 
 
-class RandomPairs(Source):
+class RandomPairs(DerivedSource):
     """A sample of `size` pairs of a source, in its order; those that the source drops are passed on. Which ones is a function of
     the seed, the name and the number of the source's pairs.
 
@@ -53,18 +49,21 @@ class RandomPairs(Source):
     """
 
     def __init__(self, source: Source, name: str, size: int, seed: int):
-        super().__init__(source.spec, None if source.reasons else size, files=source.files)
-        self._source, self._name, self._size, self._seed = source, name, size, seed
-        self.tag, self.reasons, self.reference_count = source.tag, source.reasons, source.reference_count
+        super().__init__(source)
+        self.count = None if source.reasons else size
+        self._name, self._size, self._seed = name, size, seed
         self._walk: tuple[int, Iterator[int]] = (0, iter(()))
 
     def read(self):
         return (row for _, row in self._chosen())
 
+    def expected_count(self):
+        return self.count
+
     def _chosen(self) -> Iterator[tuple[int, Row]]:
         """(its index in the source, row)."""
         draws = self._draws()
-        for i, row in enumerate(self._source.read()):
+        for i, row in enumerate(self.source.read()):
             drawn = isinstance(row, str) or next(draws, None)
             if drawn is None:
                 raise self._changed()
@@ -80,7 +79,7 @@ class RandomPairs(Source):
 
     def _draws(self) -> Iterator[bool]:
         """Whether each pair is one of the sample."""
-        count, key = _count(self._source), key_of(self._seed, zlib.crc32(self._name.encode()))
+        count, key = _count(self.source), key_of(self._seed, zlib.crc32(self._name.encode()))
         if count < self._size:
             raise UserError(
                 f"config.mixtures.samples: {self._name} has {count:,} pairs, fewer than the {self._size:,} of the sample."
@@ -89,7 +88,7 @@ class RandomPairs(Source):
             yield from (bijection(np.arange(start, min(start + _BLOCK, count)), count, key) < self._size).tolist()
 
     def fingerprint(self):
-        return sha256_of(self._source.fingerprint(), self._name, str(self._size), str(self._seed))
+        return sha256_of(self.source.fingerprint(), self._name, str(self._size), str(self._seed))
 
     def where(self, i):
         """Reads on from the last call, or anew."""
@@ -98,7 +97,7 @@ class RandomPairs(Source):
             at, indices = 0, (index for index, _ in self._chosen())
         index = next(itertools.islice(indices, i - at, None))
         self._walk = i + 1, indices
-        return self._source.where(index)
+        return self.source.where(index)
 
 
 def _count(source: Source) -> int:

@@ -11,10 +11,8 @@ from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import iterate_lines, open_output
 from t2t_flax.config import Config, override, resolve, to_config_dict
 from t2t_flax.errors import OK, UserError
-from t2t_flax.extensions.reranking import Rerank
 from t2t_flax.extensions.reranking.candidates import Candidate, read_candidates
 from t2t_flax.extensions.reranking.rerank import choose, tune
-from t2t_flax.extensions.reranking.right_to_left import reverse_words
 from t2t_flax.registry import LINES
 
 _OWN = ("nbest", "words")
@@ -34,7 +32,7 @@ def run(argv: list[str]) -> int:
         "      --output=valid.reranked\n"
         "  python -m t2t_flax rerank --candidates=test.nbest --source=test.en --workdir=runs/r2l --output=test.reranked \\\n"
         "      --weights=nbest=1,words=0.02,r2l=0.3      as printed\n\n"
-        "A run with rerank.right_to_left = true scores candidates from right to left.",
+        "A run with data.task = right_to_left scores candidates from right to left.",
     )
     parser.add_argument("--candidates", required=True, metavar="FILE", help="n-best lists, or a flat file")
     parser.add_argument(
@@ -169,9 +167,7 @@ def _log_probs(
         source = change.source(source)
         model.in_language(source)  # a missing language is an error of all pairs
         try:
-            encoded.append(
-                encode_pair(model, source, reverse_words(target) if Rerank.of(model.config).right_to_left else target)
-            )
+            encoded.append(encode_pair(model, source, target))
             places.append(place)
         except UserError:
             continue

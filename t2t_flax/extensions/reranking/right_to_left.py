@@ -1,8 +1,12 @@
-"""Targets whose words are in reverse order."""
+"""Translation from the last word to the first: data.task = right_to_left."""
 
-from t2t_flax.config import Config
-from t2t_flax.data.hooks import DataHook
-from t2t_flax.data.sources import Row, Source, sha256_of
+from t2t_flax.data.sources import DerivedSource, Row, Source, sha256_of
+from t2t_flax.errors import UserError
+from t2t_flax.registry import GROUPS
+from t2t_flax.tasks.translation import Translation
+
+_IN_ORDER = ("filters.copies", "filters.scorer", "constraints.lines", "constraints.glossary", "constraints.avoid")
+"""Keys whose extensions read targets in the order of their words."""
 
 
 def reverse_words(text: str) -> str:
@@ -10,34 +14,42 @@ def reverse_words(text: str) -> str:
     return " ".join(reversed(text.split()))
 
 
-class ReversedTargets(Source):
+class ReversedTargets(DerivedSource):
     """A source with the words of its targets in reverse order."""
 
-    def __init__(self, source: Source):
-        super().__init__(source.spec, source.count, files=source.files)
-        self._source, self.reference_count = source, source.reference_count
-        self.tag, self.reasons = source.tag, source.reasons
-
     def read(self):
-        return map(self._reversed, self._source.read())
+        return map(self._reversed, self.source.read())
 
     def _reversed(self, row: Row) -> Row:
         return row if isinstance(row, str) else (row[0], *map(reverse_words, row[1:]))
 
     def fingerprint(self):
-        return sha256_of(self._source.fingerprint(), "right to left")
-
-    def expected_count(self):
-        return self._source.expected_count()
-
-    def where(self, i):
-        return self._source.where(i)
+        return sha256_of(self.source.fingerprint(), "right to left")
 
 
-class RightToLeft(DataHook):
-    def transform(self, split, name, source):
-        return ReversedTargets(source)
+class RightToLeft(Translation):
+    """Translation whose model writes the words of a target in reverse order; users see them in theirs."""
 
+    supports_prefixes = False
 
-def hook(config: Config) -> RightToLeft:
-    return RightToLeft()
+    def validate_config(self) -> None:
+        """Raises UserError as that of translation, and for keys that need targets in the order of their words."""
+        super().validate_config()
+        for name in _IN_ORDER:
+            if name.partition(".")[0] in GROUPS and (value := self.config.value(name)):
+                raise UserError(
+                    f"config.{name} = {value!r} is for targets in the order of their words: use config.data.task = "
+                    "translation, not right_to_left."
+                )
+
+    def open_source(self, spec: str, *, key: str) -> Source:
+        """The pairs, with reversed targets."""
+        return ReversedTargets(super().open_source(spec, key=key))
+
+    def preprocess_target(self, source: str, text: str) -> str:
+        """The words in the order of the model."""
+        return reverse_words(text)
+
+    def postprocess(self, source: str, output: str) -> str:
+        """The words in the order of the text."""
+        return reverse_words(output)

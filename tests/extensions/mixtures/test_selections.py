@@ -95,6 +95,13 @@ def config_of(tmp_path):
     return of
 
 
+def test_what_selects_and_tags_rows_keeps_their_lines(config_of):
+    source = split_source(task_of(config_of(samples="b=20", limits="a=9", tags="a=<a>, b=<b>")), "train")
+    for part in source.parts:
+        for i, (text, line) in enumerate(part.pairs()):
+            assert text == f"{part.tag} {line}" and part.where(i).endswith(f"a.tsv line {int(line) + 1}")
+
+
 def test_a_config_takes_a_sample_of_a_source(config_of):
     source = split_source(task_of(config_of(samples="b=20")), "train")
     a, b = (list(part.pairs()) for part in source.parts)

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from helpers.configs import small_config
 from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 from hypothesis import given
@@ -15,7 +16,8 @@ from t2t_flax.data.sources import open_source, toy
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.reranking.candidates import read_candidates
 from t2t_flax.extensions.reranking.rerank import choose, tune
-from t2t_flax.extensions.reranking.right_to_left import ReversedTargets, reverse_words
+from t2t_flax.extensions.reranking.right_to_left import reverse_words
+from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
 
 
@@ -60,13 +62,32 @@ def test_where_the_first_candidates_are_best_all_weights_may_be_zero():
     assert value == 5.0 and list(weights) == [0.0]
 
 
-def test_right_to_left_source():
-    plain = open_source("toy:test:5", source_language="en", target_language="de")
-    source = ReversedTargets(plain)
+def right_to_left(**keys):
+    return task_of(small_config(data=dict(task="right_to_left")).with_values(keys))
+
+
+def test_models_from_right_to_left_read_reversed_targets_and_users_see_them_in_order():
+    plain, task = open_source("toy:test:5", source_language="en", target_language="de"), right_to_left()
+    source = task.open_source("toy:test:5", key="data.test")
     assert [(s, reverse_words(t)) for s, t in source.pairs()] == list(plain.pairs())
     assert [r for (r,) in source.references()] == [t for _, t in source.pairs()] != [t for _, t in plain.pairs()]
-    assert source.fingerprint() != plain.fingerprint()
-    assert reverse_words("") == ""
+    assert source.fingerprint() != plain.fingerprint() and source.where(2) == plain.where(2)
+    sources, references = zip(*plain.pairs(), strict=True)
+    seen = task.predictions(sources, ["Satz Ein", "", "x", "", ""], [[t for _, t in source.pairs()]])
+    assert seen.references == [list(references)] and seen.hypotheses[:2] == ["Ein Satz", ""]
+    assert task.preprocess_target("", references[0]) == next(source.pairs())[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [("filters.copies", True), ("filters.scorer", "mine.py:score"), ("constraints.lines", "tabs"),
+     ("constraints.glossary", "terms.tsv"), ("constraints.avoid", "phrases"), ("filters.language", 0.95)],
+)  # fmt: skip
+def test_keys_that_read_targets_in_order_are_refused(key, value):
+    with refused(f"config.{key}", "translation, not", "right_to_left"):
+        task = right_to_left(**{key: value})
+        task.config.group("filters").check(task.config)
+        task.validate_config()
 
 
 @pytest.fixture
@@ -197,8 +218,7 @@ def test_a_right_to_left_run_scores_reversed_candidates(tmp_path, cache, write, 
         tmp_path / "r2l",
         steps=3,
         checkpoint=dict(every_steps=3),
-        rerank=dict(right_to_left=True),
-        data=dict(test="toy:test:4"),
+        data=dict(test="toy:test:4", task="right_to_left"),
     )
     loop.train(start(config, tmp_path / "r2l", cache), score=None)
     pairs = list(toy.pairs("test", 4))
@@ -216,5 +236,13 @@ def test_a_right_to_left_run_scores_reversed_candidates(tmp_path, cache, write, 
     assert main(["rerank", *words, "--weights=r2l=1"]) == 0
     model = load(tmp_path / "r2l", overrides={"mesh.data": "-1"})
     for (line, _), texts, chosen in zip(pairs, candidates, output.read_text().splitlines(), strict=True):
-        scores = [model.score([(line, reverse_words(text))])[0].log_prob for text in texts]
-        assert chosen == texts[int(np.argmax(scores))]
+        scores = [model.score([(line, text)])[0] for text in texts]
+        assert chosen == texts[int(np.argmax([score.log_prob for score in scores]))]
+        written = ["".join(score.tokens[:-1]).replace("▁", " ").strip() for score in scores]
+        assert written == list(map(reverse_words, texts)), "they are scored in the order in which the model writes"
+    lines = [line for line, _ in pairs]
+    run = [f"--workdir={tmp_path / 'r2l'}", f"--input={source}", f"--output={output}", devices]
+    assert main(["translate", *run]) == 0
+    assert output.read_text() == "".join(f"{reverse_words(t.text)}\n" for t in model.translate(lines))
+    refused_command(["translate", *run, f"--prefix={source}"], "right_to_left", "prefix")
+    refused_command(["align", run[0], devices, "toy:test:4"], "right_to_left", "translation")
