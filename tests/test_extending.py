@@ -6,10 +6,11 @@ import sys
 
 import pytest
 from helpers import documented_modules
-from helpers.refusals import refused_command
+from helpers.refusals import refused, refused_command
 from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
+from t2t_flax.registry import POSITIONS
 from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
 
@@ -51,6 +52,11 @@ def test_new_hook_logs_the_gradient_norm_of_every_layer(documented, tmp_path, ca
             line["grad_norm"]
         )
         assert line["loss"] == pytest.approx(plain["loss"]) and not any("/" in name for name in plain)
+
+
+def test_unknown_name_is_refused_with_those_of_the_table():
+    with refused("polar", "sinusoid_halves", error=ValueError):
+        POSITIONS.load("polar")
 
 
 def test_new_extension_has_a_key_and_a_command(documented, capsys):

@@ -103,6 +103,13 @@ def test_signal_while_lines_are_awaited_is_raised():
         next(windows(numbered(lines()), 2, check=check))
 
 
+def test_second_signal_is_raised_at_once():
+    with stop_signals():
+        signal.raise_signal(signal.SIGINT)
+        with refused("SIGTERM", error=Signalled):
+            signal.raise_signal(signal.SIGTERM)
+
+
 def test_unexpected_error_of_the_reader_is_raised():
     def lines():
         yield "one"

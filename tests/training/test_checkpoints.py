@@ -93,7 +93,7 @@ def test_newest_and_best_are_kept(tmp_path, training_setup):
     for step, metric in enumerate([1.0, 9.0, 3.0, 8.0, None, 2.0, 1.0], 1):
         save(checkpoints, training_setup, step, metric)
     checkpoints.close()
-    assert Checkpoints(tmp_path / "checkpoints").steps() == [2, 4, 6, 7]
+    assert checkpoints.steps() == Checkpoints(tmp_path / "checkpoints").steps() == [2, 4, 6, 7]
 
 
 def test_checkpoint_gets_the_metric_of_a_late_evaluation(tmp_path, training_setup):
