@@ -3,7 +3,8 @@ gradient is taken; those that are evaluated are x, the average of z, which AdamW
 
     z <- z - rate (g / (sqrt(v) + eps) + weight_decay y)      x <- (1 - c) x + c z      y <- (1 - b1) z + b1 x
 
-c is the share of rate^2 in its sum so far, of the largest rate up to then. The optimizer's state is v and z, the state's `ema` x.
+c is the share of rate^2 in its sum so far, of the largest rate of an applied update up to then. The optimizer's state is v and z,
+the state's `ema` x.
 """
 
 from typing import Any
@@ -23,12 +24,26 @@ def direction(config: Config) -> optax.GradientTransformation:
 
 
 def around(config: Config, optimizer: optax.GradientTransformation, rate: Schedule) -> optax.GradientTransformation:
-    """The updates of y, by an optimizer that moves z. rate: of update 1, 2, ..."""
-    return optax.contrib.schedule_free(optimizer, rate, b1=config.optimizer.b1)
+    """Return the optimizer of y, around one that moves z.
+
+    Args:
+      rate: update 1, 2, ... -> its learning rate.
+    """
+    tx = optax.contrib.schedule_free(optimizer, rate, b1=config.optimizer.b1)
+
+    def update(grads, state, params):
+        # The counter of the schedule counts skipped updates too (`training.train_step`), that of optax does not.
+        count = _find(optax.ScaleByScheduleState, state.base_optimizer_state).count
+        return tx.update(grads, state._replace(step_count=count + 1), params)
+
+    return optax.GradientTransformation(tx.init, update)
 
 
 def average(old: Any, params: Any, opt_state: Any) -> Any:
     """x, from y and z. The optimizer's state may be within that of another transformation."""
-    is_state = lambda node: isinstance(node, ScheduleFreeState)  # noqa: E731
-    state = next(filter(is_state, jax.tree.leaves(opt_state, is_leaf=is_state)))
-    return optax.contrib.schedule_free_eval_params(state, params)
+    return optax.contrib.schedule_free_eval_params(_find(ScheduleFreeState, opt_state), params)
+
+
+def _find(kind: type, opt_state: Any) -> Any:
+    is_kind = lambda node: isinstance(node, kind)  # noqa: E731
+    return next(filter(is_kind, jax.tree.leaves(opt_state, is_leaf=is_kind)))
