@@ -4,6 +4,7 @@ The paper's model is exported as it is: post-norm, no biases in attention, sinus
 """
 
 import functools
+import itertools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,6 @@ from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 POSITIONS = 2048
 """Rows of the table of sinusoids: the longest source or translation in tokens."""
-START = "<s>"
 _NEVER = -1e4  # bias of a class that is not one of the model's; float16 has it
 
 
@@ -93,7 +93,7 @@ def write_ctranslate2(
     )
     spec.config.layer_norm_epsilon = config.norm_eps
     spec.config.add_source_eos = source_eos
-    spec.config.bos_token, spec.config.unk_token = START, vocabularies[1][UNK]
+    spec.config.unk_token = vocabularies[1][UNK]
     spec.config.eos_token = vocabularies[1][EOS]
     for key, value in (languages or {}).items():
         spec.config.add_attribute(key, value)
@@ -125,20 +125,27 @@ def _set_tables(spec: Any, config: Model, params: Any, source: Sequence[str], ta
     if config.logit_scale == "rsqrt_d":
         projection = projection * np.float32(config.d_model**-0.5)
     bias = _float32(params["output_bias"])[: len(target)] if config.output_bias else None
-    target = list(target)
+    target, start = list(target), _new_token(target)
     if config.decoder_start_token == "bos":  # a token of its own, which is never predicted
         row = _float32(params["decoder_start_token"]["bos"])
         table, projection = np.vstack([table, row]), np.vstack([projection, np.zeros_like(row)])
         bias = np.append(np.zeros(len(target), np.float32) if bias is None else bias, np.float32(_NEVER))
-        target.append(START)
+        target.append(start)
     spec.encoder.embeddings[0].weight = tables[0][: len(source)]
     spec.decoder.embeddings.weight, spec.decoder.projection.weight = table, projection
     if bias is not None:
         spec.decoder.projection.bias = bias
-    start = {"eos": target[EOS], "pad": target[PAD], "bos": START}
-    spec.config.decoder_start_token = start.get(config.decoder_start_token, target[EOS])
+    tokens = {"eos": target[EOS], "pad": target[PAD], "bos": start}
+    spec.config.bos_token = start
+    spec.config.decoder_start_token = tokens.get(config.decoder_start_token, target[EOS])
     spec.decoder.start_from_zero_embedding = config.decoder_start_token == "zeros"
     return target
+
+
+def _new_token(vocabulary: Sequence[str]) -> str:
+    """Return <s>, <s1>, ...: the first that the vocabulary lacks."""
+    names = (f"<s{number or ''}>" for number in itertools.count())
+    return next(name for name in names if name not in vocabulary)
 
 
 def _positions(config: Model, params: Any, side: str) -> np.ndarray:

@@ -12,7 +12,13 @@ from t2t_flax.extensions.interop.ctranslate2_import import read_ctranslate2
 from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors, write_safetensors
 
 VOCAB = 37
-WORDS = ["<pad>", "</s>", "<unk>", *(f"w{i}" for i in range(3, VOCAB))]
+WORDS = [
+    "<pad>",
+    "</s>",
+    "<unk>",
+    "<s>",
+    *(f"w{i}" for i in range(4, VOCAB)),
+]  # <s>: no start token, a word as any other
 VARIANTS = {
     "paper": {},
     "pre": dict(norm_placement="pre", attention_bias=True, output_bias=True, activation="gelu", norm_eps=1e-5),
