@@ -44,7 +44,7 @@ from t2t_flax.registry import DECODERS, SEARCHES, STEPS
 class Hypothesis:
     """An output of a search; a place without one has no tokens and the score -inf.
 
-    score: log-probability divided by the length penalty. log_prob: in nats, EOS included.
+    score: log-probability divided by the length penalty, after penalties on tokens. log_prob: the model's, in nats, EOS included.
     hit_cap: no EOS.
     """
 
@@ -175,7 +175,8 @@ class Translator:
                 keys_BxK = random_keys(self._config.seed, ids_B, search.width)
                 sentences = dataclasses.replace(sentences, keys_BxK=keys_BxK)
             cache = self._step.start(params, source_BxS, sentences, search.width, lengths[0])
-            return run_search(self._step, params, cache, search, sentences, lengths=lengths)
+            result = run_search(self._step, params, cache, search, sentences, lengths=lengths)
+            return self._step.own_log_probs(params, source_BxS, sentences, result)
 
     def _hypotheses(self, result: SearchResult, b: int) -> tuple[Hypothesis, ...]:
         hypotheses = []
@@ -204,6 +205,12 @@ class DecodeStep:
     def start(self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
         """The cache before the first token of `width` hypotheses of each sentence, with room for `length` tokens."""
         return start_search(self.model, params, source_BxS, width, length)
+
+    def own_log_probs(
+        self, params: Any, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
+    ) -> SearchResult:
+        """Return the result with the model's own log-probabilities; a step may have ranked hypotheses by others."""
+        return result
 
     def __call__(self, params, tokens_BxK, position, cache):
         return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")

@@ -11,7 +11,8 @@ import numpy as np
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, Sentences
+from t2t_flax.decoding.sampling import Sampling
+from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, run_search
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints, avoid
 from t2t_flax.extensions.constraints.lines import Wanted, wanted
@@ -84,9 +85,30 @@ def _repeats(history_BxKxT, position, n: int) -> jax.Array:
     return jnp.where(same_BxKxT, history_BxKxT, PAD)
 
 
+class PenalizedStep(RuledStep):
+    """A `RuledStep` whose rule changes probabilities: hypotheses are ranked by the changed ones, and report the model's."""
+
+    def own_log_probs(
+        self, params: Any, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
+    ) -> SearchResult:
+        """Decode the hypotheses again, each forced, by the step without the rule."""
+        B, N, T = result.tokens.shape
+
+        def each(x):
+            return jnp.repeat(x, N, axis=0)
+
+        more = jax.tree.map(each, sentences.more) | {"prefix": result.tokens.reshape(B * N, T)}
+        forced = Sentences(jnp.maximum(result.lengths, 1).reshape(B * N), more=more)
+        search = Sampling(temperature=0.0)
+        cache = self.step.start(params, each(source_BxS), forced, search.width, T)
+        log_probs = run_search(self.step, params, cache, search, forced, lengths=(T,)).log_probs.reshape(B, N)
+        return result.replace(log_probs=jnp.where(result.lengths > 0, log_probs, -jnp.inf))
+
+
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
     """The step under the rule of a config; see `registry.STEPS`."""
-    return RuledStep(inner, token_rule(config, tokenizers))
+    rule = token_rule(config, tokenizers)
+    return (PenalizedStep if rule.repetition_penalty else RuledStep)(inner, rule)
 
 
 def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:

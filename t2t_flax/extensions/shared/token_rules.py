@@ -10,7 +10,15 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config.data_keys import PAD
-from t2t_flax.decoding.search_loop import IMPOSSIBLE, Cache, Sentences, by_rows, forced_tokens, log_sum_exp
+from t2t_flax.decoding.search_loop import (
+    IMPOSSIBLE,
+    Cache,
+    SearchResult,
+    Sentences,
+    by_rows,
+    forced_tokens,
+    log_sum_exp,
+)
 
 
 class TokenRule(Protocol):
@@ -50,6 +58,12 @@ class RuledStep:
         """See `decoding.translator.DecodeStep.start`; with the state of the rule before the first token."""
         cache = self.step.start(params, source_BxS, sentences, width, length)
         return cache | {"self": {"model": cache["self"], "rule": _start(self.rule, sentences, width, length)}}
+
+    def own_log_probs(
+        self, params: Any, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
+    ) -> SearchResult:
+        """See `decoding.translator.DecodeStep.own_log_probs`."""
+        return self.step.own_log_probs(params, source_BxS, sentences, result)
 
     def __call__(
         self, params: Any, tokens_BxK: jax.Array, position: jax.Array, cache: Cache

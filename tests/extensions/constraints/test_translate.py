@@ -8,10 +8,12 @@ from helpers.refusals import refused
 from t2t_flax.cli.arguments import Change
 from t2t_flax.cli.lines import FAILED, Line
 from t2t_flax.cli.translate import translating
+from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.batches import read_lines
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.constraints.lines import contains
+from t2t_flax.extensions.shared.scoring import PairIds, encode_source, score_pairs
 
 KEYS = {"decode.batch_size": "8", "decode.max_length_offset": "20"}
 
@@ -47,6 +49,17 @@ def test_phrases_to_avoid_are_not_in_the_translation(sources, free):
     lines = [json.dumps({"text": s, "avoid": [word]}) for s, word in zip(sources, words, strict=True)]
     found = translate(lines, constraints__lines="json")
     assert not any(contains(text, word) for text, word in zip(found, words, strict=True))
+
+
+@pytest.mark.parametrize("keys", [{"decode.beam_size": "3", "decode.n_best": "3"}, {"decode.strategy": "greedy"}])
+def test_penalties_rank_translations_and_report_the_log_probabilities_of_the_model(sources, keys):
+    run = load("pretrained:toy", overrides=KEYS | keys | {"constraints.repetition_penalty": "1.5"})
+    for source, translation in zip(sources, run.translate(sources[:3]), strict=False):
+        scores = [one.score for one in translation.hypotheses]
+        assert scores == sorted(scores, reverse=True)
+        pairs = [PairIds(encode_source(run, source), [*one.tokens, EOS]) for one in translation.hypotheses]
+        forced = [score.log_prob for score in score_pairs(run, pairs)]
+        assert [one.log_prob for one in translation.hypotheses] == pytest.approx(forced, abs=1e-3)
 
 
 def test_a_glossary_is_used_where_the_source_has_its_terms(sources, free, tmp_path):
