@@ -60,6 +60,10 @@ class DataHook:
         """A function that makes the stream of the training pairs, from `make` of the hooks before this one."""
         return make
 
+    def trained_tokens(self) -> int | None:
+        """Tokens of a side that a run trains on at most; None for data.batch_tokens in each update."""
+        return None
+
     def explain(self) -> Sequence[str]:
         """Lines of `explain` on the training data."""
         return ()
@@ -83,6 +87,12 @@ def config_of_set(config: Config, name: str) -> Config:
     for hook in data_hooks(config):
         config = hook.config_of_set(config, name)
     return config
+
+
+def trained_tokens(config: Config) -> int:
+    """Tokens of a side that a run trains on at most."""
+    tokens = next(filter(None, (hook.trained_tokens() for hook in data_hooks(config))), None)
+    return tokens or config.train.steps * config.data.batch_tokens
 
 
 def control_symbols(config: Config) -> dict[str, str]:

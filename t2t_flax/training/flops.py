@@ -11,6 +11,7 @@ import numpy as np
 from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config, Model
+from t2t_flax.data.hooks import trained_tokens
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.training.train_state import parameters_of
 
@@ -128,6 +129,6 @@ def explain_flops(config: Config, params: Mapping[str, Any], vocab: int) -> list
     per_token = {n: products.flops(config.model, padded_tokens(1, n)) / n for n in (27, 64, 256)}
     for length, flops in per_token.items():
         lines.append(f"  pairs of {length:3} + {length:3} tokens          {flops / 1e6:>11,.1f} million")
-    whole = per_token[27] * config.data.batch_tokens * config.train.steps
+    whole = per_token[27] * trained_tokens(config)
     lines.append(f"  whole run, pairs of 27 + 27         {whole:>11.2e} in all")
     return lines

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Config
-from t2t_flax.data.hooks import data_hooks
+from t2t_flax.data.hooks import data_hooks, trained_tokens
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
@@ -66,7 +66,7 @@ def _batches(config: Config) -> list[str]:
         )
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")
-    lines.append(f"  {config.train.steps:,} updates, {config.train.steps * d.batch_tokens:,} tokens per side")
+    lines.append(f"  {config.train.steps:,} updates, {trained_tokens(config):,} tokens per side")
     return lines + _sources(config)
 
 

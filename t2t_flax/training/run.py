@@ -55,6 +55,7 @@ def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, 
     return {
         "step": progress.step,
         "updates_per_epoch": setup.batches.updates_per_epoch,
+        "corpus_target_tokens": setup.corpus.train.meta["target"]["tokens"],
         "config": config_lib.as_json(setup.config),
         "digests": setup.digests,
         "progress": dataclasses.asdict(progress),
@@ -180,8 +181,12 @@ class Run:
         self._since, self._tokens, self._slots = self._busy(), 0, 0
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Appends a line to metrics.jsonl, in process 0, and tells the hooks."""
+        """Appends a line to metrics.jsonl, in process 0, with the tokens so far, and tells the hooks."""
         if self._writer:
+            values = values | {
+                "total_source_tokens": self.progress.source_tokens,
+                "total_target_tokens": self.progress.target_tokens,
+            }
             self._writer.write(step, values)
             for hook in self.hooks:
                 hook.on_log(step, values)
@@ -234,6 +239,8 @@ class Run:
         or sets `failure`.
         """
         config, source = self.setup.config, batch.batch
+        self.progress.source_tokens += source.source_tokens
+        self.progress.target_tokens += source.target_tokens
         if finite := bool(values.pop("finite")):
             self.progress.skipped_in_a_row = 0
         else:

@@ -59,6 +59,9 @@ class TrainProgress:
     """The run stopped before or during the evaluation of `step`; the resumed run starts with it."""
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
     """By bucket: compile, data, step, eval, save."""
+    source_tokens: int = 0
+    target_tokens: int = 0
+    """Real tokens of all updates up to `step`, which batches that grow do not share evenly."""
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
     """Of the updates up to `step`, the last ones that were skipped without one in between that was not."""

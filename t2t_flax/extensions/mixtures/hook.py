@@ -40,6 +40,14 @@ class MixturesHook(DataHook):
     def make_stream(self, make):
         return mixed_stream(make, self._config)
 
+    def trained_tokens(self):
+        steps, sizes = self._config.train.steps, {0: self._config.data.batch_tokens} | parse_batch_tokens(self._config)
+        ends = [*sizes, steps][1:]
+        return sum(
+            tokens * (min(end, steps) - min(start, steps))
+            for (start, tokens), end in zip(sizes.items(), ends, strict=True)
+        )
+
     def explain(self):
         lines = [f"only the first {count:,} pairs of {name}" for name, count in self._limits.items()]
         lines += [f"a random sample of {count:,} pairs of {name}" for name, count in self._samples.items()]

@@ -156,10 +156,11 @@ def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> 
         shutil.copytree(workdir / "checkpoints" / str(step), checkpoint)
         meta = read_meta(checkpoint)
         meta.pop("metric", None)
+        tokens = {name: meta["progress"][name] for name in ("source_tokens", "target_tokens")}
         meta |= {
             "step": branch.start,
             "config": config_lib.as_json(branch.config),
-            "progress": dataclasses.asdict(TrainProgress(step=branch.start)),
+            "progress": dataclasses.asdict(TrainProgress(step=branch.start, **tokens)),
             "updates_per_epoch": max(1, round(meta["updates_per_epoch"] / branch.factor)),
             "branch_of": {"workdir": str(workdir), "step": step},
         }

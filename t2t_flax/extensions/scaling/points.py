@@ -15,9 +15,15 @@ from t2t_flax.training.progress import read_metrics
 
 @dataclasses.dataclass(frozen=True)
 class RunPoint:
-    """A run. encoder, decoder: parameters of the layers, without embeddings. tokens: target tokens that it was trained on;
-    corpus: those of a pass through its corpus. flops: of training, 6 for each parameter and token of its side. loss: the
-    lowest validation loss, nats per token without label smoothing.
+    """A run up to its lowest validation loss.
+
+    Args:
+      encoder: parameters of the encoder's layers, without embeddings.
+      decoder: parameters of the decoder's layers.
+      tokens: target tokens that the run was trained on.
+      corpus: target tokens of its training pairs.
+      flops: FLOPs of training, 6 for each parameter and token of its side.
+      loss: lowest validation loss, nats per token without label smoothing.
     """
 
     name: str
@@ -85,31 +91,25 @@ def _read(workdir: epath.Path) -> RunPoint:
         )
     meta = read_meta(workdir / "checkpoints" / str(steps[-1]))
     lines = read_metrics(workdir)
-    evaluations = [
-        (line["step"], line["valid_nll"]) for line in lines if math.isfinite(line.get("valid_nll", math.nan))
-    ]
+    evaluations = [line for line in lines if math.isfinite(line.get("valid_nll", math.nan))]
     if not evaluations:
         raise UserError(
             f"{workdir} has no validation loss: train it with config.data.valid and config.eval.every_steps."
         )
-    updates = [(line["source_tokens"], line["target_tokens"]) for line in lines if "target_tokens" in line]
-    if not updates:
-        raise UserError(f"{workdir}/metrics.jsonl has no line of an update: set config.log.every_steps to log some.")
-    source, target = np.mean(updates, 0)
+    best = min(evaluations, key=lambda line: line["valid_nll"])
+    source, target = best["total_source_tokens"], best["total_target_tokens"]
     sizes = {side: 0 for side in ("encoder", "decoder")}
     for path, (_, shape) in meta["arrays"]["params"].items():
         side = path.partition("_")[0]
         if side in sizes and not path.startswith("decoder_start_token"):
             sizes[side] += math.prod(shape)
-    flops = 6 * (sizes["encoder"] * source + sizes["decoder"] * target)
-    last = evaluations[-1][0]
     return RunPoint(
         workdir.name,
         **sizes,
-        tokens=last * float(target),
-        corpus=meta["updates_per_epoch"] * float(target),
-        flops=last * float(flops),
-        loss=min(loss for _, loss in evaluations),
+        tokens=float(target),
+        corpus=float(meta["corpus_target_tokens"]),
+        flops=6.0 * (sizes["encoder"] * source + sizes["decoder"] * target),
+        loss=best["valid_nll"],
     )
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from helpers.configs import DATA, random_pairs, write_store
+from helpers.configs import DATA, random_pairs, small_config, write_store
 from helpers.refusals import assert_names, refused
 from helpers.runs import start, tiny_run
 from helpers.update_checks import Lengths
@@ -340,3 +340,11 @@ def test_a_later_phase_may_change_on_resume(tmp_path, cache, key, before, after,
     assert losses(resumed) == losses(whole) and len(losses(whole)) == 14
     changes = [json.loads(line).get("config_changed") for line in (resumed / "metrics.jsonl").read_text().splitlines()]
     assert {f"mixtures.{key}": [before, after]}.items() <= next(filter(None, changes)).items()
+
+
+@pytest.mark.parametrize("growth, tokens", [("4: 1024; 8: 2048; 20: 4096", 9216), ("20: 4096", 2560)])
+def test_explain_counts_the_tokens_of_batches_that_grow(growth, tokens):
+    base = small_config(data=dict(batch_tokens=256), train=dict(steps=10))
+    lines = [describe(config) for config in (base, base.with_values({"mixtures.batch_tokens": growth}))]
+    flops = [float(text.partition("pairs of 27 + 27")[2].split()[0]) for text in lines]
+    assert f"{tokens:,} tokens per side" in lines[1] and flops[1] / flops[0] == pytest.approx(tokens / 2560, rel=0.02)

@@ -1,6 +1,7 @@
 """Runs become points, and a law is fitted to them and shown."""
 
 import dataclasses
+import itertools
 import json
 import math
 
@@ -18,8 +19,12 @@ from t2t_flax.training import loop
 
 @pytest.mark.slow
 def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
-    run = tiny_run(tmp_path / "run", steps=6, eval=dict(every_steps=3))
-    loop.train(start(run, tmp_path / "run", cache), score=None)
+    """The batches grow, and the run is stopped and resumed."""
+    for steps in (3, 6):
+        run = tiny_run(tmp_path / "run", steps=steps, eval=dict(every_steps=3), log=dict(every_steps=2))
+        run = run.with_values({"mixtures.batch_tokens": "4: 1024"})
+        setup = start(run, tmp_path / "run", cache)
+        loop.train(setup, score=None)
     assert read_runs([str(tmp_path / "run")]) == ([], ["run"])
     (tmp_path / "run" / "complete.json").write_text("{}")
     ((point,), _) = read_runs([str(tmp_path / "run")])
@@ -29,9 +34,17 @@ def test_sizes_tokens_and_losses_are_those_of_the_run(tmp_path, cache):
         import jax
 
         assert getattr(point, side) == sum(x.size for x in jax.tree.leaves(layers))
+    tokens = list(itertools.accumulate(setup.batches.batch(k).target_tokens for k in range(6)))
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert point.tokens == pytest.approx(sum(line.get("target_tokens", 0) for line in lines))
+    assert [line["total_target_tokens"] for line in lines] == [tokens[line["step"] - 1] for line in lines]
+    assert tokens[-1] > 1.5 * 6 * tokens[0] and point.tokens == tokens[-1]
     assert point.loss == min(line["valid_nll"] for line in lines if "valid_nll" in line)
+    assert point.corpus == setup.corpus.train.meta["target"]["tokens"]
+    # A later evaluation with a higher loss changes nothing.
+    worse = {"step": 9, "valid_nll": 99.0, "total_source_tokens": 10**9, "total_target_tokens": 10**9}
+    with (tmp_path / "run" / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps(worse) + "\n")
+    assert read_runs([str(tmp_path / "run")])[0] == [point]
     (tmp_path / "other").mkdir()
     with refused("other"):
         read_runs([str(tmp_path / "other")])
