@@ -13,6 +13,9 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.config.keys import OF_USER
+from t2t_flax.config.overrides import check_average
+from t2t_flax.config.schema import keys_of_kind
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -177,6 +180,7 @@ def _updates(
 
     group, say = supervisor.group, supervisor.group.say
     setup = set_up_training(config, workdir, corpus)
+    check_average(config, setup.batches.updates_per_epoch)
     say("\n".join(filter(None, [*_describe(setup, group), *notes, precision.advice(config, decoding=False)])))
     try:
         end = train_loop(setup, validation_score(setup, supervisor), say, supervisor)
@@ -226,9 +230,8 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
     evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:
         best = end.reason == "patience" and not average
-        data = config.data  # places on this machine are taken from the command line, never from the stored config
-        places = {"data.cache": data.cache, "data.root": data.root}
-        loaded = load(workdir, average=average, best=best, at_most=True, overrides=places, group=supervisor.group)
+        own = {name: config.value(name) for name in (*keys_of_kind(*OF_USER), "data.root")}  # loading would drop them
+        loaded = load(workdir, average=average, best=best, at_most=True, overrides=own, group=supervisor.group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.checkpoint.metric is not None:
             why = f"the best checkpoint by config.eval.metric, as config.eval.patience = {config.eval.patience} ended the run"

@@ -5,7 +5,7 @@ Rows name modules, which are imported when they are used, so that a run imports 
 
 import dataclasses
 import importlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
 
@@ -77,12 +77,21 @@ Row = TypeVar("Row")
 class Table(dict[str, Row]):
     """Rows of one kind by name, such as decoders: `module`, `module:object`, or a record that has a `module`. The choices of a
     config key are the names in its table.
+
+    Attributes:
+      ignores: config keys that have no effect where a row is chosen, by the row's name.
     """
 
-    def add(self, name: str, row: Row) -> None:
+    def __init__(self, rows: Mapping[str, Row] | None = None):
+        super().__init__(rows or {})
+        self.ignores: dict[str, tuple[str, ...]] = {}
+
+    def add(self, name: str, row: Row, *, ignores: tuple[str, ...] = ()) -> None:
         """Adds a row. Raises ValueError for a name that another row has."""
         if self.setdefault(name, row) != row:
             raise ValueError(f"two rows are called {name!r}: {self[name]} and {row}")
+        if ignores:
+            self.ignores[name] = ignores
 
     def load(self, name: str) -> Any:
         """The module of a row, or its object. Raises ValueError for an unknown name."""

@@ -11,12 +11,11 @@ ALLOWED_IMPORTS = {
     "version": set(),
     "filesystem": {"errors", "registry"},
     "json_file": set(),
-    "language": {"errors"},
     "locks": {"errors", "filesystem", "json_file", "registry"},
-    "config": {"errors", "json_file", "language", "registry"},
+    "config": {"errors", "json_file", "registry"},
     "process_setup": {"config", "errors"},
     "model_forms": {"config", "errors", "registry"},
-    "data": {"config", "registry", "errors", "filesystem", "json_file", "language", "locks"},
+    "data": {"config", "registry", "errors", "filesystem", "json_file", "locks"},
     "models": {"config", "errors", "registry"},
     "distributed": {"config", "errors", "filesystem", "process_setup", "registry"},
     "training": {
@@ -61,7 +60,7 @@ ALLOWED_IMPORTS = {
         "tasks",
         "version",
     },
-    "tasks": {"config", "registry", "errors", "filesystem", "data", "language"},
+    "tasks": {"config", "registry", "errors", "filesystem", "data"},
 }
 NO_JAX = (
     "config",
@@ -69,7 +68,6 @@ NO_JAX = (
     "errors",
     "filesystem",
     "json_file",
-    "language",
     "locks",
     "model_forms",
     "registry",

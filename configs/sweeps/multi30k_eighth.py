@@ -15,7 +15,6 @@ def get_config():
     c.data.batch_tokens = 1500
     c.model.d_model, c.model.d_ff, c.model.num_heads = 64, 256, 8
     c.model.num_encoder_layers = c.model.num_decoder_layers = 3
-    c.model.max_positions = 128
     c.model.pad_vocab_to_multiple = 8
     c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "inverse_sqrt", 4e-3, 500
     c.train.steps = 3500

@@ -40,4 +40,5 @@ def get_sweep(size: str = "wmt14") -> Sweep:
 
 
 def shrink(keys: dict) -> dict:
-    return {key: value // DIVISORS[key] if key in DIVISORS else value for key, value in keys.items()}
+    shrunk = {key: value // DIVISORS[key] if key in DIVISORS else value for key, value in keys.items()}
+    return shrunk | ({"model.max_positions": 128} if "model.position" in keys else {})

@@ -2,9 +2,9 @@
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.config.keys import type_name
+from t2t_flax.config.keys import OF_USER, type_name
 from t2t_flax.config.presets import find, preset, presets
-from t2t_flax.config.schema import fields
+from t2t_flax.config.schema import conditions, fields, unmet
 from t2t_flax.errors import UserError
 from t2t_flax.process_setup import prepare_process
 
@@ -99,4 +99,9 @@ def _keys(config: config_lib.Config) -> list[str]:
         changed = "" if value == item.default else f" (default {item.default!r})"
         unit = f" [{item.metadata['unit']}]" if item.metadata["unit"] else ""
         lines.append(f"  {name} = {value!r}{changed}{unit}\n      {type_name(item)}: {item.metadata['doc']}")
+        kind = item.metadata["kind"]
+        lines += [f"      {kind}: never taken from a stored config"] if kind in OF_USER else []
+        if needed := conditions().get(name):
+            here = " (not here)" if unmet(name, config.value) else ""
+            lines.append(f"      read with {' and '.join(when.text for when in needed)}{here}")
     return lines

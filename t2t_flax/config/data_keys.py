@@ -1,21 +1,25 @@
 """Keys of the data: corpus, tokenizers, batches; the sets that data.train, data.valid and data.test name."""
 
+import functools
+import operator
 import re
 from dataclasses import dataclass
 
-from t2t_flax.config.keys import MODEL, SCORES, TRANSLATIONS, key, mutable_key
+from t2t_flax.config.keys import MODEL, READ, SCORES, TEXT, TRANSLATIONS, WRITTEN, When, key, mutable_key
 from t2t_flax.errors import UserError
-from t2t_flax.language import named_languages
 from t2t_flax.registry import TASKS, TOKENIZERS
 
 PAD, EOS, UNK = 0, 1, 2
 FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
 RESERVED = ("train", "valid", "test")
-DEFAULT_LANGUAGES = "en", "de"
 VALID_PREFIX = "valid."
 """Before the names of validation sets, where they stand beside those of test sets."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENTRY = re.compile(r"\s*([^=/\\,:;\s]+)\s*=(.*)", re.DOTALL)
+_trained_key = functools.partial(
+    key, when=When((("data.tokenizer_model", operator.not_),), "config.data.tokenizer_model empty")
+)
+"""A key of how a tokenizer is trained."""
 
 
 @dataclass(frozen=True)
@@ -30,37 +34,32 @@ class Data:
         "",
         "training pairs: 'SRC,TGT' files (plain or .gz, .bz2, .xz, .zst), 'toy:SPLIT', or a form of an extension, such as "
         "'tfds:NAME:SPLIT'; several sources: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        kind=READ,
     )
     valid: str = mutable_key(
         "",
         "validation pairs, in the same forms; 'SRC,REF1,REF2' = several references; several sets, of whose metrics the mean "
         "counts: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        kind=READ,
     )
     test: str = mutable_key(
         "",
         "test pairs, in the same forms as validation pairs; several sets with a record each: 'NAME=SRC,TGT; NAME=SRC,TGT'",
+        kind=READ,
     )
-    root: str = mutable_key("", "folder that the relative paths above are resolved against; for tfds its data_dir")
-    source_language: str = key(
-        "",
-        "language code of the source side, of ISO 639; empty = as the names of files or columns say it (train.en,train.de), en "
-        "where none does",
-        changes=SCORES,
+    root: str = mutable_key(
+        "", "folder that the relative paths above are resolved against; for tfds its data_dir", kind=READ
     )
-    target_language: str = key(
-        "",
-        "language code of the target side, of ISO 639; empty = as the names of files or columns say it (train.en,train.de), de "
-        "where none does",
-        changes=SCORES,
-    )
-    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data")
+    source_language: str = key("en", "language code of the source side", changes=SCORES, kind=TEXT)
+    target_language: str = key("de", "language code of the target side", changes=SCORES, kind=TEXT)
+    cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", kind=WRITTEN)
     num_workers: int = mutable_key(
         0,
         "processes that tokenise, and lay out updates ahead; 0 = as the cores allow, 1 = this one alone",
         low=0,
         high=1024,
     )
-    corpus: str = mutable_key("", "name of the corpus for records, beside its digest")
+    corpus: str = mutable_key("", "name of the corpus for records, beside its digest", kind=TEXT)
     pretokenized: bool = key(
         False, "the text is already Moses-tokenised, and BLEU is computed on its tokens as they are", changes=SCORES
     )
@@ -73,6 +72,7 @@ class Data:
         "",
         "existing tokenizer: a SentencePiece .model file, or a folder with source and target; or what the tokenizer of an "
         "extension is built from",
+        kind=READ,
     )
     vocab_size: int = key(
         37000, "size of the vocabulary, or of each of the two if not joint (5.1)", unit="pieces", low=8, high=10**7
@@ -80,13 +80,17 @@ class Data:
     joint_vocabulary: bool = key(
         True, "one vocabulary for both languages (5.1); needed by model.tie_embeddings = all", changes=MODEL
     )
-    tokenizer_sentences: int = key(
+    tokenizer_sentences: int = _trained_key(
         2_000_000, "maximum number of sentences on which the tokenizer is trained", unit="sentences", low=1
     )
-    character_coverage: float = key(1.0, "fraction of the text's characters that have a piece", low=0.98, high=1.0)
-    byte_fallback: bool = key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
-    normalization: str = key("nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity"))
-    split_digits: bool = key(False, "every digit is a piece of its own")
+    character_coverage: float = _trained_key(
+        1.0, "fraction of the text's characters that have a piece", low=0.98, high=1.0
+    )
+    byte_fallback: bool = _trained_key(True, "spell unseen characters in bytes (takes 256 pieces) instead of <unk>")
+    normalization: str = _trained_key(
+        "nmt_nfkc", "Unicode normalisation inside the tokenizer", choices=("nmt_nfkc", "identity")
+    )
+    split_digits: bool = _trained_key(False, "every digit is a piece of its own")
     max_length: int = key(
         256, "maximum length of either side of a training pair, EOS included", unit="tokens", low=2, high=2**17
     )
@@ -113,19 +117,6 @@ class Data:
         "of an update. 0 = one microbatch",
         low=0,
     )
-
-    def __post_init__(self):
-        """Sets languages that are empty to those of the first source whose names say some, else to en and de. A side that they
-        do not say stays empty.
-        """
-        if self.source_language and self.target_language:
-            return
-        specs = [*self.train_sources.values(), *self.valid_sets.values(), *self.test_sets.values()]
-        named = (named_languages(spec) for spec in specs if self.task == "translation")
-        sides = next((pair[:2] for pair in named if any(pair)), None)
-        source, target = (side.code if side else "" for side in sides) if sides else DEFAULT_LANGUAGES
-        object.__setattr__(self, "source_language", self.source_language or source)
-        object.__setattr__(self, "target_language", self.target_language or target)
 
     @property
     def train_sources(self) -> dict[str, str]:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import math
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from t2t_flax.errors import UserError
@@ -13,24 +13,80 @@ _LARGEST = {int: 2**31 - 1, float: 1e30}
 """Largest int32 and float32 values: the bounds of a key that has none of its own."""
 
 
-MODEL, TRANSLATIONS, SCORES, TRAINING, NOTHING = "model", "translations", "scores", "training", ""
+MODEL, TRANSLATIONS, PRINTED, SCORES, TRAINING, NOTHING = "model", "translations", "printed", "scores", "training", ""
+
+NUMBER, TEXT, READ, WRITTEN, PROGRAM, CODE = (
+    "number", "text", "path that is read", "path that is written", "program", "code",
+)  # fmt: skip
+"""Kinds of values. PROGRAM and CODE: a value by which a program is run, or a module or a pickle loaded."""
+RUN = (PROGRAM, CODE)
+OF_USER = (WRITTEN, *RUN)
+"""Kinds that a stored config, which may be somebody else's, cannot set: see `overrides.from_elsewhere`."""
+
+
+@dataclasses.dataclass(frozen=True)
+class When:
+    """A condition on the values of other keys.
+
+    Attributes:
+      tests: keys with a test of their value, of which one must hold.
+      text: the condition in messages: `config.decode.strategy = sample`.
+    """
+
+    tests: tuple[tuple[str, Callable[[Any], bool]], ...]
+    text: str
+
+    def __or__(self, other: "When") -> "When":
+        return When(self.tests + other.tests, f"{self.text} or {other.text}")
+
+    def holds(self, value_of: Callable[[str], Any]) -> bool:
+        """Return whether the condition holds where `value_of(key)` is the value of a key."""
+        return any(test(value_of(name)) for name, test in self.tests)
+
+
+def one_of(name: str, *values: Any) -> When:
+    """Require one of these values of a key."""
+    return When(((name, values.__contains__),), f"config.{name} = {' or '.join(map(str, values))}")
+
+
+def none_of(name: str, *values: Any) -> When:
+    """Require another value of a key than these."""
+    return When(
+        ((name, lambda value: value not in values),), f"config.{name} other than {' or '.join(map(str, values))}"
+    )
+
+
+def is_set(name: str) -> When:
+    """Require a value of a key that is not 0 or empty."""
+    return When(((name, bool),), f"config.{name} set")
+
+
+def lists(name: str, word: str) -> When:
+    """Require a word in the value of a key, a list with commas."""
+    return When(((name, lambda value: word in str(value)),), f"{word} in config.{name}")
 
 
 def key(
     default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
-    changes: str | None = None, read_with: tuple[str, ...] = (), ignored_with: tuple[str, ...] = (), file: bool = False,
+    changes: str | None = None, when: When | Sequence[When] = (), kind: str = "",
 ) -> Any:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
-    mutable: may change when a run is resumed. changes: what another value affects in a trained run: MODEL = the function that it
-    computes, TRANSLATIONS = its outputs, SCORES = their scores, TRAINING = future updates, NOTHING = speed, memory, scheduling
-    and display. Default: TRAINING, NOTHING if mutable. read_with: another key and the values with which alone this one is read.
-    ignored_with: those with which it is not. file: the value is the path of a file whose content counts.
-    Raises ValueError for a mutable key that changes the model.
+    Args:
+      mutable: whether it may change when a run is resumed.
+      changes: what another value affects in a trained run: MODEL = the function that it computes, TRANSLATIONS = its outputs,
+        PRINTED = what flags print beside these, SCORES = their scores, TRAINING = future updates, NOTHING = speed, memory,
+        scheduling and display. Default: TRAINING, NOTHING if mutable.
+      when: conditions without which the key is not read: another value than the default is then refused.
+      kind: NUMBER, TEXT ...; required for a text without choices. The content of a file at a READ path counts, not its name.
+
+    Raises ValueError for a mutable key that changes the model, and for a text without a kind.
     """
     changes = (NOTHING if mutable else TRAINING) if changes is None else changes
     if mutable and changes == MODEL:
         raise ValueError(f"a run cannot go on as another model, so this key cannot be mutable: {doc}")
+    if not kind and isinstance(default, str) and not choices:
+        raise ValueError(f"this key needs a kind: {doc}")
     metadata = dict(
         doc=doc,
         unit=unit,
@@ -39,9 +95,8 @@ def key(
         high=high,
         mutable=mutable,
         changes=changes,
-        read_with=read_with,
-        ignored_with=ignored_with,
-        file=file,
+        when=(when,) if isinstance(when, When) else tuple(when),
+        kind=kind or (TEXT if choices else NUMBER),
     )
     return dataclasses.field(default=default, metadata=metadata)
 

@@ -4,7 +4,7 @@ import functools
 from dataclasses import dataclass
 from typing import Any
 
-from t2t_flax.config.keys import MODEL, TRAINING, key
+from t2t_flax.config.keys import MODEL, TRAINING, key, one_of
 from t2t_flax.registry import (
     ACTIVATIONS,
     ATTENTION_KERNELS,
@@ -101,9 +101,16 @@ class Model:
         "index of the first position of the sinusoids: 0 in the paper, 2 in fairseq",
         low=0,
         high=2,
-        read_with=("model.position", "sinusoid_interleaved", "sinusoid_halves"),
+        when=one_of("model.position", "sinusoid_interleaved", "sinusoid_halves"),
     )
-    max_positions: int = model_key(1024, "rows of the learned position tables", unit="tokens", low=1, high=2**20)
+    max_positions: int = model_key(
+        1024,
+        "rows of the learned position tables",
+        unit="tokens",
+        low=1,
+        high=2**20,
+        when=one_of("model.position", "learned"),
+    )
     tie_embeddings: str = model_key(
         "all",
         "one matrix for source, target and softmax (3.4); decoder = target and softmax; none = three matrices",

@@ -1,19 +1,37 @@
 """Builds a checked, frozen `Config` from keys and overrides, converts it to and from JSON, and compares two."""
 
 import difflib
+import functools
 import json
+import logging
+import math
+import shlex
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import ml_collections
 
 from t2t_flax.config import keys
-from t2t_flax.config.keys import MODEL, TRAINING
-from t2t_flax.config.schema import CORE_GROUPS, HIGHER_IS_BETTER, Config, Mesh, Model, fields, groups, keys_that_change
+from t2t_flax.config.keys import MODEL, OF_USER, RUN, TRAINING
+from t2t_flax.config.schema import (
+    CORE_GROUPS,
+    HIGHER_IS_BETTER,
+    Config,
+    Data,
+    Mesh,
+    Model,
+    conditions,
+    fields,
+    groups,
+    keys_of_kind,
+    keys_that_change,
+    unmet,
+)
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
-from t2t_flax.language import Language
-from t2t_flax.registry import GROUPS
+from t2t_flax.registry import GROUPS, SOURCES
 
+log = logging.getLogger("t2t_flax")
 NOT_A_CONFIG = (
     "this is not the config.json of a run; nothing was changed. Name another folder, or restore the file: each checkpoint "
     'holds a copy under "config" in checkpoints/N/meta/metadata'
@@ -22,7 +40,7 @@ NOT_A_CONFIG = (
 
 def default_config() -> ml_collections.ConfigDict:
     """All keys with their defaults, as the locked `ConfigDict` that a config file edits and returns."""
-    return ml_collections.ConfigDict({name: _asdict(group) for name, group in groups().items()}).lock()
+    return to_config_dict(Config())
 
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
@@ -36,14 +54,53 @@ def _asdict(group: Any) -> dict[str, Any]:
 
 def override(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
     """A copy of `config` in plain, unchecked dicts, with `overrides`, from dotted key to text, which is parsed by the key's
-    type. Raises UserError for an unknown key (the nearest known one is named), for text that is not of the key's type, and if
+    type. Values of `config` that have no effect beside them go back to the default, with a warning.
+
+    Raises UserError for an unknown key (the nearest known one is named), for text that is not of the key's type, and if
     `config` is not a dict of groups.
     """
-    values = _groups_of(config)
+    before, values = _groups_of(config), _groups_of(config)
     for name, text in overrides.items():
         group, item = _known(name).split(".")
         values.setdefault(group, {})[item] = keys.parse_value(name, fields()[name], text)
+    _reset_unread(values, before, overrides)
     return values
+
+
+def _reset_unread(values: dict[str, Any], before: dict[str, Any], given: Container[str]) -> None:
+    """Remove values from groups of keys that are read with the values `before`, but not with these; keep those `given`."""
+    now, then = _value_of(values), _value_of(before)
+
+    def is_lost(name: str) -> bool:
+        if name in given or now(name) == fields()[name].default:
+            return False
+        return unmet(name, now) is not None and unmet(name, then) is None
+
+    while lost := [name for name in conditions() if is_lost(name)]:
+        for name in lost:
+            when, default = unmet(name, now), fields()[name].default
+            assert when
+            _warn(
+                f"config.{name} = {keys.show(now(name))} goes back to {default!r}: it has an effect only with {when.text}."
+            )
+        for name in lost:
+            group, _, item = name.partition(".")
+            del values[group][item]
+
+
+def _value_of(groups: Mapping[str, Mapping[str, Any]]) -> Callable[[str], Any]:
+    """The value of a key, by its dotted name, in groups of keys that may lack it."""
+
+    def value_of(name: str) -> Any:
+        group, _, item = name.partition(".")
+        return groups.get(group, {}).get(item, fields()[name].default)
+
+    return value_of
+
+
+@functools.cache  # once in a process: a command reads a config several times
+def _warn(message: str) -> None:
+    log.warning(message)
 
 
 def _groups_of(config: Any) -> dict[str, Any]:
@@ -92,7 +149,9 @@ def as_json(config: Config) -> dict[str, Any]:
 
 
 def from_json(text: str) -> Config:
-    """A resolved config from `to_json`'s text. Raises UserError for any other text."""
+    """A resolved config from `to_json`'s text, to compare with: for use it goes through `from_elsewhere`. Raises UserError for
+    any other text.
+    """
     try:
         values = parse_json(text)
     except ValueError as error:
@@ -100,6 +159,64 @@ def from_json(text: str) -> Config:
     if not isinstance(values, dict) or not CORE_GROUPS.keys() <= values.keys():
         raise UserError(f"{NOT_A_CONFIG} (it lacks groups of keys).")
     return resolve(values)
+
+
+def values_of_user(config: Config) -> dict[str, Any]:
+    """The values of a config that a stored one cannot have, see `from_elsewhere`: what is run, and where files are written."""
+    names = keys_of_kind(*OF_USER)
+    return {name: value for name in names if (value := config.value(name)) != fields()[name].default}
+
+
+def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, dict[str, Any]]:
+    """(a stored config as it may be used, the values that it loses by that).
+
+    It may be somebody else's, so it cannot name what is run, or a folder that is written: `keys.OF_USER`, and data.root where a
+    source would be written there. The keys in `given`, which the user overrides, stay for that.
+    """
+    root = {"data.root": stored.data.root} if _writes_to_root(stored.data) else {}
+    lost = {name: value for name, value in (values_of_user(stored) | root).items() if name not in given}
+    defaults = {name: fields()[name].default for name in lost}
+    return (resolve(override(to_config_dict(stored), defaults)), lost) if lost else (stored, {})
+
+
+def _writes_to_root(data: Data) -> bool:
+    """Whether opening a source of the data would write files to data.root."""
+    specs = (*data.train_sources.values(), *data.valid_sets.values(), *data.test_sets.values())
+    for spec in map(str.strip, specs if data.root else ()):
+        name = next((name for name, form in SOURCES.items() if spec.startswith(f"{form.prefix or None}:")), None)
+        writes = name and getattr(SOURCES.load(name), "writes", None)
+        if writes and writes(spec, data.root):
+            return True
+    return False
+
+
+def warn_of_lost(lost: Mapping[str, Any], where: str) -> None:
+    """Warn of values that a stored config has lost, see `from_elsewhere`, and by which something would be run."""
+    if run := [name for name in lost if fields()[name].metadata["kind"] in RUN]:
+        _warn(
+            f"{where} sets {_shown(run, lost)}, which a stored config cannot: it names what is run. {_flags(run, lost)}"
+        )
+
+
+def check_lost(lost: Mapping[str, Any]) -> None:
+    """Raises UserError for lost values by which something would be run; warns of others."""
+    run = [name for name in lost if fields()[name].metadata["kind"] in RUN]
+    if run:
+        raise UserError(
+            f"a stored config cannot set {_shown(run, lost)}: it names what is run. {_flags(run, lost)} Give an empty value "
+            "to leave it out."
+        )
+    if lost:
+        _warn(f"{_shown(lost, lost)} is not taken over: it names a folder that is written. {_flags(lost, lost)}")
+
+
+def _shown(names: Iterable[str], values: Mapping[str, Any]) -> str:
+    return ", ".join(f"config.{name} = {keys.show(values[name])}" for name in names)
+
+
+def _flags(names: Iterable[str], values: Mapping[str, Any]) -> str:
+    flags = " ".join(shlex.quote(f"--config.{name}={keys.show(values[name], quote=False)}") for name in names)
+    return f"If it is yours, give {flags}."
 
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
@@ -183,14 +300,13 @@ def check_combinations(c: Config) -> None:
 
 def _check_keys_are_read(c: Config) -> None:
     """Raises UserError for a key that is set, but has no effect because of another key's value."""
-    for name, item in fields().items():
-        read_with, ignored_with = item.metadata["read_with"], item.metadata["ignored_with"]
-        if c.value(name) == item.default or not (read_with or ignored_with):
-            continue
-        chooser, *values = read_with or ignored_with
-        if (c.value(chooser) in values) == bool(ignored_with):
-            users = f"{'all but ' if ignored_with else ''}config.{chooser} = {' or '.join(values)}"
-            raise UserError(f"config.{name} = {c.value(name)} is for {users}; it is {c.value(chooser)}.")
+    for name in conditions():
+        value = c.value(name)
+        if value != fields()[name].default and (when := unmet(name, c.value)):
+            here = ", ".join(f"config.{chooser} = {keys.show(c.value(chooser))}" for chooser, _ in when.tests)
+            raise UserError(
+                f"config.{name} = {keys.show(value)} has no effect: it is read only with {when.text}. Here {here}."
+            )
 
 
 def _check_model(m: Model) -> None:
@@ -209,8 +325,6 @@ def _check_model(m: Model) -> None:
 
 def _check_data(c: Config) -> None:
     d, m = c.data, c.model
-    for side in ("source", "target"):
-        Language.read(getattr(d, f"{side}_language"), f"data.{side}_language")
     if m.tie_embeddings == "all" and not d.joint_vocabulary:
         raise UserError(
             "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot "
@@ -234,8 +348,6 @@ def _check_data(c: Config) -> None:
 
 def _check_decode(c: Config) -> None:
     d = c.decode
-    if d.strategy == "greedy" and d.n_best > 1:
-        raise UserError(f"config.decode.n_best = {d.n_best}: greedy search has one output; use beam or sample.")
     if d.strategy not in ("sample", "greedy") and d.n_best > d.beam_size:
         raise UserError(f"config.decode.n_best = {d.n_best} is more than config.decode.beam_size = {d.beam_size}.")
 
@@ -248,7 +360,10 @@ def _check_mesh(m: Mesh) -> None:
 
 
 def check_evaluation(c: Config) -> None:
-    """Raises UserError if an evaluation that a new training relies on never takes place. Stored runs are not checked."""
+    """Raises UserError if an evaluation that a new training relies on never takes place, and as `check_average`. Stored runs are
+    not checked.
+    """
+    check_average(c)
     e = c.eval
     if e.decode_every_steps and not c.data.valid:
         raise UserError(
@@ -265,3 +380,22 @@ def check_evaluation(c: Config) -> None:
                 f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed: set "
                 f"config.data.valid and {needed}."
             )
+
+
+def check_average(c: Config, updates_per_epoch: int = 0) -> None:
+    """Raises UserError for an average at the end of more checkpoints than the run will have. updates_per_epoch: 0 = not known
+    yet; where checkpoints go by epochs nothing is checked then.
+    """
+    k, steps = c.checkpoint, c.train.steps
+    if not c.data.test or (k.every_epochs and not updates_per_epoch):
+        return
+    intervals = [every for every in (k.every_steps, k.every_epochs * updates_per_epoch) if every]
+    count = sum(steps // every for every in intervals) - (steps // math.lcm(*intervals) if len(intervals) > 1 else 0)
+    if not k.every_epochs and not (k.every_steps and steps % k.every_steps == 0):
+        count += 1  # the last update
+    if k.average_last > max(1, count):
+        every = f"every_epochs = {k.every_epochs}" if k.every_epochs else f"every_steps = {k.every_steps}"
+        raise UserError(
+            f"config.checkpoint.average_last = {k.average_last} is never reached: config.train.steps = {steps} updates with "
+            f"config.checkpoint.{every} give {count} regular checkpoints. Lower average_last or the interval."
+        )

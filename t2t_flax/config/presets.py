@@ -11,13 +11,23 @@ import functools
 import importlib.util
 import operator
 import traceback
+from collections.abc import Container
 from pathlib import Path
 from typing import Any
 
 import ml_collections
 
 from t2t_flax.config.keys import hint, show
-from t2t_flax.config.overrides import check_evaluation, default_config, from_json, override, resolve, to_config_dict
+from t2t_flax.config.overrides import (
+    check_evaluation,
+    check_lost,
+    default_config,
+    from_elsewhere,
+    from_json,
+    override,
+    resolve,
+    to_config_dict,
+)
 from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
 from t2t_flax.registry import PRESET_MODULES, load_extensions
@@ -129,21 +139,23 @@ def find(name: str) -> Preset:
     return known[name]
 
 
-def load_config(path: str, overrides: dict[str, str] | None = None) -> Config:
+def load_config(path: str, *overrides: dict[str, str]) -> Config:
     """The checked, frozen config of `FILE.py[:variant]`, a run's `config.json` or a preset's name, with overrides such as
-    `{"model.dropout": "0.2"}`.
+    `{"model.dropout": "0.2"}`; of several, later ones act on what the earlier ones have made.
 
-    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, or an impossible combination.
+    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an impossible combination, and for a
+    config.json that names what is run (`overrides.from_elsewhere`).
     """
-    config = resolve(override(_read(path), overrides or {}))
+    values = functools.reduce(override, overrides, _read(path, set().union(*overrides)))
+    config = resolve(values)
     check_evaluation(config)
     return config
 
 
-def _read(path: str) -> ml_collections.ConfigDict:
+def _read(path: str, given: Container[str]) -> Any:
     file = path.partition(":")[0]
     if path.endswith(".json") and Path(path).is_file():
-        return _stored(path)
+        return _stored(path, given)
     if not Path(file).is_file() and "/" not in path and not file.endswith((".py", ".json")):
         return preset(path)
     config = from_python_file("--config", path, "get_config", "configs/toy.py")
@@ -152,9 +164,11 @@ def _read(path: str) -> ml_collections.ConfigDict:
     return config
 
 
-def _stored(path: str) -> ml_collections.ConfigDict:
+def _stored(path: str, given: Container[str]) -> ml_collections.ConfigDict:
     try:
-        return to_config_dict(from_json(Path(path).read_text()))
+        config, lost = from_elsewhere(from_json(Path(path).read_text()), given)
+        check_lost(lost)
+        return to_config_dict(config)
     except (ValueError, OSError) as error:
         raise UserError(f"--config={path} cannot be read: {error}.") from None
     except UserError as error:

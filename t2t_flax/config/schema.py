@@ -9,14 +9,28 @@ import dataclasses
 import functools
 import hashlib
 import typing
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from etils import epath
 
 from t2t_flax.config.data_keys import Data
-from t2t_flax.config.keys import MODEL, SCORES, TRAINING, TRANSLATIONS, key, keys_of, mutable_key
+from t2t_flax.config.keys import (
+    MODEL,
+    READ,
+    SCORES,
+    TEXT,
+    TRAINING,
+    TRANSLATIONS,
+    When,
+    is_set,
+    key,
+    keys_of,
+    mutable_key,
+    none_of,
+    one_of,
+)
 from t2t_flax.config.model_keys import Model
 from t2t_flax.errors import UserError
 from t2t_flax.registry import AVERAGING, DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
@@ -38,16 +52,16 @@ class Optimizer:
         "inverse_sqrt = peak_lr * sqrt(warmup / t), constant = peak_lr",
         choices=SCHEDULES,
     )
-    lr_scale: float = rate_key(1.0, "factor of the noam schedule", low=0.0, read_with=("optimizer.schedule", "noam"))
+    lr_scale: float = rate_key(1.0, "factor of the noam schedule", low=0.0, when=one_of("optimizer.schedule", "noam"))
     peak_lr: float = rate_key(
-        5e-4, "peak learning rate of every schedule but noam", low=0.0, ignored_with=("optimizer.schedule", "noam")
+        5e-4, "peak learning rate of every schedule but noam", low=0.0, when=none_of("optimizer.schedule", "noam")
     )
     warmup_steps: int = rate_key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1)
     warmup_init: float = rate_key(
         0.0,
         "learning rate at the start of the warm-up to peak_lr",
         low=0.0,
-        ignored_with=("optimizer.schedule", "noam"),
+        when=none_of("optimizer.schedule", "noam"),
     )
     b1: float = key(0.9, "beta 1 of Adam (5.3)", low=0.0, high=0.9999)
     b2: float = key(0.98, "beta 2 of Adam (5.3)", low=0.0, high=0.999999)
@@ -71,19 +85,27 @@ class Optimizer:
 
 decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)
 """A key of the search: each decoding of a run may set it."""
+_beam_key = functools.partial(decode_key, when=none_of("decode.strategy", "greedy", "sample"))
+_sampling_key = functools.partial(decode_key, when=one_of("decode.strategy", "sample"))
 
 
 @dataclass(frozen=True)
 class Decode:
     strategy: str = decode_key("beam", "how translations are searched for", choices=SEARCHES)
-    beam_size: int = decode_key(4, "hypotheses in the beam (6.1)", low=1, high=256)
-    length_penalty: str = decode_key(
+    beam_size: int = _beam_key(4, "hypotheses in the beam (6.1)", low=1, high=256)
+    length_penalty: str = _beam_key(
         "gnmt",
         "divisor of the log-probability of L tokens: ((5 + L) / 6)^alpha (6.1), L^alpha, or none",
         choices=("gnmt", "power", "none"),
     )
-    alpha: float = decode_key(0.6, "exponent of the length penalty (6.1)", low=0.0, high=10.0)
-    early_stopping: str = decode_key(
+    alpha: float = decode_key(
+        0.6,
+        "exponent of the length penalty (6.1)",
+        low=0.0,
+        high=10.0,
+        when=(none_of("decode.strategy", "greedy", "sample"), none_of("decode.length_penalty", "none")),
+    )
+    early_stopping: str = _beam_key(
         "exact",
         "when the search for a sentence ends: once its result can no longer change, once beam_size hypotheses have finished "
         "(fairseq), or once the most likely one has",
@@ -94,15 +116,21 @@ class Decode:
     )
     max_length_ratio: float = decode_key(1.0, "output tokens allowed per source token (6.1)", low=0.0, high=100.0)
     n_best: int = decode_key(
-        1, "translations returned for each sentence, at most beam_size with beam search", low=1, high=1024
+        1,
+        "translations returned for each sentence, at most beam_size with beam search",
+        low=1,
+        high=1024,
+        when=none_of("decode.strategy", "greedy"),
     )
-    temperature: float = decode_key(1.0, "divides the logits in sampling", low=1e-4, high=1e4)
-    top_k: int = decode_key(0, "sample from the k most likely tokens; 0 = all", low=0)
-    top_p: float = decode_key(1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0)
-    epsilon: float = decode_key(
+    temperature: float = _sampling_key(1.0, "divides the logits in sampling", low=1e-4, high=1e4)
+    top_k: int = _sampling_key(0, "sample from the k most likely tokens; 0 = all", low=0)
+    top_p: float = _sampling_key(
+        1.0, "sample from the most likely tokens with this total probability", low=1e-6, high=1.0
+    )
+    epsilon: float = _sampling_key(
         0.0, "sample from the tokens with at least this probability, or the most likely one; 0 = all", low=0.0, high=1.0
     )
-    seed: int = decode_key(0, "seed of sampling", low=-(2**63), high=2**63 - 1)
+    seed: int = _sampling_key(0, "seed of sampling", low=-(2**63), high=2**63 - 1)
     engine: str = decode_key("jax", "what decodes: the JAX search, or the decoder of an extension", choices=DECODERS)
     precision: str = decode_key(
         "auto",
@@ -131,6 +159,7 @@ class Loss:
         "all",
         "classes that share label_smoothing: the whole vocabulary, or all but the target",
         choices=("all", "non_target"),
+        when=is_set("loss.label_smoothing"),
     )
     logits_chunk_size: int = key(
         512,
@@ -182,11 +211,17 @@ class Eval:
     decode_every_steps: int = mutable_key(
         0, "updates between decodings of the validation set for the task's main metric; 0 = none", low=0
     )
-    decode_sentences: int = mutable_key(0, "sentences of the validation set decoded during training; 0 = all", low=0)
+    decode_sentences: int = mutable_key(
+        0,
+        "sentences of the validation set decoded during training; 0 = all",
+        low=0,
+        when=is_set("eval.decode_every_steps"),
+    )
     metric: str = key(
         "nll",
         "metric that selects best checkpoints and counts for patience: nll, loss (with label smoothing), ppl, accuracy "
         "(of tokens), or one of the task's (bleu, chrf, ter ...), computed every eval.decode_every_steps",
+        kind=TEXT,
     )
     patience: int = mutable_key(
         0, "stop after this many evaluations without a better metric; 0 = never", unit="evaluations", low=0
@@ -202,7 +237,7 @@ class Eval:
     sacrebleu_tokenizer: str = key(
         "auto",
         "tokenizer of sacreBLEU; auto = what it recommends for the target language: zh, ja-mecab (Japanese), ko-mecab (Korean), "
-        "flores200 (Thai, Lao, Khmer, Burmese, Shan, Tibetan, Dzongkha), else 13a",
+        "flores200 (Thai, Lao, Khmer, Burmese), else 13a",
         choices=("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"),
         mutable=True,
         changes=SCORES,
@@ -235,11 +270,14 @@ class Mesh:
     rules: str = mutable_key(
         DEFAULT_RULES,
         "mesh axes over which each axis of the parameters and their optimizer state is sharded; other axes are not sharded",
+        kind=TEXT,
+        when=none_of("mesh.fsdp", 1) | none_of("mesh.tensor", 1),
     )
     fsdp_mode: str = mutable_key(
         "full",
         "what is sharded over the fsdp axis: parameters and optimizer state, or the optimizer state alone (ZeRO-1)",
         choices=("full", "zero1"),
+        when=none_of("mesh.fsdp", 1),
     )
     slices: int = mutable_key(
         0,
@@ -301,7 +339,12 @@ class Checkpoint:
         1500, "updates between checkpoints (10 minutes of the paper's base, 6.1); 0 = none", low=0
     )
     every_epochs: int = mutable_key(0, "epochs between checkpoints; 0 = by every_steps alone", low=0)
-    keep_last: int = mutable_key(5, "newest checkpoints kept", low=1)
+    keep_last: int = mutable_key(
+        5,
+        "newest checkpoints kept",
+        low=1,
+        when=is_set("checkpoint.every_steps") | is_set("checkpoint.every_epochs"),
+    )
     keep_best: int = mutable_key(1, "best checkpoints kept, by eval.metric", low=0)
     average_last: int = mutable_key(
         0, "number of last checkpoints averaged for the final evaluation; 0 = the last one alone (6.1)", low=0
@@ -354,7 +397,7 @@ class Config:
         """The values of keys by their dotted names; of a file that is there its SHA-256, wherever it lies."""
         found = {name: self.value(name) for name in names}
         for name, value in found.items():
-            if fields()[name].metadata["file"] and value and epath.Path(value).is_file():
+            if fields()[name].metadata["kind"] == READ and value and epath.Path(value).is_file():
                 found[name] = f"SHA-256 {hashlib.sha256(epath.Path(value).read_bytes()).hexdigest()}"
         return found
 
@@ -396,6 +439,27 @@ def groups() -> dict[str, type]:
 def fields() -> dict[str, dataclasses.Field]:
     """Every key by its dotted name: those of the core in the order of this file, then those of the extensions."""
     return {f"{name}.{item.name}": item for name, group in groups().items() for item in keys_of(group)}
+
+
+def keys_of_kind(*kinds: str) -> tuple[str, ...]:
+    """Keys whose values are of one of these kinds, see `keys.key`."""
+    return tuple(name for name, item in fields().items() if item.metadata["kind"] in kinds)
+
+
+@functools.cache
+def conditions() -> dict[str, tuple[When, ...]]:
+    """The conditions of each key that is not always read: its own, and those of rows of tables that ignore it."""
+    found = {name: list(item.metadata["when"]) for name, item in fields().items()}
+    for chooser, item in fields().items():
+        ignores = getattr(item.metadata["choices"], "ignores", {})
+        for name in dict.fromkeys(ignored for names in ignores.values() for ignored in names):
+            found[name].append(none_of(chooser, *(row for row, names in ignores.items() if name in names)))
+    return {name: tuple(conditions) for name, conditions in found.items() if conditions}
+
+
+def unmet(name: str, value_of: Callable[[str], Any]) -> When | None:
+    """The first condition of a key that does not hold where `value_of(key)` are the values; None for a key that is read."""
+    return next((when for when in conditions().get(name, ()) if not when.holds(value_of)), None)
 
 
 def keys_that_change(*what: str) -> tuple[str, ...]:

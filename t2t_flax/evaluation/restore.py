@@ -3,7 +3,8 @@
 import dataclasses
 import functools
 import logging
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -11,9 +12,8 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.config.overrides import check_same_model
+from t2t_flax.config.overrides import check_same_model, from_elsewhere, warn_of_lost
 from t2t_flax.data.hooks import config_of_set
-from t2t_flax.data.sources import writes_to
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import read_lines, source_ids, source_limit
 from t2t_flax.decoding.translator import Decoder, Translation, check_decoder, in_compute_type
@@ -35,7 +35,7 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """A run without its parameters. stored: its config without overrides."""
+    """A run without its parameters. stored: its config as stored, to compare with."""
 
     workdir: epath.Path
     stored: Config
@@ -172,31 +172,32 @@ def _some(names: Sequence[str]) -> str:
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
     """The resolved config of a run for use on this machine, with overrides such as `{"decode.beam_size": "8"}`.
 
-    Runs are untrusted input: the paths to which files are written (data.cache; data.root for a dataset that is not prepared
-    there) come only from `overrides`.
+    Runs are untrusted input: what is run and the folders that are written come only from `overrides`, see `read_config`.
     Raises UserError if the folder holds no run or an override is invalid.
     """
-    stored = _without_local_paths(read_config(workdir))
+    stored = read_config(workdir, overrides or {})
     return (
         config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), overrides)) if overrides else stored
     )
 
 
-def read_config(workdir: str | epath.Path) -> Config:
-    """The config of a run or of a model of another form, as stored. Raises UserError if the folder holds neither."""
+def read_config(workdir: str | epath.Path, given: Container[str] = ()) -> Config:
+    """The config of a run or of a model of another form as it may be used, see `config.overrides.from_elsewhere`. Raises
+    UserError if the folder holds neither.
+    """
+    config, lost = from_elsewhere(_as_stored(workdir), given)
+    warn_of_lost(lost, os.fspath(workdir))
+    return config
+
+
+def _as_stored(workdir: str | epath.Path) -> Config:
+    """The config of a run or of a model of another form, to compare with."""
     check_workdir(workdir)
     folder = run_folder(workdir)
     stored = workdir_lib.read_model_config(folder)
     if stored is None:
         raise UserError(f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command.")
     return stored
-
-
-def _without_local_paths(stored: Config) -> Config:
-    data = dataclasses.replace(stored.data, cache=config_lib.Data.cache)
-    if data.root and any(writes_to(data.root, spec) for spec in (*data.valid_sets.values(), *data.test_sets.values())):
-        data = dataclasses.replace(data, root="")
-    return dataclasses.replace(stored, data=data)
 
 
 def open_run(
@@ -211,7 +212,7 @@ def open_run(
     without a run, overrides that change the model or that its task cannot have, and a model that the mesh cannot divide.
     """
     workdir = run_folder(workdir)
-    stored = stored_config(workdir)
+    stored = _as_stored(workdir)
     config = stored_config(workdir, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     task_of(config).validate_config()

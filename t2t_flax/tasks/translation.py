@@ -7,57 +7,40 @@ sacreBLEU's, on the same text as `sacrebleu`.
 """
 
 import dataclasses
-import functools
 import importlib.metadata
-import itertools
-import logging
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config, Data
+from t2t_flax.config import Config
 from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
-from t2t_flax.language import Language, named_languages
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
-log = logging.getLogger("t2t_flax")
-_NO_WORD_BOUNDARIES = ("th", "lo", "km", "my", "shn", "bo", "dz")
+_ISO_639_3 = {
+    "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my",
+}  # fmt: skip
+_NO_WORD_BOUNDARIES = ("th", "lo", "km", "my")
 """Languages whose text sacreBLEU cannot divide into words: its Flores-200 SentencePiece model is used, and TER makes no sense."""
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
 """sacreBLEU's tokenizers of languages that Moses cannot divide into words."""
-_SPACED_SCRIPTS = ("Latn", "Cyrl")
-"""Scripts with spaces between words, in whatever language."""
-_HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af", "\u3041-\u30ff\u31f0-\u31ff"
-_UNSPACED = _HAN + _KANA + "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
-"""Scripts without spaces between words: also Thai, Lao, Tibetan, Burmese and Khmer."""
-_NOT_DIVIDED = {
-    "zh": f"(?![{_HAN}])",
-    "ja-mecab": f"(?![{_HAN}{_KANA}])",
-    "char": "(?!)",
-    "flores101": "(?!)",
-    "flores200": "(?!)",
-}
-_LONGEST_WORD = 5
-"""Characters of such scripts between two spaces where words are divided, in the mean."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a metric is computed: what happens to the text of both sides, sacreBLEU's class (`kind`)
-    and its settings, and all of it in one sentence (`method`). tokenizer: the one of eval.sacrebleu_tokenizer, if it has one.
+    and its settings, and all of it in one sentence (`method`).
     """
 
     prepare: Callable[[Sequence[str]], list[str]]
     settings: dict[str, Any]
     method: str
     kind: str = "BLEU"
-    tokenizer: str = ""
 
     def metric(self) -> Any:
         """A new metric of `sacrebleu.metrics` for prepared text."""
@@ -66,23 +49,15 @@ class Recipe:
         return getattr(sacrebleu.metrics, self.kind)(**self.settings)
 
 
+def language_of(code: str) -> str:
+    """The two-letter language of `zh`, `zh-CN`, `zh_Hans` or `zho_Hans`; other codes without region and script."""
+    code = re.split(r"[-_]", code.lower())[0]
+    return _ISO_639_3.get(code, code)
+
+
 def tokenizer_of(setting: str, target_language: str) -> str:
     """sacreBLEU's name of the tokenizer for eval.sacrebleu_tokenizer = `setting` and a target language."""
-    return setting if setting != "auto" else _recommended(Language.read(target_language))
-
-
-def _recommended(language: Language) -> str:
-    return "13a" if language.script in _SPACED_SCRIPTS else _TOKENIZERS.get(language.group, "13a")
-
-
-def _moses_rules(code: str) -> tuple[str, str]:
-    """(the code of a language for sacremoses, what it is called in a record)."""
-    from sacremoses.corpus import NonbreakingPrefixes
-
-    language = Language.read(code)
-    if known := language.spelling(NonbreakingPrefixes().available_langs.values()):
-        return known, known
-    return language.base, f"{language.base} (abbreviations of en)"
+    return _TOKENIZERS.get(language_of(target_language), "13a") if setting == "auto" else setting
 
 
 def recipe(name: str, config: Config) -> Recipe:
@@ -94,18 +69,17 @@ def recipe(name: str, config: Config) -> Recipe:
     """
     language, pretokenized = config.data.target_language, config.data.pretokenized
     ours, moses = (importlib.metadata.version(package) for package in ("sacrebleu", "sacremoses"))
-    rules = f"sacremoses {moses} with the rules of language {_moses_rules(language)[1]}"
+    rules = f"sacremoses {moses} with the rules of language {language}"
     if name in ("sacrebleu", "chrf", "chrf++", "ter"):
         text = f"both sides detokenized and unescaped by {rules}." if pretokenized else "the text as it is."
         prepare = detokenizer(language) if pretokenized else list
         if name == "sacrebleu":
             tokenizer = tokenizer_of(config.eval.sacrebleu_tokenizer, language)
             method = f"sacreBLEU {ours}, tokenizer {tokenizer}, on {text}"
-            return Recipe(prepare, dict(tokenize=tokenizer), method, tokenizer=tokenizer)
+            return Recipe(prepare, dict(tokenize=tokenizer), method)
         if name == "ter":
             method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
-            asian_words = tokenizer_of("auto", language) in ("zh", "ja-mecab")
-            asian = dict(normalized=True, asian_support=True) if asian_words else {}
+            asian = dict(normalized=True, asian_support=True) if language_of(language) in ("zh", "ja") else {}
             return Recipe(prepare, asian, method, "TER")
         settings: dict[str, Any] = dict(word_order=2) if name == "chrf++" else {}
         method = f"{'chrF++' if settings else 'chrF'} of sacreBLEU {ours} on {text}"
@@ -152,29 +126,7 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
             "hypothesis_length": bleu.sys_len,
             "reference_length": bleu.ref_len,
         }
-    undivided = undivided_lines(steps.tokenizer, itertools.chain(*references)) if steps.tokenizer else 0
-    if undivided:
-        details["undivided_references"] = undivided
-        _warn_of_undivided(steps.tokenizer, undivided)
     return SentenceStatistics(values, score, steps.method, signature, details)
-
-
-def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
-    """Return how many lines are mostly in a script that sacreBLEU's tokenizer does not divide into words; 0 where spaces do."""
-    pattern = re.compile(f"{_NOT_DIVIDED.get(tokenizer, '')}[{_UNSPACED}]")
-    counts = ((len(pattern.findall(line)), line.split()) for line in lines)
-    mostly = [(count, len(words)) for count, words in counts if 2 * count > sum(map(len, words))]
-    characters, words = map(sum, zip(*mostly, strict=True)) if mostly else (0, 0)
-    return len(mostly) if characters > _LONGEST_WORD * words else 0
-
-
-@functools.cache
-def _warn_of_undivided(tokenizer: str, count: int) -> None:
-    """Once: a validation set is scored several times."""
-    log.warning(
-        "%d references are in a script that sacreBLEU's tokenizer %s does not divide into words, so that BLEU counts whole "
-        "phrases: set config.data.target_language, or config.eval.sacrebleu_tokenizer.", count, tokenizer,
-    )  # fmt: skip
 
 
 def _statistics(name: str) -> Callable[[Predictions, Config], SentenceStatistics]:
@@ -189,7 +141,7 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
 
 
 def _has_moses_rules(config: Config) -> bool:
-    return tokenizer_of("auto", config.data.target_language) == "13a"
+    return language_of(config.data.target_language) not in _TOKENIZERS
 
 
 METRICS = [
@@ -216,7 +168,7 @@ METRICS = [
         statistics=_statistics("ter"),
         higher_is_better=False,
         confidence_interval=True,
-        applies=lambda config: tokenizer_of("auto", config.data.target_language) != "flores200",
+        applies=lambda config: language_of(config.data.target_language) not in _NO_WORD_BOUNDARIES,
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
 ]
@@ -239,29 +191,15 @@ def split_compounds(lines: Sequence[str]) -> list[str]:
 def _tokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
     from sacremoses import MosesTokenizer
 
-    moses = MosesTokenizer(_moses_rules(language)[0])
+    moses = MosesTokenizer(language)
     return lambda lines: [moses.tokenize(line, return_str=True) for line in lines]
 
 
 def detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
     from sacremoses import MosesDetokenizer
 
-    moses = MosesDetokenizer(_moses_rules(language)[0])
+    moses = MosesDetokenizer(language)
     return lambda lines: [moses.detokenize(line.split()) for line in lines]
-
-
-def _check_languages(spec: str, key: str, data: Data) -> None:
-    """Raises UserError if the names of a source's files or columns say other languages than the config, which may lack them."""
-    for i, named in enumerate(named_languages(spec)):
-        side = "target" if i else "source"
-        name, given = f"config.data.{side}_language", getattr(data, f"{side}_language")
-        if not given:
-            raise UserError(f"{key} = {spec!r} does not say the {side} language: set {name}, such as --{name}=de.")
-        if named and named.group != Language.read(given).group:
-            raise UserError(
-                f"{key} = {spec!r} names the {side} language {named.code}, and {name} = {given}: set --{name}={named.code}, or "
-                "rename the file."
-            )
 
 
 class Translation(Task):
@@ -271,7 +209,6 @@ class Translation(Task):
 
     def open_source(self, spec, *, key):
         data = self.config.data
-        _check_languages(spec, key, data)
         languages = dict(source_language=data.source_language, target_language=data.target_language)
         return open_source(spec, root=data.root, key=key, **languages)
 

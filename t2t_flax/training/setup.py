@@ -65,7 +65,8 @@ class TrainingSetup:
         """
         parts: dict[str, Any] = {name: store.digest for name, store in self.corpus.valid.items()}
         if self.config.eval.metric not in HIGHER_IS_BETTER:
-            parts |= self.config.compared(["eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)])
+            names = {"eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)} - {"eval.bootstrap_samples"}
+            parts |= self.config.compared(names)
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -26,6 +26,7 @@ from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.config.overrides import check_combinations
 from t2t_flax.config.schema import Optimizer
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import NonFiniteUpdate, UserError
@@ -190,13 +191,23 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         return None
     how = f"raise --config.{key} (now {now}{'; 0 = no limit' if reason == 'patience' else ''})"
     how = f"give --config.{key}=false" if key == reason else how
+    how += _also_needed(config, key, now) if reason == "steps" else ""
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     scores = f"; {summary}{paths}" if records else ""
     if other := [key for key in ("data.test", "checkpoint.average_last") if config.value(key) != stored.value(key)]:
         scores += (
             f"\nIt is not evaluated again with config.{other[0]} = {config.value(other[0])}: use `evaluate` for that."
         )
-    return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how}."
+    return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how.rstrip('.')}."
+
+
+def _also_needed(config: Config, key: str, now: int) -> str:
+    """What else must change for one update more: the refusal of it alone; "" if nothing must."""
+    try:
+        check_combinations(config.with_values({key: now + 1}))
+    except UserError as error:
+        return f". Not alone: {error}"
+    return ""
 
 
 MARKER = "diverged.json"

@@ -44,6 +44,12 @@ def test_diff_lists_every_key_that_differs_with_both_values(capsys):
 def test_keys_and_presets_are_listed(capsys):
     out = explain(capsys, "--keys")
     assert all(f"  {key} = " in out for key in fields())
+    about = dict(re.findall(r"^  (\S+) = (.*(?:\n {6}.*)+)", out, re.M))
+    assert_names(about["decode.temperature"], "read with", "config.decode.strategy", "(not here)")
+    assert_names(about["decode.alpha"], "config.decode.length_penalty", "greedy")
+    assert "(not here)" not in about["decode.alpha"] and "read with" not in about["model.d_model"]
+    assert_names(about["optimizer.eps"], "config.optimizer.name", "adafactor", "lion")
+    assert_names(about["filters.scorer"], "code:", "stored config")
     assert "published: 41.02" in explain(capsys, "--presets")
 
 

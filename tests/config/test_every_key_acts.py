@@ -1,21 +1,29 @@
-"""Config keys have an effect: they change the train step, the prepared data or the batches."""
+"""Config keys have an effect: they change the train step, the search, the prepared data or the batches. Where another key takes
+the effect away, another value than the default is refused.
+"""
 
 import functools
+import re
+from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, small_config, write_store
-from helpers.refusals import refused
+from helpers.other_values import other_value
+from helpers.refusals import assert_names, refused
 
 from t2t_flax import process_setup as process
-from t2t_flax.config import Config, as_json
-from t2t_flax.config.schema import CORE_GROUPS, fields
+from t2t_flax.config import Config, as_json, default_config, override, resolve
+from t2t_flax.config.overrides import _warn
+from t2t_flax.config.schema import CORE_GROUPS, conditions, fields, unmet
 from t2t_flax.data import dataset as corpus_module
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.dataset import prepare_corpus, split_source
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.registry import SEARCHES
 from t2t_flax.tasks import task_of
 from t2t_flax.training.optimizer import make_optimizer
 from t2t_flax.training.train_state import init_state, make_model
@@ -267,3 +275,196 @@ def test_stored_config_has_every_key():
     assert keys == {key for key in fields() if key.split(".")[0] in CORE_GROUPS}, (
         "groups of extensions only where they are set"
     )
+
+
+# Keys whose effect is seen in the tests of what reads them.
+ELSEWHERE = {
+    "tests/cli/test_commands.py": "eval.bootstrap_samples",
+    "tests/cli/test_final_evaluation.py": "checkpoint.average_last data.test",
+    "tests/conformance/test_numpy_reference.py": "model.kernel_init model.embed_init",
+    "tests/data/test_dataset.py": "data.corpus",
+    "tests/decoding/test_translator.py": """decode.seed decode.batch_size decode.max_length_offset decode.max_length_ratio
+        decode.strategy""",
+    "tests/distributed/test_mesh.py": "mesh.data mesh.fsdp mesh.tensor mesh.rules",
+    "tests/distributed/test_watcher.py": "distributed.heartbeat_timeout distributed.hang_timeout",
+    "tests/distributed/test_zero.py": "mesh.slices mesh.fsdp_mode",
+    "tests/evaluation/test_validation.py": "eval.decode_sentences",
+    "tests/extensions/alignments/test_alignments.py": "alignments.layer alignments.head alignments.row",
+    "tests/extensions/constraints/test_constrained.py": "constraints.ordered",
+    "tests/extensions/constraints/test_lines.py": "constraints.lines constraints.glossary constraints.counted_terms",
+    "tests/extensions/constraints/test_token_rules.py": """constraints.avoid constraints.suppress constraints.no_repeat_ngram
+        constraints.min_length constraints.repetition_penalty""",
+    "tests/extensions/corpora/test_filters.py": "filters.duplicates",
+    "tests/extensions/corpora/test_language_filter.py": "filters.language",
+    "tests/extensions/corpora/test_scorer.py": "filters.scorer filters.score",
+    "tests/extensions/ensembles/test_members.py": "ensembles.members ensembles.weights decode.max_source_length",
+    "tests/extensions/ensembles/test_ensemble.py": "ensembles.mean",
+    "tests/extensions/finetuning/test_start.py": """finetuning.init_from finetuning.init_vocabulary finetuning.init_checkpoint
+        data.tokenizer_model""",
+    "tests/extensions/inspection/test_inspection.py": "inspection.profile_steps inspection.layers_every",
+    "tests/extensions/interop/test_engine.py": "ctranslate2.quantization decode.engine",
+    "tests/extensions/kernels/test_splash_attention.py": "model.attention_kernel",
+    "tests/extensions/languages/test_directions.py": "languages.directions",
+    "tests/extensions/layer_types/test_model_variants.py": """model.feed_forward model.mixer layer_types.window
+        layer_types.conv_kernel_size layer_types.rope_theta""",
+    "tests/extensions/layer_types/test_numpy_reference.py": "model.norm_type",
+    "tests/extensions/learned_metrics/test_learned_metrics.py": """learned_metrics.names learned_metrics.comet learned_metrics.kiwi
+        learned_metrics.metricx learned_metrics.metricx_tokenizer learned_metrics.precision learned_metrics.batch_size
+        learned_metrics.environments""",
+    "tests/extensions/mixtures/test_mixtures.py": "mixtures.shares mixtures.batch_tokens mixtures.temperature",
+    "tests/extensions/parsing/test_parsing.py": "data.task parsing.grammar parsing.word_numbers",
+    "tests/extensions/planning/test_mfu.py": "planning.mfu",
+    "tests/extensions/recipes/test_padded_batches.py": "recipes.batch_groups",
+    "tests/extensions/subwords/test_unigram_sampling.py": "subwords.bpe_dropout subwords.unigram_alpha",
+    "tests/extensions/trackers/test_clients.py": "trackers.group",
+    "tests/extensions/trackers/test_trackers.py": "trackers.names",
+    "tests/multiprocess/test_faults.py": "distributed.initialization_timeout",
+    "tests/tasks/test_target_language.py": "eval.sacrebleu_tokenizer",
+    "tests/tasks/test_translation_metrics.py": "data.pretokenized",
+    "tests/training/test_changed_keys.py": "decode.precision",
+    "tests/training/test_checkpoint_selection.py": "checkpoint.keep_last checkpoint.keep_best checkpoint.every_steps",
+    "tests/training/test_early_stopping.py": "eval.metric eval.patience eval.decode_every_steps data.valid",
+    "tests/training/test_epochs.py": "eval.every_epochs checkpoint.every_epochs",
+    "tests/training/test_loop.py": "train.steps train.non_finite eval.every_steps log.every_steps",
+}
+HERE = "data.root data.cache data.num_workers mesh.cpu_devices seed.init seed.data"
+"""Keys of single tests above."""
+
+
+def search(config: Config):
+    """The search of decode.strategy, which has all keys that it reads as fields."""
+    return SEARCHES.load(config.decode.strategy)(config, SimpleNamespace(target=None))
+
+
+SEARCHED = {
+    "decode.beam_size": 5,
+    "decode.length_penalty": "power",
+    "decode.alpha": 0.9,
+    "decode.early_stopping": "beam_full",
+    "decode.n_best": 2,
+    "decode.temperature": 0.5,
+    "decode.top_k": 5,
+    "decode.top_p": 0.5,
+    "decode.epsilon": 0.1,
+}
+
+
+def test_every_key_has_a_declared_effect():
+    elsewhere = {key for keys in ELSEWHERE.values() for key in keys.split()}
+    tables = [PROGRAM, PREPARED, BATCHES, SEARCHED, elsewhere, HERE.split()]
+    assert sorted(key for table in tables for key in table) == sorted(fields())
+    for file, keys in ELSEWHERE.items():
+        text = (Path(__file__).parents[2] / file).read_text()
+        assert not [key for key in keys.split() if not re.search(rf"\b{key.split('.')[1]}\b", text)], file
+
+
+# Values of keys on which others depend, where these are not choices; the first one is the default.
+VALUES = {
+    "alignments.layer": (0, 1),
+    "checkpoint.every_epochs": (0, 1),
+    "checkpoint.every_steps": (1500, 0),
+    "data.tokenizer_model": ("", "x.model"),
+    "data.train": ("a.en,a.de", "a=a.en,a.de; b=b.en,b.de"),
+    "ensembles.members": ("", "other"),
+    "eval.decode_every_steps": (0, 5),
+    "filters.scorer": ("", "x.py:f"),
+    "finetuning.init_from": ("", "other"),
+    "finetuning.lora_rank": (0, 2),
+    "learned_metrics.names": ("", "comet", "kiwi", "metricx"),
+    "loss.label_smoothing": (0.1, 0.0),
+    "mesh.fsdp": (1, 2),
+    "mesh.tensor": (1, 2),
+    "mixtures.samples": ("", "a=9"),
+    "mup.base_width": (0, 64),
+    "trackers.names": ("tensorboard", ""),
+}
+
+
+def values_of(chooser: str) -> tuple:
+    return VALUES.get(chooser) or tuple(fields()[chooser].metadata["choices"])
+
+
+def value_in(values: dict):
+    return lambda name: values.get(name, VALUES.get(name, (fields()[name].default,))[0])
+
+
+def readable(key: str, values: dict) -> dict:
+    """Values of other keys, beside these, with which a key is read."""
+    while when := unmet(key, value_in(values)):
+        chooser, test = when.tests[0]
+        values = readable(chooser, values | {chooser: next(filter(test, values_of(chooser)))})
+    return values
+
+
+def as_groups(values: dict) -> dict:
+    groups: dict = {}
+    for name, value in values.items():
+        groups.setdefault(name.split(".")[0], {})[name.split(".")[1]] = value
+    return groups
+
+
+CHOICES = sorted({
+    (key, chooser, value)
+    for key, needed in conditions().items() for when in needed for chooser, _ in when.tests for value in values_of(chooser)
+}, key=str)  # fmt: skip
+
+
+def test_a_key_without_an_effect_is_refused_and_named_with_what_takes_it_away():
+    """For every key, and every value of the keys on which it depends."""
+    refusals = 0
+    for key, chooser, value in CHOICES:
+        values = (
+            {"data.train": VALUES["data.train"][0]}
+            | readable(key, {})
+            | {chooser: value, key: other_value(Config(), key)}
+        )
+        if unmet(key, value_in(values)):
+            with refused(f"config.{key}", f"config.{chooser}"):
+                resolve(as_groups(values))
+            refusals += 1
+    assert refusals > 60
+
+
+@pytest.mark.parametrize("key", SEARCHED)
+def test_key_changes_every_search_that_reads_it(key, monkeypatch):
+    monkeypatch.setattr("t2t_flax.extensions.constraints.constrained.begins_word", lambda tokenizer: b"")
+    for strategy in SEARCHES:
+        base = Config().with_values({"decode.strategy": strategy})
+        same = search(base) == search(base.with_values({key: SEARCHED[key]}))
+        assert same == (unmet(key, base.value) is not None), strategy
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "optimizer.lr_scale",
+        "optimizer.peak_lr",
+        "optimizer.b1",
+        "optimizer.eps",
+        "optimizers.cooldown_steps",
+        "optimizers.momentum",
+    ],
+)
+def test_key_changes_every_update_that_reads_it(name):
+    chooser = next(chooser for when in conditions()[name] for chooser, _ in when.tests)
+    decay = {"optimizers.decay_steps": 50, "optimizers.cooldown_steps": 20}
+    base = small_config(model=SMALL).with_values(decay | {"optimizer.schedule": "inverse_sqrt"})
+    for value in values_of(chooser):
+        config = base.with_values({chooser: value})
+        same = update_program(config) == update_program(config.with_values({name: PROGRAM[name][1]}))
+        assert same == (unmet(name, config.value) is not None), value
+
+
+def test_an_override_takes_back_values_that_it_leaves_without_effect(caplog):
+    """They go back to the default, which the user is told; values that are given together are refused."""
+    _warn.cache_clear()
+    stored = override(default_config(), {"decode.beam_size": "8", "decode.alpha": "1", "optimizer.lr_scale": "2"})
+    config = resolve(override(stored, {"decode.strategy": "greedy"}))
+    assert (config.decode.beam_size, config.decode.alpha, config.optimizer.lr_scale) == (4, 0.6, 2.0)
+    assert_names(caplog.text, "config.decode.beam_size", "config.decode.alpha", "config.decode.strategy")
+    assert "lr_scale" not in caplog.text
+    with refused("config.decode.beam_size", "config.decode.strategy", "'greedy'"):
+        resolve(override(stored, {"decode.strategy": "greedy", "decode.beam_size": "8"}))
+    chain = {"finetuning.init_from": "x", "finetuning.lora_rank": "2", "finetuning.lora_alpha": "8"}
+    group = resolve(override(override(default_config(), chain), {"finetuning.init_from": ""})).group("finetuning")
+    assert (group.lora_rank, group.lora_alpha) == (0, 16.0)

@@ -4,6 +4,8 @@ import pytest
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, load_config, override, resolve
+from t2t_flax.config.overrides import check_average
+from t2t_flax.training.checkpoint_files import regular_steps
 
 LARGE = "9" * 30
 
@@ -54,11 +56,38 @@ def test_wrong_overrides(keys, names):
         ({"eval.metric": "loss", "eval.every_steps": "0", "checkpoint.keep_best": "2"}, ["checkpoint.keep_best"]),
         ({"eval.patience": "3", "data.valid": ""}, ["eval.patience", "data.valid"]),
         ({"eval.decode_every_steps": "5", "data.valid": ""}, ["eval.decode_every_steps", "data.valid"]),
+        (
+            {"checkpoint.average_last": "5"},
+            ["checkpoint.average_last", "train.steps", "1800", "every_steps", "450", "4"],
+        ),
+        ({"checkpoint.average_last": "2", "checkpoint.every_steps": "0"}, ["average_last", "every_steps"]),
     ],
 )
 def test_evaluations_that_a_new_run_lacks(keys, names):
     with refused(*names):
         load_config("toy", keys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "updates_per_epoch", "most"),
+    [
+        ({"checkpoint.every_steps": 450}, 7, 4),
+        ({"checkpoint.every_steps": 400}, 7, 5),
+        ({"checkpoint.every_steps": 0}, 7, 1),
+        ({"checkpoint.every_steps": 0, "checkpoint.every_epochs": 1}, 500, 3),
+        ({"checkpoint.every_steps": 450, "checkpoint.every_epochs": 1}, 300, 8),
+    ],
+)
+def test_an_average_has_at_most_the_regular_checkpoints_of_the_run(keys, updates_per_epoch, most):
+    config = load_config("toy").with_values(keys)
+    assert len(list(regular_steps(config, updates_per_epoch, 1800))) == most
+    check_average(config.with_values({"checkpoint.average_last": most}), updates_per_epoch)
+    more = config.with_values({"checkpoint.average_last": most + 1})
+    with refused("checkpoint.average_last", str(most), "1800"):
+        check_average(more, updates_per_epoch)
+    check_average(more.with_values({"data.test": ""}), updates_per_epoch)
+    if keys.get("checkpoint.every_epochs"):
+        check_average(more)
 
 
 @pytest.mark.parametrize(

@@ -90,6 +90,11 @@ def with_other_value(config: Config, key: str, *, check: bool = True) -> Config:
     return config_lib.resolve(config_lib.to_config_dict(config)) if check else config
 
 
+def other_value(config: Config, key: str) -> Any:
+    """Another value of a key than that of `config`."""
+    return _SPECIAL[key][key] if key in _SPECIAL else _other(config, key)
+
+
 def _other(config: Config, key: str) -> Any:
     group, name = key.split(".")
     now, meta = getattr(config.group(group), name), fields()[key].metadata

@@ -3,16 +3,19 @@
 import json
 import signal
 import time
+from types import SimpleNamespace
 
 import pytest
 from etils import epath
 from helpers.refusals import assert_names
 from helpers.runs import start, tiny_run
 
+from t2t_flax.config import Config
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.run import note_metric
+from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import completed
 
@@ -114,6 +117,25 @@ def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metr
     keys = dict(eval=dict(metric=metric, decode_every_steps=2))
     one, other = (start(tiny_run(tmp_path, decode=dict(beam_size=size), **keys), tmp_path, cache) for size in (4, 3))
     assert (one.metric_of == other.metric_of) == same
+
+
+@pytest.mark.parametrize(
+    ("keys", "same"),
+    [
+        ({"alignments.layer": 1, "alignments.row": "reads"}, True),
+        ({"decode.batch_size": 8}, True),
+        ({"eval.bootstrap_samples": 0}, True),
+        ({"decode.precision": "float32"}, False),
+        ({"decode.strategy": "sample", "decode.seed": 3}, False),
+    ],
+)
+def test_metrics_of_translations_depend_on_keys_that_change_these(keys, same):
+    base = Config().with_values({"eval.metric": "bleu", "eval.decode_every_steps": 10})
+    digests = {
+        TrainingSetup.metric_of.fget(SimpleNamespace(config=config, corpus=SimpleNamespace(valid={})))
+        for config in (base, base.with_values(keys))
+    }
+    assert (len(digests) == 1) == same
 
 
 def test_a_run_that_has_passed_its_last_update_ends_though_an_evaluation_was_due(tmp_path, cache):

@@ -244,12 +244,6 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
     return module.open_spec(spec, Context(root, (source_language, target_language), label))
 
 
-def writes_to(root: str, spec: str) -> bool:
-    """Whether opening the source would write files to the folder `root`."""
-    writes = getattr(_module_of(spec), "writes", None)
-    return bool(writes and writes(spec.strip(), root))
-
-
 def _module_of(spec: str) -> Any:
     """The module of the form that a spec has; None if it has none."""
     load_extensions()

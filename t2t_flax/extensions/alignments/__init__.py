@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.config.keys import PRINTED, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import ANALYSES, COMMANDS, FLAGS, GROUPS, OUTPUTS, Command, Flag
 
@@ -16,17 +16,23 @@ class Alignments:
         "data.valid best, as `align --choose` finds them",
         low=0,
         mutable=True,
-        changes=TRANSLATIONS,
+        changes=PRINTED,
     )
     head: int = key(
-        0, "head of alignments.layer, from 1; 0 = the mean of its heads", low=0, mutable=True, changes=TRANSLATIONS
+        0,
+        "head of alignments.layer, from 1; 0 = the mean of its heads",
+        low=0,
+        mutable=True,
+        changes=PRINTED,
+        when=is_set("alignments.layer"),
     )
     row: str = key(
         "predicts",
         "whose attention aligns a word: that of the position that predicts it, or of the next one, which reads it",
         choices=("predicts", "reads"),
         mutable=True,
-        changes=TRANSLATIONS,
+        changes=PRINTED,
+        when=is_set("alignments.layer"),
     )
 
     @classmethod
@@ -40,8 +46,6 @@ class Alignments:
         for name, value, most in (("layer", self.layer, layers), ("head", self.head, heads)):
             if value > most:
                 raise UserError(f"config.alignments.{name} = {value}: the decoder has {most} {name}s.")
-        if self.head and not self.layer:
-            raise UserError(f"config.alignments.head = {self.head} needs config.alignments.layer.")
 
 
 GROUPS.add("alignments", Alignments)

@@ -16,7 +16,7 @@ from t2t_flax.cli.lines import (
     window_size,
     windows,
 )
-from t2t_flax.config.keys import TRANSLATIONS
+from t2t_flax.config.keys import PRINTED, TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.errors import STOPPED, UserError
 from t2t_flax.extensions.bulk_translation.resumable_output import ResumableOutput
@@ -33,7 +33,7 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
     from t2t_flax.training.checkpoint_files import checksums
 
     return (
-        loaded.config.compared(keys_that_change(TRANSLATIONS))
+        loaded.config.compared(keys_that_change(TRANSLATIONS, PRINTED))
         | flags
         | {
             "checkpoints": list(loaded.steps),

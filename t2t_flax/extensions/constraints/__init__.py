@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import SCORES, TRANSLATIONS, key
+from t2t_flax.config.keys import READ, SCORES, TEXT, TRANSLATIONS, key, one_of
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS, METRICS, SEARCHES, STEPS, MetricRow
 
@@ -21,23 +21,28 @@ class Constraints:
         "",
         'what source lines hold beside their text: tabs = phrases of the translation after tabs, json = {"text": ..., '
         '"constraints": [...], "avoid": [...]}, where a list of phrases stands for any of them, or text; empty = nothing',
+        kind=TEXT,
     )
     glossary: str = _key(
         "",
         "file of terms, one a line: a source phrase, a tab, its translation, further ones after tabs. A translation contains "
         "one of them where the source contains the phrase, in any case",
-        file=True,
+        kind=READ,
     )
     counted_terms: str = key(
         "",
         "file of terms, as constraints.glossary, of which evaluations count those that translations use; empty = the glossary",
         mutable=True,
         changes=SCORES,
-        file=True,
+        kind=READ,
     )
-    avoid: str = _key("", "file of phrases, one a line, that no translation contains", file=True)
-    ordered: bool = _key(False, "whether the phrases of a line occur in its order, without overlap")
-    suppress: str = _key("", "tokens that are never written, separated by spaces, such as <unk>")
+    avoid: str = _key("", "file of phrases, one a line, that no translation contains", kind=READ)
+    ordered: bool = _key(
+        False,
+        "whether the phrases of a line occur in its order, without overlap",
+        when=one_of("decode.strategy", CONSTRAINED),
+    )
+    suppress: str = _key("", "tokens that are never written, separated by spaces, such as <unk>", kind=TEXT)
     no_repeat_ngram: int = _key(
         0, "length of the n-grams of tokens that are written once only; 0 = any number of times", low=0
     )

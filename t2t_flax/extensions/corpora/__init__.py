@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass, fields
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import CODE, TEXT, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import COMMANDS, DATA_HOOKS, FILE_PATTERNS, GROUPS, SOURCES, Command, SourceForm
 
@@ -23,7 +23,7 @@ class Filters:
     copies: bool = key(False, "drop training pairs whose sides are equal")
     held_out: str = key(
         "", "drop training pairs that occur in data.valid or data.test, compared without case, punctuation and spaces: the "
-        "source, the target, either, or the pair; empty = none",
+        "source, the target, either, or the pair; empty = none", kind=TEXT,
     )  # fmt: skip
     language: float = key(
         0.0, "drop training pairs with a side that is identified as another language, at least this probable against the "
@@ -32,9 +32,10 @@ class Filters:
     scorer: str = key(
         "", "a Python function of a list of (source, target) that returns a number for each, as FILE.py:FUNCTION or "
         "PACKAGE.MODULE:FUNCTION; training pairs that it scores below filters.score are dropped; empty = none",
+        kind=CODE,
     )  # fmt: skip
     score: float = key(
-        0.0, "the least score that filters.scorer must give a training pair", ignored_with=("filters.scorer", "")
+        0.0, "the least score that filters.scorer must give a training pair", when=is_set("filters.scorer")
     )
 
     def check(self, config: Config) -> None:

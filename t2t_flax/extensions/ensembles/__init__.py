@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.config.keys import READ, TEXT, TRANSLATIONS, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
 from t2t_flax.model_forms import is_name
@@ -19,17 +19,21 @@ class Ensembles:
         "other trained models that decode together with the run, separated by commas: workdirs, DIR@STEP for a checkpoint other "
         "than that of the flags; empty = none",
         changes=TRANSLATIONS,
+        kind=READ,
     )
     mean: str = key(
         "probabilities",
         "what is averaged over the models: probabilities (arithmetic), or log_probabilities (geometric mean, normalized)",
         choices=("probabilities", "log_probabilities"),
         changes=TRANSLATIONS,
+        when=is_set("ensembles.members"),
     )
     weights: str = key(
         "",
         "weight of each model, separated by commas, the run's own first; only their ratios count; empty = equal",
         changes=TRANSLATIONS,
+        kind=TEXT,
+        when=is_set("ensembles.members"),
     )
 
     def __post_init__(self) -> None:

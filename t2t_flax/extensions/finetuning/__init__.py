@@ -7,7 +7,7 @@ from typing import Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import READ, TEXT, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import run_folder
 from t2t_flax.registry import GROUPS, PARAMETERS, TOKENIZERS, TOKENIZERS_OF
@@ -15,42 +15,48 @@ from t2t_flax.registry import GROUPS, PARAMETERS, TOKENIZERS, TOKENIZERS_OF
 
 @dataclass(frozen=True)
 class FineTuning:
-    init_from: str = key("", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from")
+    init_from: str = key(
+        "", "workdir of a run, or exported model, whose parameters and tokenizer this run starts from", kind=READ
+    )
     init_vocabulary: str = key(
         "same",
         "same = the tokenizer of finetuning.init_from; by_piece = this run's own tokenizer: rows of pieces that both know are "
         "copied, those of new pieces start near the mean of all",
         choices=("same", "by_piece"),
+        when=is_set("finetuning.init_from"),
     )
     init_checkpoint: str = key(
         "newest",
         "checkpoint of finetuning.init_from: newest, best, the number of an update, or average:N = mean of the last N",
+        kind=TEXT,
+        when=is_set("finetuning.init_from"),
     )
     freeze: str = key(
         "",
         "parameters that are not trained: glob patterns of their paths, separated by spaces (encoder_* shared_embedding); "
         "empty = none",
+        kind=TEXT,
     )
     lora_rank: int = key(
         0,
         "rank of the adapters that are trained in place of the parameters (LoRA, Hu et al. 2021); 0 = none",
         low=0,
         high=4096,
+        when=is_set("finetuning.init_from"),
     )
-    lora_alpha: float = key(16.0, "adapters are scaled by lora_alpha / lora_rank", low=1e-6)
+    lora_alpha: float = key(
+        16.0, "adapters are scaled by lora_alpha / lora_rank", low=1e-6, when=is_set("finetuning.lora_rank")
+    )
     lora_modules: str = key(
         "*/query */value",
         "kernels that have adapters: glob patterns of their paths, separated by spaces (encoder_*/query)",
+        kind=TEXT,
+        when=is_set("finetuning.lora_rank"),
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a value that is none, and for a key without, or beside, one that it depends on."""
+        """Raises UserError for a value that is none, and for frozen parameters beside adapters."""
         parse_init_checkpoint(self.init_checkpoint)
-        for name in ("lora_alpha", "lora_modules"):
-            if not self.lora_rank and getattr(self, name) != getattr(type(self), name):
-                raise UserError(
-                    f"config.finetuning.{name} = {getattr(self, name)} is for adapters: set config.finetuning.lora_rank."
-                )
         for name, used in (("freeze", bool(self.freeze)), ("lora_modules", self.lora_rank > 0)):
             if used and not patterns_of(getattr(self, name)):
                 raise UserError(
@@ -61,12 +67,6 @@ class FineTuning:
                 f"config.finetuning.lora_rank = {self.lora_rank} trains adapters alone, all else is frozen already: leave out "
                 "config.finetuning.freeze."
             )
-        for name in ("init_checkpoint", "init_vocabulary"):
-            if not self.init_from and getattr(self, name) != getattr(type(self), name):
-                raise UserError(
-                    f"config.finetuning.{name} = {getattr(self, name)} is about the run to start from: name its workdir in "
-                    "config.finetuning.init_from."
-                )
 
 
 def of(config: Config) -> FineTuning:

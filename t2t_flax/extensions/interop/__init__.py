@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import TRANSLATIONS, key
+from t2t_flax.config.keys import TRANSLATIONS, key, one_of
 from t2t_flax.registry import COMMANDS, DECODERS, GROUPS, MODEL_FORMS, TOKENIZER_FILES, Command, ModelForm
 
 
@@ -15,7 +15,7 @@ class CTranslate2:
         choices=("float32", "int8"),
         changes=TRANSLATIONS,
         mutable=True,
-        read_with=("decode.engine", "ctranslate2"),
+        when=one_of("decode.engine", "ctranslate2"),
     )
 
     @classmethod

@@ -5,6 +5,7 @@ from pathlib import Path
 
 from etils import epath
 
+from t2t_flax.config.overrides import from_elsewhere, warn_of_lost
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop import ctranslate2_import, marian_import
@@ -67,7 +68,9 @@ def _read_own(weights: Path, **_: object) -> ImportedModel:
     if tokenizers.digest != model.tokenizer:
         raise UserError(f"{folder / 'tokenizer'} is not the tokenizer with which {weights} was trained.")
     params, _ = read_safetensors(weights)
-    return ImportedModel("safetensors of t2t_flax", model.config, params, tokenizers, step=max(model.steps))
+    config, lost = from_elsewhere(model.config)
+    warn_of_lost(lost, str(weights))
+    return ImportedModel("safetensors of t2t_flax", config, params, tokenizers, step=max(model.steps))
 
 
 _KINDS = ((ctranslate2_import.read, ctranslate2_import.WEIGHTS), (_read_own, (MODEL_FILE,)))

@@ -9,15 +9,15 @@ from dataclasses import dataclass
 
 from t2t_flax.config import Config, Data
 from t2t_flax.config.data_keys import VALID_PREFIX
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import TEXT, key
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.extensions.shared.named_entries import named_entries
-from t2t_flax.language import Language
 from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, Flag
 
 BY_NAME = "by_name"
-_DIRECTION = re.compile(r"(\w+)-(\w+)")
+_LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
+_DIRECTION = re.compile(f"({_LANGUAGE})-({_LANGUAGE})")
 
 
 @dataclass(frozen=True)
@@ -28,6 +28,7 @@ class Languages:
         "sources named en-de or en-de.ANYTHING are their names. A symbol before the source sentences tells the "
         "target language. Empty = one direction, data.source_language to data.target_language",
         mutable=True,
+        kind=TEXT,
     )
 
     def check(self, config: Config) -> None:
@@ -92,12 +93,10 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
 
 
 def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
-    """Raises UserError for what is no language code, and for a language with two codes, such as de, DE and deu."""
+    """Raises UserError for a language with two codes that differ in case alone."""
     spellings: dict[str, str] = {}
     for code in itertools.chain.from_iterable(directions):
-        language = Language.read(code, "languages.directions")
-        same = "_".join([language.base, *code.lower().split("_")[1:]])
-        if (other := spellings.setdefault(same, code)) != code:
+        if (other := spellings.setdefault(code.lower(), code)) != code:
             raise UserError(f"{shown}: {other} and {code} would be two languages; write the code in one way.")
 
 

@@ -6,7 +6,7 @@ import functools
 from dataclasses import dataclass
 
 from t2t_flax.config import Config, Model
-from t2t_flax.config.keys import MODEL, key
+from t2t_flax.config.keys import MODEL, key, one_of
 from t2t_flax.errors import UserError
 from t2t_flax.registry import FEED_FORWARDS, GROUPS, MIXERS, NORMS, POSITIONS, SCORES
 
@@ -20,7 +20,7 @@ class LayerTypes:
         "r, odd: model.mixer = local_attention reaches (r - 1) / 2 positions to each side (section 4)",
         unit="tokens",
         low=1,
-        read_with=("model.mixer", "local_attention"),
+        when=one_of("model.mixer", "local_attention"),
     )
     conv_kernel_size: int = _model_key(
         3,
@@ -28,14 +28,14 @@ class LayerTypes:
         unit="tokens",
         low=3,
         high=1025,
-        read_with=("model.mixer", "conv", "dilated_conv"),
+        when=one_of("model.mixer", "conv", "dilated_conv"),
     )
     rope_theta: float = _model_key(
         10000.0,
         "base of the wavelengths of model.position = rotary",
         low=1.0,
         high=1e12,
-        read_with=("model.position", "rotary"),
+        when=one_of("model.position", "rotary"),
     )
 
     @classmethod

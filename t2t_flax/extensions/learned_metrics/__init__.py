@@ -5,7 +5,7 @@ environment of their own.
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import SCORES, mutable_key
+from t2t_flax.config.keys import CODE, PROGRAM, SCORES, TEXT, is_set, lists, mutable_key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import FLAGS, GROUPS, METRICS, Flag, MetricRow
 
@@ -18,31 +18,51 @@ class LearnedMetrics:
         "",
         "learned metrics in evaluation records: comet, kiwi, metricx, or several with commas between",
         changes=SCORES,
+        kind=TEXT,
     )
     comet: str = mutable_key(
-        "Unbabel/wmt22-comet-da", "model of comet: a name of the Hugging Face hub, or a folder", changes=SCORES
+        "Unbabel/wmt22-comet-da",
+        "model of comet: a name of the Hugging Face hub, or a folder; its packages load it as a pickle, which is code",
+        changes=SCORES,
+        kind=CODE,
+        when=lists("learned_metrics.names", "comet"),
     )
     kiwi: str = mutable_key(
         "Unbabel/wmt22-cometkiwi-da",
         "model of kiwi, which reads no references; as learned_metrics.comet",
         changes=SCORES,
+        kind=CODE,
+        when=lists("learned_metrics.names", "kiwi"),
     )
     metricx: str = mutable_key(
-        "google/metricx-24-hybrid-large-v2p6", "model of metricx; as learned_metrics.comet", changes=SCORES
+        "google/metricx-24-hybrid-large-v2p6",
+        "model of metricx; as learned_metrics.comet",
+        changes=SCORES,
+        kind=CODE,
+        when=lists("learned_metrics.names", "metricx"),
     )
     metricx_tokenizer: str = mutable_key(
-        "google/mt5-large", "tokenizer of metricx; as learned_metrics.comet", changes=SCORES
+        "google/mt5-large",
+        "tokenizer of metricx; as learned_metrics.comet",
+        changes=SCORES,
+        kind=CODE,
+        when=lists("learned_metrics.names", "metricx"),
     )
     precision: str = mutable_key(
         "float32",
         "type of the models' weights and products",
         choices=("float32", "bfloat16", "float16"),
         changes=SCORES,
+        when=is_set("learned_metrics.names"),
     )
-    batch_size: int = mutable_key(16, "sentences that a model scores at once", low=1, high=2**13)
+    batch_size: int = mutable_key(
+        16, "sentences that a model scores at once", low=1, high=2**13, when=is_set("learned_metrics.names")
+    )
     environments: str = mutable_key(
         "",
         "folder of the packages' virtual environments, made where they are missing; empty = ~/.cache/t2t_flax/metrics",
+        kind=PROGRAM,
+        when=is_set("learned_metrics.names"),
     )
 
     @property

@@ -44,18 +44,25 @@ def prepare_environment(packages: Packages, group: Any) -> str:
     parent = Path(group.environments or _DEFAULT).expanduser()
     home = parent / packages.folder
     python = home / "bin" / "python"
-    if python.exists():
-        return str(python)
+    try:
+        if python.exists():
+            return str(python)
+    except OSError as error:
+        raise UserError(
+            f"config.learned_metrics.environments: {home} cannot be read ({error.strerror}): ask its owner for access, or "
+            "name another folder."
+        ) from None
     print(
         f"making the environment {home}: {' '.join(packages.requirements)} (some minutes, a few gigabytes)", flush=True
     )
     try:
         parent.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(dir=parent, prefix=f".{packages.folder}-"))
+        private = Path(tempfile.mkdtemp(dir=parent, prefix=f".{packages.folder}-"))
     except OSError as error:
         raise UserError(
             f"config.learned_metrics.environments: {parent} cannot be written ({error.strerror}): name another folder."
         ) from None
+    partial = private / packages.folder  # with the permissions of the umask, which mkdtemp does not give
     try:
         try:
             venv.create(partial, with_pip=True, symlinks=True)
@@ -77,7 +84,7 @@ def prepare_environment(packages: Packages, group: Any) -> str:
                     f"the environment {home} of a learned metric could not be made ({error.strerror}): remove that folder."
                 ) from None
     finally:
-        delete(partial.parent, re.escape(partial.name))
+        delete(private.parent, re.escape(private.name))
     return str(python)
 
 

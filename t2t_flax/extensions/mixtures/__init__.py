@@ -3,10 +3,10 @@
 import math
 import re
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import TRAINING, key
+from t2t_flax.config.keys import TEXT, TRAINING, When, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.named_entries import named_entries
 from t2t_flax.registry import DATA_HOOKS, GROUPS
@@ -14,6 +14,14 @@ from t2t_flax.registry import DATA_HOOKS, GROUPS
 _RESERVED = re.compile("<unk>|<pad>|</?s>|<0x[0-9A-Fa-f]{2}>|<2.*>|>>.*<<")
 """Special pieces, bytes, and symbols of target languages."""
 _START = re.compile(r"\s*(\d+)\s*:(.*)", re.DOTALL)
+
+
+def _are_several(spec: Any) -> bool:
+    """Return whether data.train names several sources, or none yet."""
+    return len([part for part in str(spec).split(";") if part.strip()]) != 1
+
+
+_SEVERAL = When((("data.train", _are_several),), "several sources in config.data.train")
 
 
 @dataclass(frozen=True)
@@ -24,6 +32,8 @@ class Mixtures:
         "shares, which may change until then: 'NAME=3, NAME=1; 20000: NAME=1'. Empty = by size, see temperature",
         mutable=True,
         changes=TRAINING,
+        kind=TEXT,
+        when=_SEVERAL,
     )
     batch_tokens: str = key(
         "",
@@ -31,17 +41,24 @@ class Mixtures:
         "later ones may change. The learning rate stays that of its schedule",
         mutable=True,
         changes=TRAINING,
+        kind=TEXT,
     )
     temperature: float | None = key(
         None, "shares are (pairs of the source)^(1/T): larger = small sources more often; none = every pair equally often",
-        low=1.0, high=1e6,
+        low=1.0, high=1e6, when=_SEVERAL,
     )  # fmt: skip
     tags: str = key(
-        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'"
+        "", "token put before the source sentences of a source of data.train: 'NAME=<bt>, NAME=<synthetic>'", kind=TEXT
     )
-    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'")
-    samples: str = key("", "only a random sample of the pairs of a source of data.train: 'NAME=100000'")
-    sample_seed: int = key(0, "seed of mixtures.samples: the same sample whatever seed.data is", low=0, high=2**63 - 1)
+    limits: str = key("", "only the first pairs of a source of data.train: 'NAME=100000'", kind=TEXT)
+    samples: str = key("", "only a random sample of the pairs of a source of data.train: 'NAME=100000'", kind=TEXT)
+    sample_seed: int = key(
+        0,
+        "seed of mixtures.samples: the same sample whatever seed.data is",
+        low=0,
+        high=2**63 - 1,
+        when=is_set("mixtures.samples"),
+    )
 
     def check(self, config: Config) -> None:
         """Raises UserError for a wrong value, and for schedules that count epochs while their length changes."""

@@ -5,7 +5,7 @@ model is that of a wide one, and its extension to depth (CompleteP, Dey et al. 2
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import COMMANDS, GROUPS, PARAMETERS, Command
 
@@ -24,6 +24,7 @@ class Mup:
         "d_k of the base model; 0 = model.d_k if it is set, else that of as many heads as here: base_width / num_heads",
         low=0,
         high=2**14,
+        when=is_set("mup.base_width"),
     )
     base_layers: int = key(
         0,
@@ -31,6 +32,7 @@ class Mup:
         "model.norm_placement = pre; 0 = they do not depend on the number of layers",
         low=0,
         high=2**10,
+        when=is_set("mup.base_width"),
     )
 
     @classmethod
@@ -44,11 +46,8 @@ class Mup:
         return self.base_head_width or m.d_k or self.base_width / m.num_heads
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a key without the base width, and for what there is no rule for."""
+        """Raises UserError for what there is no rule for."""
         if not self.base_width:
-            for name in ("base_head_width", "base_layers"):
-                if value := getattr(self, name):
-                    raise UserError(f"config.mup.{name} = {value} is of a base model: set config.mup.base_width.")
             return
         m, o, set_here = config.model, config.optimizer, f"config.mup.base_width = {self.base_width}"
         if o.schedule == "noam":

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from t2t_flax.config import Config, Optimizer
-from t2t_flax.config.keys import TRAINING, key
+from t2t_flax.config.keys import TRAINING, key, one_of
 from t2t_flax.errors import UserError
 from t2t_flax.registry import AVERAGING, GROUPS, OPTIMIZERS, SCHEDULES
 
@@ -20,7 +20,7 @@ class Optimizers:
         low=0,
         mutable=True,
         changes=TRAINING,
-        read_with=("optimizer.schedule", *DECAYS),
+        when=one_of("optimizer.schedule", *DECAYS),
     )
     min_lr: float = key(
         0.0,
@@ -28,7 +28,7 @@ class Optimizers:
         low=0.0,
         mutable=True,
         changes=TRAINING,
-        read_with=("optimizer.schedule", *DECAYS),
+        when=one_of("optimizer.schedule", *DECAYS),
     )
     cooldown_steps: int = key(
         0,
@@ -37,14 +37,14 @@ class Optimizers:
         low=0,
         mutable=True,
         changes=TRAINING,
-        read_with=("optimizer.schedule", "wsd"),
+        when=one_of("optimizer.schedule", "wsd"),
     )
     momentum: float = key(
         0.95,
         "decay of the momentum of muon, which orthogonalizes it for matrices and trains the rest by Adam",
         low=0.0,
         high=0.9999,
-        read_with=("optimizer.name", "muon"),
+        when=one_of("optimizer.name", "muon"),
     )
 
     @classmethod
@@ -53,27 +53,18 @@ class Optimizers:
         return config.group("optimizers")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a key that the chosen optimizer does not read or take, and for decay steps that are missing
-        or too few.
+        """Raises UserError for a beta that the chosen optimizer does not take, and for decay steps that are missing, too few,
+        or before the end of the training.
         """
         o = config.optimizer
-        for name, ignoring in (("b1", ("adafactor",)), ("b2", ("adafactor",)), ("eps", ("adafactor", "lion"))):
-            value = getattr(o, name)
-            if value != getattr(Optimizer, name) and o.name in ignoring:
-                raise UserError(f"config.optimizer.{name} = {value} is not read by config.optimizer.name = {o.name}.")
-        if o.name in AVERAGING and o.ema_decay:
-            raise UserError(
-                f"config.optimizer.ema_decay = {o.ema_decay} has no effect with config.optimizer.name = {o.name}, which "
-                "evaluates an average of its own: leave it at 0."
-            )
         if o.name in AVERAGING and not o.b1:
             raise UserError(
                 f"config.optimizer.b1 = {o.b1}: config.optimizer.name = {o.name} needs a share above 0 of the average."
             )
         if o.schedule in DECAYS:
-            self._check_decay(o)
+            self._check_decay(o, config.train.steps)
 
-    def _check_decay(self, o: Optimizer) -> None:
+    def _check_decay(self, o: Optimizer, steps: int) -> None:
         if o.schedule == "wsd" and not self.cooldown_steps:
             raise UserError(
                 "config.optimizer.schedule = wsd needs config.optimizers.cooldown_steps: the updates of its final decay."
@@ -94,13 +85,25 @@ class Optimizers:
             raise UserError(
                 f"config.optimizers.min_lr = {self.min_lr} is above config.optimizer.peak_lr = {o.peak_lr}."
             )
+        if not self.min_lr and steps > self.decay_steps:
+            raise UserError(
+                f"config.train.steps = {steps} is after config.optimizers.decay_steps = {self.decay_steps}, from where on the "
+                f"learning rate of optimizer.schedule = {o.schedule} is 0: raise optimizers.decay_steps too, or set "
+                "optimizers.min_lr above 0."
+            )
 
 
 _FOLDER = "t2t_flax.extensions.optimizers"
 
-for _name in ("adafactor", "lion", "muon", "nadamw"):
-    OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}")
-OPTIMIZERS.add("schedule_free_adamw", f"{_FOLDER}.schedule_free:direction")
+_IGNORES = {
+    "adafactor": ("optimizer.b1", "optimizer.b2", "optimizer.eps"),
+    "lion": ("optimizer.eps",),
+    "muon": (),
+    "nadamw": (),
+}
+for _name, _keys in _IGNORES.items():
+    OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}", ignores=_keys)
+OPTIMIZERS.add("schedule_free_adamw", f"{_FOLDER}.schedule_free:direction", ignores=("optimizer.ema_decay",))
 AVERAGING.add("schedule_free_adamw", f"{_FOLDER}.schedule_free")
 for _name in ("cosine", "linear", "wsd"):
     SCHEDULES.add(_name, f"{_FOLDER}.schedules:{_name}")

@@ -2,9 +2,7 @@
 
 from dataclasses import dataclass
 
-from t2t_flax.config import Config
-from t2t_flax.config.keys import TRANSLATIONS, key
-from t2t_flax.errors import UserError
+from t2t_flax.config.keys import TRANSLATIONS, key, one_of
 from t2t_flax.registry import GROUPS, PRESET_MODULES, STEPS, TASKS, TOKENIZER_FILES
 
 
@@ -15,6 +13,7 @@ class ParsingKeys:
         "whether the search writes nothing but trees over the words of the sentence: brackets in pairs, one tag for each word",
         mutable=True,
         changes=TRANSLATIONS,
+        when=one_of("data.task", "parsing"),
     )
     word_numbers: int = key(
         0,
@@ -22,19 +21,18 @@ class ParsingKeys:
         "need not count. 0 = none",
         low=0,
         high=1000,
+        when=one_of("data.task", "parsing"),
     )
-
-    def check(self, config: Config) -> None:
-        """Raises UserError for another task."""
-        for name in ("grammar", "word_numbers"):
-            if getattr(self, name) and config.data.task != "parsing":
-                raise UserError(f"config.parsing.{name} is for data.task = parsing, not {config.data.task}.")
 
 
 _FILES = "t2t_flax.extensions.parsing.numbered"
 TOKENIZER_FILES.add("SentencePiece model with numbers of words", f"{_FILES}:NumberedWords")
 TOKENIZER_FILES.add("symbols of trees with numbers of words", f"{_FILES}:NumberedSymbols")
-TASKS.add("parsing", "t2t_flax.extensions.parsing.task:Parsing")
+TASKS.add(
+    "parsing",
+    "t2t_flax.extensions.parsing.task:Parsing",
+    ignores=("data.pretokenized", "eval.sacrebleu_tokenizer"),
+)
 PRESET_MODULES.append("t2t_flax.extensions.parsing.presets")
 GROUPS.add("parsing", ParsingKeys)
 STEPS.add("t2t_flax.extensions.parsing.grammar", "parsing.grammar")

@@ -47,7 +47,7 @@ def run(argv: list[str]) -> int:
         require("scipy", "scaling", "--noise-batches")
     from t2t_flax import api
     from t2t_flax.distributed.coordination import require_single_process
-    from t2t_flax.evaluation.restore import read_config, stored_config
+    from t2t_flax.evaluation.restore import stored_config
     from t2t_flax.extensions.scaling import branches as lib
     from t2t_flax.process_setup import ALONE, prepare_process
 
@@ -57,7 +57,7 @@ def run(argv: list[str]) -> int:
     stored = stored_config(workdir)
     lib.check_run(workdir, stored, args.step)
     prepare_process(stored_config(workdir, {k: v for k, v in overrides.items() if k.startswith("mesh.")}))
-    cache = read_config(workdir).data.cache or str(workdir / "data")
+    cache = str(workdir / "data")
     branches = lib.plan(stored, args.step, factors, args.tokens, args.seeds, overrides, cache)
     lib.claim(output, workdir, args.step, args.tokens)
     for branch in branches:

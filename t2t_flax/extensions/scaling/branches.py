@@ -8,7 +8,6 @@ import math
 import shutil
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
 
 from etils import epath
 
@@ -73,7 +72,6 @@ def plan(
         end = start + round(tokens / (batch * factor))
         for seed in range(seeds):
             values = {
-                **_of_the_schedule(),
                 "data.batch_tokens": round(batch * factor),
                 "data.cache": cache,
                 "data.test": stored.data.test if reads_test else "",
@@ -99,12 +97,6 @@ def plan(
             config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(stored), text))
             branches.append(Branch(factor, seed, start, end, config))
     return branches
-
-
-def _of_the_schedule() -> dict[str, Any]:
-    """Defaults of the keys that only other schedules read."""
-    of_some = {name: item for name, item in fields().items() if "optimizer.schedule" in item.metadata["read_with"]}
-    return {name: item.default for name, item in of_some.items() if "constant" not in item.metadata["read_with"]}
 
 
 def check_run(workdir: epath.Path, stored: Config, step: int) -> None:

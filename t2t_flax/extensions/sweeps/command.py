@@ -9,6 +9,9 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
+from t2t_flax.config.keys import RUN
+from t2t_flax.config.overrides import values_of_user
+from t2t_flax.config.schema import fields
 from t2t_flax.distributed.coordination import require_single_process
 from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
@@ -97,10 +100,27 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
     sweep = read_sweep(args.workdir)
     folder = Folder(Path(args.workdir).absolute())
     check_host(folder.path, sweep, args.any_code)
+    _check_nothing_run(folder, sweep)
     _check_flags(args, bool(sweep["search"]))
     _check_score(args.score, folder, sweep)
     _check_baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
     return folder, sweep
+
+
+def _check_nothing_run(folder: Folder, sweep: dict[str, Any]) -> None:
+    """Raises UserError if the stored configs, which may be somebody else's, name what is run."""
+    for path in _configs(folder, sweep):
+        values = values_of_user(config_lib.from_json(path.read_text()))
+        if names := [f"config.{name}" for name in values if fields()[name].metadata["kind"] in RUN]:
+            raise UserError(
+                f"{path} sets {', '.join(names)}, which names what is run: join the sweep by the command that created it, "
+                "with --config or --sweep."
+            )
+
+
+def _configs(folder: Folder, sweep: dict[str, Any]) -> list[Path]:
+    """Return the stored configs of an existing sweep."""
+    return [folder.base] if sweep["search"] else list(map(folder.config, sweep["trials"]))
 
 
 def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict[str, Any]]:
@@ -174,8 +194,7 @@ def _check_flags(args: argparse.Namespace, is_search: bool) -> None:
 
 def _check_score(score: str, folder: Folder, sweep: dict[str, Any]) -> None:
     """Raises UserError if the trials of an existing sweep will not have the score."""
-    paths = [folder.base] if sweep["search"] else map(folder.config, sweep["trials"])
-    for path in paths if score else ():
+    for path in _configs(folder, sweep) if score else ():
         check_score(score, config_lib.from_json(path.read_text()))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from t2t_flax import config as config_lib
+from t2t_flax.config.overrides import values_of_user
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, PRUNED, Folder, exclusive
 from t2t_flax.extensions.sweeps.results import evaluations, trial_score
@@ -67,6 +68,7 @@ class SearchTrials:
         Raises UserError if no valid config is proposed in many attempts.
         """
         states = self._optuna.trial.TrialState
+        fixed = values_of_user(config_lib.from_json(self._folder.base.read_text()))
         with exclusive(self._folder.path / "search.lock"):
             trials = self._trials()
             for trial in trials:
@@ -89,7 +91,7 @@ class SearchTrials:
                 repeated = proposal.params in proposed
                 proposed.append(proposal.params)
                 try:
-                    trial = make_trial(str(self._folder.base), {}, proposal.params, _row_name(proposal), 0)
+                    trial = make_trial(str(self._folder.base), fixed, proposal.params, _row_name(proposal), 0)
                     if not repeated and config_lib.to_json(trial.config) not in configs:
                         self._folder.write_config(trial)
                         proposal.set_user_attr(_NAME, trial.name)

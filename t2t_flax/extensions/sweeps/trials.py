@@ -51,9 +51,9 @@ def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed
         overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
         if repeated := overrides.keys() & fixed.keys():
             raise UserError(f"{', '.join(repeated)} is varied by the sweep and fixed by --config.KEY=VALUE.")
-        base = config_lib.load_config(path, fixed | overrides)
+        base = config_lib.load_config(path, fixed, overrides)
         overrides |= _seed_overrides(base, overrides, seed)
-        config = config_lib.load_config(path, fixed | overrides)
+        config = config_lib.load_config(path, fixed, overrides)
     except UserError as error:
         raise UserError(f"row {name}: {error}") from None
     return Trial(f"{name},seed={seed}", name, seed, overrides, config)

@@ -15,6 +15,7 @@ from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from typing import Any, Protocol
 
 from t2t_flax import errors
+from t2t_flax.config.overrides import values_of_user
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER, child_environment
 from t2t_flax.extensions.sweeps import child_process
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, ENDED, FAILED, PRUNED, STOPPED, Folder
@@ -96,8 +97,8 @@ def start_training(folder: Folder, name: str, resources: Resources, cwd: str, de
 def training_command(folder: Folder, name: str, resources: Resources) -> list[str]:
     """Return the command that trains a trial, with its data in the sweep's folder unless the config names a cache."""
     train = ["t2t_flax", "train", f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
-    if not folder.read_config(name).data.cache:
-        train.append(f"--config.data.cache={folder.path / 'data'}")
+    values = {"data.cache": folder.path / "data"} | values_of_user(folder.read_config(name))
+    train += [f"--config.{key}={value}" for key, value in values.items()]
     cores = ",".join(map(str, resources.cores)) or "-"
     return [sys.executable, "-S", child_process.__file__, str(os.getpid()), cores, sys.executable, "-m", *train]
 

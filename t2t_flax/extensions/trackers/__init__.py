@@ -4,7 +4,7 @@ import difflib
 from dataclasses import dataclass
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import key
+from t2t_flax.config.keys import TEXT, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS, HOOKS
 
@@ -19,11 +19,14 @@ class Trackers:
         "experiment trackers that get the numbers of metrics.jsonl and the test scores: any of tensorboard, wandb, mlflow, "
         "trackio, separated by commas; empty = none",
         mutable=True,
+        kind=TEXT,
     )
     group: str = key(
         "",
         "group of runs to which the trackers add this one; empty = of a sweep's trials, the sweep's name",
         mutable=True,
+        kind=TEXT,
+        when=is_set("trackers.names"),
     )
 
     @classmethod

@@ -84,7 +84,8 @@ def test_a_checkpoint_that_is_not_there_is_refused(tuned):
 
 REFUSED = [({"init_checkpoint": "best"}, "init_from"), ({"init_vocabulary": "by_piece"}, "init_from"),
            ({"lora_alpha": "8"}, "lora_rank"), ({"lora_modules": "*"}, "lora_rank"),
-           ({"lora_rank": "4", "freeze": "encoder_*"}, "freeze")]  # fmt: skip
+           ({"lora_rank": "4"}, "init_from"),
+           ({"init_from": "x", "lora_rank": "4", "freeze": "encoder_*"}, "freeze")]  # fmt: skip
 
 
 @pytest.mark.parametrize(("keys", "named"), REFUSED)

@@ -12,6 +12,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from helpers.foreign import foreign_model
 from helpers.records import without_search
 from helpers.refusals import refused, refused_command
 from helpers.thread_groups import run_processes
@@ -19,6 +20,7 @@ from helpers.thread_groups import run_processes
 from t2t_flax.__main__ import main
 from t2t_flax.config import Config
 from t2t_flax.evaluation.evaluate import compute_scores
+from t2t_flax.evaluation.restore import stored_config
 from t2t_flax.extensions.learned_metrics import LearnedMetrics, metrics
 from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
 from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment
@@ -163,6 +165,48 @@ def test_an_environment_that_another_process_made_meanwhile_is_used(tmp_path, mo
     )
     with refused(str(home)):
         prepare_environment(PACKAGES["comet"], group)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o027])
+def test_the_environment_of_a_shared_folder_has_the_permissions_of_the_umask(tmp_path, monkeypatch, umask):
+    def create(folder, **_):
+        (folder / "bin").mkdir(parents=True)
+        (folder / "bin" / "python").touch()
+
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", create)
+    done = subprocess.CompletedProcess([], 0)
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: done)
+    before = os.umask(umask)
+    try:
+        prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path)))
+    finally:
+        os.umask(before)
+    (home,) = tmp_path.iterdir()
+    assert stat.S_IMODE(home.stat().st_mode) == 0o777 & ~umask
+
+
+def test_an_environment_of_another_user_that_cannot_be_read_is_named(tmp_path, monkeypatch):
+    def unreadable(path):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(Path, "exists", unreadable)
+    with refused("learned_metrics.environments", str(tmp_path)):
+        prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path)))
+
+
+def test_a_model_from_elsewhere_runs_no_program_of_its_own(environments, tmp_path, monkeypatch):
+    """The metric runs in the environment of the user."""
+    monkeypatch.chdir(tmp_path)
+    folder = foreign_model(
+        tmp_path / "model", {"learned_metrics.names": "comet", "learned_metrics.environments": "model/environments"}
+    )
+    python = folder / "environments" / PACKAGES["comet"].folder / "bin" / "python"
+    python.parent.mkdir(parents=True)
+    python.write_text(f"#!/bin/sh\ntouch {tmp_path / 'RUN'}\n")
+    python.chmod(0o755)
+    monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process._DEFAULT", str(environments))
+    assert COMET.statistics(Predictions(["x y"], [["x y"]], ["a"]), stored_config(folder)).corpus_score == 100.0
+    assert not (tmp_path / "RUN").exists()
 
 
 def test_the_process_sees_no_modules_of_ours(environments):

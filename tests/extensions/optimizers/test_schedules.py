@@ -1,14 +1,17 @@
 """Schedules that decay to a final rate, and the keys of the extension."""
 
+import json
 import math
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers.refusals import refused
+from etils import epath
+from helpers.refusals import assert_names, refused
 
 from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.training.optimizer import learning_rate_schedule
+from t2t_flax.training.workdir import adopt_config, completed
 
 KEYS = {"optimizer.peak_lr": 1e-3, "optimizer.warmup_steps": 100, "optimizer.warmup_init": 1e-5}
 KEYS |= {"optimizers.decay_steps": 1000, "optimizers.min_lr": 1e-4}
@@ -64,10 +67,33 @@ REFUSED = [
     ({"optimizer.name": "schedule_free_adamw", "optimizer.ema_decay": "0.9"}, "optimizer.ema_decay"),
     ({"optimizer.name": "schedule_free_adamw", "optimizer.b1": "0"}, "optimizer.b1"),
     ({"optimizers.momentum": "0.5"}, "optimizers.momentum muon"),
-]
+    *(
+        ({"optimizer.schedule": name, "optimizers.decay_steps": "9000", "train.steps": "9001"} | more,
+         "train.steps 9001 optimizers.decay_steps 9000 optimizers.min_lr")
+        for name, more in (("cosine", {}), ("linear", {}), ("wsd", {"optimizers.cooldown_steps": "10"}))
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("keys", "names"), REFUSED)
 def test_keys_that_do_not_fit_are_refused(keys, names):
     with refused(*names.split()):
-        resolve(override(default_config(), keys))
+        resolve(override(default_config(), {"train.steps": "1000"} | keys))
+
+
+@pytest.mark.parametrize("more", [{}, {"optimizers.min_lr": "1e-5", "train.steps": "5001"}])
+def test_a_training_ends_with_the_decay_or_at_a_final_rate_above_0(more):
+    keys = {"optimizer.schedule": "cosine", "optimizers.decay_steps": "5000", "train.steps": "5000"}
+    assert float(learning_rate_schedule(resolve(override(default_config(), keys | more)))(4999)) > 0
+
+
+def test_advice_to_train_on_names_the_end_of_the_decay(tmp_path):
+    keys = {"optimizer.schedule": "cosine", "optimizers.decay_steps": "5000", "train.steps": "5000"}
+    config = resolve(override(default_config(), keys))
+    adopt_config(epath.Path(tmp_path), config)
+    marker = {"reason": "steps", "step": 5000, "summary": "", "records": {}}
+    (tmp_path / "complete.json").write_text(json.dumps(marker))
+    ends = completed(epath.Path(tmp_path), config)
+    assert_names(ends, "config.train.steps", "optimizers.decay_steps", "optimizers.min_lr")
+    floor = config.with_values({"optimizers.min_lr": 1e-5})
+    assert "decay_steps" not in completed(epath.Path(tmp_path), floor)

@@ -8,16 +8,16 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers.refusals import refused_command
+from helpers.refusals import refused, refused_command
 from stand_in import TOY
 
 from t2t_flax import config as config_lib
 from t2t_flax.__main__ import main
 from t2t_flax.errors import OK, STOPPED, USER_ERROR
 from t2t_flax.extensions.sweeps.folder import Folder, read_sweep
-from t2t_flax.extensions.sweeps.resources import divide_machine
+from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.trials import expand
-from t2t_flax.extensions.sweeps.worker import Worker
+from t2t_flax.extensions.sweeps.worker import Worker, training_command
 
 ROOT = Path(__file__).parents[3]
 IMPORTS = "from t2t_flax.extensions.sweeps.space import *\ndef get_sweep(): return "
@@ -90,6 +90,26 @@ def test_joining_workers_are_checked_before_they_train(tmp_path, workers):
     for foreign in (str(tmp_path), "gs://bucket/sweep"):
         refused_command(["sweep", f"--config={TOY}", f"--workdir={foreign}"], f"--workdir={foreign}")
     assert len(workers) == 1
+
+
+def test_what_a_trial_runs_is_given_by_the_command_of_the_sweep(tmp_path, workers):
+    """A stored config, which may be somebody else's, cannot name it."""
+    folder, scorer = f"--workdir={tmp_path}/s", "--config.filters.scorer=x.py:f"
+    assert sweep(folder, f"--config={TOY}", scorer) == USER_ERROR
+    (name,) = read_sweep(tmp_path / "s")["trials"]
+    assert scorer in training_command(Folder(tmp_path / "s"), name, Resources())
+    refused_command(["sweep", folder], "config.filters.scorer", "--config", "--sweep")
+    assert len(workers) == 1
+
+
+def test_rows_may_leave_fixed_keys_without_effect(tmp_path):
+    """A row acts on what the flags have made; within a row a key without effect is refused."""
+    fixed = {"loss.label_smoothing_over": "non_target"}
+    rows = [{"loss.label_smoothing": 0.0}, {"loss.label_smoothing": 0.2}]
+    configs = [trial.config.loss for trial in expand("toy", fixed, rows, 1)]
+    assert [loss.label_smoothing_over for loss in configs] == ["all", "non_target"]
+    with refused("loss.label_smoothing_over", "loss.label_smoothing"):
+        expand("toy", {}, [{"loss.label_smoothing": 0.0, "loss.label_smoothing_over": "non_target"}], 1)
 
 
 def test_a_search_is_created_and_joined(tmp_path, workers):
