@@ -125,9 +125,11 @@ def checksums(tree: Any, *, once: bool = False) -> dict[str, int]:
 
 
 def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
-    """Whether config.checkpoint asks for a checkpoint after update `step` >= 1."""
+    """Whether config.checkpoint asks for a checkpoint after update `step`."""
     c = config.checkpoint
-    return any(every and step % every == 0 for every in (c.every_steps, c.every_epochs * updates_per_epoch))
+    return step > 0 and any(
+        every and step % every == 0 for every in (c.every_steps, c.every_epochs * updates_per_epoch)
+    )
 
 
 def regular_steps(config: Config, updates_per_epoch: int, last: int) -> Iterator[int]:

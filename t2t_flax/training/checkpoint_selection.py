@@ -119,12 +119,12 @@ def _last_regular(
     warns of it.
     """
     steps = checkpoints.steps()
-    newest = checkpoints.meta(choice.step or steps[-1])
+    newest = checkpoints.meta(steps[-1] if choice.step is None else choice.step)
     if newest.get("params_only"):
         regular = steps[::-1]
     else:
-        last = choice.step - 1 if choice.step else steps[-1]
-        regular = [choice.step] if choice.step else []
+        last = steps[-1] if choice.step is None else choice.step - 1
+        regular = [] if choice.step is None else [choice.step]
         regular += regular_steps(config, newest["updates_per_epoch"], last)
     wanted = regular[: choice.average]
     there = list(itertools.takewhile(set(steps).__contains__, wanted))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
 from t2t_flax.training.progress import seconds_since_start
-from t2t_flax.training.run import Run, TrainingEnd, ValidationScore, due_after
+from t2t_flax.training.run import Run, TrainingEnd, ValidationScore, due_after, worse_than_start
 from t2t_flax.training.setup import Prefetcher, TrainingSetup
 
 
@@ -70,4 +70,6 @@ def train(
     if run.failure:
         raise run.failure
     assert run.ended
+    if note := run.ended.finished and worse_than_start(setup):
+        say(note)
     return run.ended

@@ -17,7 +17,7 @@ from t2t_flax.tasks import lower_is_better
 from t2t_flax.training.checkpoint_files import checksums, is_scheduled
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook, make_hooks
-from t2t_flax.training.progress import MetricsWriter, Progress, measure
+from t2t_flax.training.progress import MetricsWriter, Progress, measure, read_metrics
 from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps, validation_loss
 from t2t_flax.training.train_state import TrainProgress, TrainState, init_state, parameters_of
 from t2t_flax.training.workdir import begin
@@ -44,10 +44,10 @@ def restore_or_init(
             note += ", with " + ", ".join(f"{key} {old} -> {new}" for key, (old, new) in changed.items())
         say(note)
         return state, progress
-    start = lambda own: parameters_of(setup.config).start(setup, own, checkpoints.group, say)  # noqa: E731
-    return init_state(setup.config, setup.model, setup.tx, setup.mesh, start=start)[0], TrainProgress(
-        metric_of=setup.metric_of
-    )
+    parameters = parameters_of(setup.config)
+    start = lambda own: parameters.start(setup, own, checkpoints.group, say)  # noqa: E731
+    state, _ = init_state(setup.config, setup.model, setup.tx, setup.mesh, start=start)
+    return state, TrainProgress(metric_of=setup.metric_of, evaluation_due=parameters.starts_trained)
 
 
 def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
@@ -374,6 +374,20 @@ class Run:
         self.checkpoints.wait()
         self.checkpoints.close()
         self._close_writer()
+
+
+def worse_than_start(setup: TrainingSetup) -> str:
+    """Return a note where eval.metric is worse at the end of a run than before its first update; "" for any other run."""
+    name = f"valid_{setup.config.eval.metric}"
+    values = [(line["step"], line[name]) for line in read_metrics(setup.workdir) if name in line]
+    (first, start), (last, end) = values[0] if values else (1, 0.0), values[-1] if values else (1, 0.0)
+    worse = end > start if lower_is_better(setup.config.eval.metric) else end < start
+    if first or not worse:
+        return ""
+    return (
+        f"{name} is {end:.4f} after update {last}, worse than the {start:.4f} of the parameters that the run started from: "
+        "use --best, or those"
+    )
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:

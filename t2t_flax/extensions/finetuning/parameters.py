@@ -26,6 +26,10 @@ def parameters(config: Config) -> "FineTuned":
 class FineTuned(Parameters):
     keys: FineTuning
 
+    @property
+    def starts_trained(self) -> bool:
+        return bool(self.keys.init_from)
+
     def extend(self, params: dict[str, Any]) -> dict[str, Any]:
         return lora.with_adapters(self.keys, params)
 

@@ -91,7 +91,7 @@ def _read(workdir: epath.Path) -> RunPoint:
         )
     meta = read_meta(workdir / "checkpoints" / str(steps[-1]))
     lines = read_metrics(workdir)
-    evaluations = [line for line in lines if math.isfinite(line.get("valid_nll", math.nan))]
+    evaluations = [line for line in lines if line["step"] and math.isfinite(line.get("valid_nll", math.nan))]
     if not evaluations:
         raise UserError(
             f"{workdir} has no validation loss: train it with config.data.valid and config.eval.every_steps."

@@ -19,6 +19,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import init_state, make_model
 
@@ -39,6 +40,23 @@ def first(tmp_path_factory, cache):
 def tuned(first, tmp_path_factory, cache) -> TrainingSetup:
     workdir = tmp_path_factory.mktemp("tuned")
     return start(tiny_run(workdir, finetuning=dict(init_from=str(first))), workdir, cache)
+
+
+def test_the_start_is_evaluated_and_competes_for_the_best(first, tmp_path, cache):
+    """The run makes it worse, in two parts. Runs that start from random parameters have no evaluation before update 1."""
+    said = []
+    for steps in (2, 4):
+        keys = dict(eval=dict(every_steps=2), optimizer=dict(lr_scale=1e3), finetuning=dict(init_from=str(first)))
+        config = tiny_run(tmp_path, steps=steps, checkpoint=dict(keep_last=1), **keys)
+        loop.train(start(config, tmp_path, cache), score=None, say=said.append)
+    lines = [line for line in read_metrics(tmp_path) if "valid_nll" in line]
+    assert [line["step"] for line in lines] == [0, 2, 4] and lines[0]["valid_nll"] < lines[2]["valid_nll"]
+    before = [line for line in read_metrics(first) if "valid_nll" in line]
+    assert [line["step"] for line in before] == [1, 2, 3, 4]
+    assert lines[0]["valid_nll"] == pytest.approx(before[-1]["valid_nll"], rel=1e-5)
+    params, expected = (load(workdir, best=best).params for workdir, best in ((tmp_path, True), (first, False)))
+    jax.tree.map(np.testing.assert_array_equal, jax.device_get(params), jax.device_get(expected))
+    assert_names(said[-1], "valid_nll", f"{lines[0]['valid_nll']:.4f}", f"{lines[2]['valid_nll']:.4f}", "--best")
 
 
 def with_checkpoint(setup: TrainingSetup, text: str) -> TrainingSetup:
