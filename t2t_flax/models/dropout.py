@@ -2,8 +2,8 @@
 
 So gradient accumulation, the mesh and the number of processes do not change the masks of an update.
 The bits come from a counter hash (two multiplications and three shifts per element, after C. Wellons'
-search for low-bias 32-bit mixers) instead of threefry: XLA fuses it into the surrounding operation and
-recomputes it in the backward pass.
+search for low-bias 32-bit mixers) instead of threefry: XLA fuses it into the surrounding operation. On GPUs
+masks are stored for the backward pass.
 """
 
 import zlib
