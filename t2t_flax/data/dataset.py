@@ -6,6 +6,7 @@ import hashlib
 import itertools
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
@@ -80,10 +81,10 @@ class ProcessGroup(Protocol):
 
 
 log = logging.getLogger("t2t_flax")
-_CHECKED_TARGETS = 4000
+_CHECKED_TARGETS = 2000
 """Targets of which `prepare` says how many cannot be written."""
-_SHOWN = 100
-"""Characters of a target in a message."""
+_SHOWN = 20
+"""Characters of a target that are shown before and after what cannot be written."""
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
 """Seconds that other processes wait for process 0. Its failure ends their wait earlier."""
 
@@ -357,15 +358,17 @@ def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
 def _warn_of_unwritable(tokenizer: Tokenizer, source: Source) -> None:
     """Says how many of the first targets of each part the tokenizer cannot write, if it is any."""
     for part in source.parts:
-        rows = itertools.islice(enumerate(part.rows()), _CHECKED_TARGETS // len(source.parts) + 1)
+        rows = itertools.islice(enumerate(part.rows()), max(20, _CHECKED_TARGETS // len(source.parts)))
         targets = [(i, row[1]) for i, row in rows if not isinstance(row, str)]
         if changed := [(i, text) for i, text in targets if tokenizer.changes(text)]:
             i, text = changed[0]
+            written = tokenizer.decode(tokenizer.encode_text(text))
+            near = slice(max(0, len(os.path.commonprefix([text, written])) - _SHOWN), None)
             log.warning(
-                "%s: the tokenizer cannot write %.3g%% of the first %d targets. Of %s it makes %r (config.data.normalization, or "
-                "unknown characters: data.byte_fallback, data.character_coverage): %r",
+                "%s: the tokenizer cannot write %.3g%% of the first %d targets. At %s it turns %r into %r: see "
+                "config.data.normalization and, for unknown characters, data.byte_fallback and data.character_coverage.",
                 part.spec, 100 * len(changed) / len(targets), len(targets), part.where(i),
-                tokenizer.decode(tokenizer.encode_text(text))[:_SHOWN], text[:_SHOWN],
+                text[near][: 2 * _SHOWN], written[near][: 2 * _SHOWN],
             )  # fmt: skip
 
 
