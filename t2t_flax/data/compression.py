@@ -21,13 +21,17 @@ FORMS = {
 SUFFIXES = tuple(FORMS)
 HEAD = 10
 """Bytes that tell the form."""
+_CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f\x7f]")
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`is_damage`)."""
 
 
-def form_of(head: bytes) -> str:
-    """The suffix of the compression of a file that begins with these bytes; "" for none."""
-    return next((suffix for suffix, first in FORMS.items() if first.match(head)), "")
+def form_of(head: bytes, suffix: str = "") -> str:
+    """The suffix of the compression of a file that begins with these bytes; "" for none. A file with such a `suffix` that
+    begins neither as any form nor as text is damaged data of it.
+    """
+    damaged = suffix if suffix in FORMS and (not head or _CONTROL.search(head)) else ""
+    return next((form for form, first in FORMS.items() if first.match(head)), damaged)
 
 
 def decompressed(raw: IO[bytes], form: str) -> Any:

@@ -71,9 +71,8 @@ def lines(path: epath.Path) -> Iterator[str]:
     try:
         with path.open("rb") as raw:
             head = raw.read(HEAD)
-            form = form_of(head)
-            if not head and path.suffix in SUFFIXES:  # gzip and zstd take no bytes for no text
-                form = path.suffix
+            form = form_of(head, path.suffix)
+            if form and not head:  # gzip and zstd take no bytes for no text
                 raise EOFError("the file is empty")
             raw.seek(0)
             with decompressed(raw, form) as texts:
