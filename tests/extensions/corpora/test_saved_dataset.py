@@ -97,7 +97,7 @@ def test_a_file_that_is_cut_off_anywhere_is_an_error(dataset):
         ("hf:broken", ("broken/state.json", "JSON")),
         ("hf:missing", ("missing/data.arrow",)),
         ("hf:columns", ("columns", "text", "de")),
-        ("hf:null", ("data-00000-of-00001.arrow", "row 2:")),
+        ("hf:number", ("data-00000-of-00001.arrow", "row 1:")),
     ],
 )
 def test_errors_say_what_is_wrong(dataset, spec, names):
@@ -108,7 +108,7 @@ def test_errors_say_what_is_wrong(dataset, spec, names):
         if state:
             (dataset / name / "state.json").write_text(state)
     save(dataset / "columns", [{"text": "x"}])
-    save(dataset / "null", [{"en": "x", "de": "y"}, {"en": "x", "de": None}])
+    save(dataset / "number", [{"en": "x", "de": 3}])
     with refused(*names):
         list(open_en_de(spec, dataset).pairs())
 
