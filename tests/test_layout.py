@@ -11,11 +11,12 @@ ALLOWED_IMPORTS = {
     "version": set(),
     "filesystem": {"errors", "registry"},
     "json_file": set(),
+    "language": {"errors"},
     "locks": {"errors", "filesystem", "json_file", "registry"},
-    "config": {"errors", "json_file", "registry"},
+    "config": {"errors", "json_file", "language", "registry"},
     "process_setup": {"config", "errors"},
     "model_forms": {"config", "errors", "registry"},
-    "data": {"config", "registry", "errors", "filesystem", "json_file", "locks"},
+    "data": {"config", "registry", "errors", "filesystem", "json_file", "language", "locks"},
     "models": {"config", "errors", "registry"},
     "distributed": {"config", "errors", "filesystem", "process_setup", "registry"},
     "training": {
@@ -60,7 +61,7 @@ ALLOWED_IMPORTS = {
         "tasks",
         "version",
     },
-    "tasks": {"config", "registry", "errors", "filesystem", "data"},
+    "tasks": {"config", "registry", "errors", "filesystem", "data", "language"},
 }
 NO_JAX = (
     "config",
@@ -68,6 +69,7 @@ NO_JAX = (
     "errors",
     "filesystem",
     "json_file",
+    "language",
     "locks",
     "model_forms",
     "registry",

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 
 from t2t_flax.config.keys import MODEL, READ, SCORES, TEXT, TRANSLATIONS, WRITTEN, When, key, mutable_key
 from t2t_flax.errors import UserError
+from t2t_flax.language import named_languages
 from t2t_flax.registry import TASKS, TOKENIZERS
 
 PAD, EOS, UNK = 0, 1, 2
 FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
 RESERVED = ("train", "valid", "test")
+DEFAULT_LANGUAGES = "en", "de"
 VALID_PREFIX = "valid."
 """Before the names of validation sets, where they stand beside those of test sets."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
@@ -50,8 +52,20 @@ class Data:
     root: str = mutable_key(
         "", "folder that the relative paths above are resolved against; for tfds its data_dir", kind=READ
     )
-    source_language: str = key("en", "language code of the source side", changes=SCORES, kind=TEXT)
-    target_language: str = key("de", "language code of the target side", changes=SCORES, kind=TEXT)
+    source_language: str = key(
+        "",
+        "language code of the source side, of ISO 639; empty = as the names of files or columns say it (train.en,train.de), en "
+        "where none does",
+        changes=SCORES,
+        kind=TEXT,
+    )
+    target_language: str = key(
+        "",
+        "language code of the target side, of ISO 639; empty = as the names of files or columns say it (train.en,train.de), de "
+        "where none does",
+        changes=SCORES,
+        kind=TEXT,
+    )
     cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", kind=WRITTEN)
     num_workers: int = mutable_key(
         0,
@@ -117,6 +131,19 @@ class Data:
         "of an update. 0 = one microbatch",
         low=0,
     )
+
+    def __post_init__(self):
+        """Sets languages that are empty to those of the first source whose names say some, else to en and de. A side that they
+        do not say stays empty.
+        """
+        if self.source_language and self.target_language:
+            return
+        specs = [*self.train_sources.values(), *self.valid_sets.values(), *self.test_sets.values()]
+        named = (named_languages(spec) for spec in specs if self.task == "translation")
+        sides = next((pair[:2] for pair in named if any(pair)), None)
+        source, target = (side.code if side else "" for side in sides) if sides else DEFAULT_LANGUAGES
+        object.__setattr__(self, "source_language", self.source_language or source)
+        object.__setattr__(self, "target_language", self.target_language or target)
 
     @property
     def train_sources(self) -> dict[str, str]:

@@ -29,6 +29,7 @@ from t2t_flax.config.schema import (
 )
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
+from t2t_flax.language import Language
 from t2t_flax.registry import GROUPS, SOURCES
 
 log = logging.getLogger("t2t_flax")
@@ -40,7 +41,7 @@ NOT_A_CONFIG = (
 
 def default_config() -> ml_collections.ConfigDict:
     """All keys with their defaults, as the locked `ConfigDict` that a config file edits and returns."""
-    return to_config_dict(Config())
+    return ml_collections.ConfigDict({name: _asdict(group) for name, group in groups().items()}).lock()
 
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
@@ -325,6 +326,8 @@ def _check_model(m: Model) -> None:
 
 def _check_data(c: Config) -> None:
     d, m = c.data, c.model
+    for side in ("source", "target"):
+        Language.read(getattr(d, f"{side}_language"), f"data.{side}_language")
     if m.tie_embeddings == "all" and not d.joint_vocabulary:
         raise UserError(
             "config.model.tie_embeddings = 'all' needs config.data.joint_vocabulary = true: two vocabularies cannot "

@@ -23,7 +23,7 @@ from t2t_flax import config as config_lib
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.config.keys import SCORES, TRANSLATIONS
-from t2t_flax.config.schema import fields, keys_that_change
+from t2t_flax.config.schema import keys_that_change
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks
 from t2t_flax.data.tokenizers import TokenizerPair
@@ -184,12 +184,12 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
     run's own config. For others, or if the record of another evaluation already has the name, the identity's first digits are
     appended.
     """
-    steps, best = loaded.steps, loaded.checkpoint.metric is not None
+    steps, best, usual = loaded.steps, loaded.checkpoint.metric is not None, Config()
     parameters = checksums(loaded.params, once=True) if loaded.elsewhere else {}
 
     def identity(config: Config) -> str:
         settings = config.compared(keys_that_change(TRANSLATIONS, SCORES))
-        changed = {name: value for name, value in settings.items() if value != fields()[name].default}
+        changed = {name: value for name, value in settings.items() if value != usual.value(name)}
         parts = {"split": split, "data": digest, "steps": steps, "best": best, "settings": changed}
         parts |= {"models": loaded.models} if loaded.models else {}
         parts |= {"parameters": parameters} if parameters else {}

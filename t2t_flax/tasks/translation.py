@@ -14,20 +14,20 @@ from typing import Any
 
 import numpy as np
 
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Data
 from t2t_flax.data.hooks import control_symbols
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
+from t2t_flax.language import Language, named_languages
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
-_ISO_639_3 = {
-    "zho": "zh", "cmn": "zh", "yue": "zh", "jpn": "ja", "kor": "ko", "tha": "th", "lao": "lo", "khm": "km", "mya": "my",
-}  # fmt: skip
-_NO_WORD_BOUNDARIES = ("th", "lo", "km", "my")
+_NO_WORD_BOUNDARIES = ("th", "lo", "km", "my", "shn", "bo", "dz")
 """Languages whose text sacreBLEU cannot divide into words: its Flores-200 SentencePiece model is used, and TER makes no sense."""
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
 """sacreBLEU's tokenizers of languages that Moses cannot divide into words."""
+_SPACED_SCRIPTS = ("Latn", "Cyrl")
+"""Scripts with spaces between words, in whatever language."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
@@ -49,15 +49,23 @@ class Recipe:
         return getattr(sacrebleu.metrics, self.kind)(**self.settings)
 
 
-def language_of(code: str) -> str:
-    """The two-letter language of `zh`, `zh-CN`, `zh_Hans` or `zho_Hans`; other codes without region and script."""
-    code = re.split(r"[-_]", code.lower())[0]
-    return _ISO_639_3.get(code, code)
-
-
 def tokenizer_of(setting: str, target_language: str) -> str:
     """sacreBLEU's name of the tokenizer for eval.sacrebleu_tokenizer = `setting` and a target language."""
-    return _TOKENIZERS.get(language_of(target_language), "13a") if setting == "auto" else setting
+    return setting if setting != "auto" else _recommended(Language.read(target_language))
+
+
+def _recommended(language: Language) -> str:
+    return "13a" if language.script in _SPACED_SCRIPTS else _TOKENIZERS.get(language.group, "13a")
+
+
+def _moses_rules(code: str) -> tuple[str, str]:
+    """(the code of a language for sacremoses, what it is called in a record)."""
+    from sacremoses.corpus import NonbreakingPrefixes
+
+    language = Language.read(code)
+    if known := language.spelling(NonbreakingPrefixes().available_langs.values()):
+        return known, known
+    return language.base, f"{language.base} (abbreviations of en)"
 
 
 def recipe(name: str, config: Config) -> Recipe:
@@ -69,7 +77,7 @@ def recipe(name: str, config: Config) -> Recipe:
     """
     language, pretokenized = config.data.target_language, config.data.pretokenized
     ours, moses = (importlib.metadata.version(package) for package in ("sacrebleu", "sacremoses"))
-    rules = f"sacremoses {moses} with the rules of language {language}"
+    rules = f"sacremoses {moses} with the rules of language {_moses_rules(language)[1]}"
     if name in ("sacrebleu", "chrf", "chrf++", "ter"):
         text = f"both sides detokenized and unescaped by {rules}." if pretokenized else "the text as it is."
         prepare = detokenizer(language) if pretokenized else list
@@ -79,7 +87,8 @@ def recipe(name: str, config: Config) -> Recipe:
             return Recipe(prepare, dict(tokenize=tokenizer), method)
         if name == "ter":
             method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
-            asian = dict(normalized=True, asian_support=True) if language_of(language) in ("zh", "ja") else {}
+            asian_words = tokenizer_of("auto", language) in ("zh", "ja-mecab")
+            asian = dict(normalized=True, asian_support=True) if asian_words else {}
             return Recipe(prepare, asian, method, "TER")
         settings: dict[str, Any] = dict(word_order=2) if name == "chrf++" else {}
         method = f"{'chrF++' if settings else 'chrF'} of sacreBLEU {ours} on {text}"
@@ -141,7 +150,7 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
 
 
 def _has_moses_rules(config: Config) -> bool:
-    return language_of(config.data.target_language) not in _TOKENIZERS
+    return tokenizer_of("auto", config.data.target_language) == "13a"
 
 
 METRICS = [
@@ -168,7 +177,7 @@ METRICS = [
         statistics=_statistics("ter"),
         higher_is_better=False,
         confidence_interval=True,
-        applies=lambda config: language_of(config.data.target_language) not in _NO_WORD_BOUNDARIES,
+        applies=lambda config: tokenizer_of("auto", config.data.target_language) != "flores200",
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
 ]
@@ -191,15 +200,29 @@ def split_compounds(lines: Sequence[str]) -> list[str]:
 def _tokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
     from sacremoses import MosesTokenizer
 
-    moses = MosesTokenizer(language)
+    moses = MosesTokenizer(_moses_rules(language)[0])
     return lambda lines: [moses.tokenize(line, return_str=True) for line in lines]
 
 
 def detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
     from sacremoses import MosesDetokenizer
 
-    moses = MosesDetokenizer(language)
+    moses = MosesDetokenizer(_moses_rules(language)[0])
     return lambda lines: [moses.detokenize(line.split()) for line in lines]
+
+
+def _check_languages(spec: str, key: str, data: Data) -> None:
+    """Raises UserError if the names of a source's files or columns say other languages than the config, which may lack them."""
+    for i, named in enumerate(named_languages(spec)):
+        side = "target" if i else "source"
+        name, given = f"config.data.{side}_language", getattr(data, f"{side}_language")
+        if not given:
+            raise UserError(f"{key} = {spec!r} does not say the {side} language: set {name}, such as --{name}=de.")
+        if named and named.group != Language.read(given).group:
+            raise UserError(
+                f"{key} = {spec!r} names the {side} language {named.code}, and {name} = {given}: set --{name}={named.code}, or "
+                "rename the file."
+            )
 
 
 class Translation(Task):
@@ -209,6 +232,7 @@ class Translation(Task):
 
     def open_source(self, spec, *, key):
         data = self.config.data
+        _check_languages(spec, key, data)
         languages = dict(source_language=data.source_language, target_language=data.target_language)
         return open_source(spec, root=data.root, key=key, **languages)
 

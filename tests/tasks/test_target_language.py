@@ -23,7 +23,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("code, tokenizer", [
-    ("de", "13a"), ("en", "13a"), ("xx", "13a"), ("zh", "zh"), ("zh-CN", "zh"), ("zh_Hant", "zh"), ("zho_Hans", "zh"),
+    ("de", "13a"), ("en", "13a"), ("und", "13a"), ("zh", "zh"), ("zh-CN", "zh"), ("zh_Hant", "zh"), ("zho_Hans", "zh"),
     ("ja", "ja-mecab"), ("jpn", "ja-mecab"), ("KO", "ko-mecab"), ("th", "flores200"), ("khm_Khmr", "flores200"),
 ])  # fmt: skip
 def test_auto_tokenizer_is_sacrebleus_recommendation(code, tokenizer):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError
+from t2t_flax.language import Language
 
 COUNTS = {"train": 90_000, "valid": 500, "test": 500}
 """Pairs of each split."""
@@ -60,11 +61,12 @@ def open_spec(spec: str, context: Context) -> ToySource:
             f"{label}: toy:{split} has {COUNTS[split]:,} pairs, not {int(count):,}; lower COUNT, or write a larger "
             "corpus to a file with `python -m tools.toy_corpus` in a checkout"
         )
-    if set(languages) != {"en", "de"}:
+    codes = [Language.read(language).base for language in languages]
+    if set(codes) != {"en", "de"}:
         raise UserError(
             f"{label}: the built-in corpus is English and German, so config.data.source_language and "
             "config.data.target_language must be en and de, in either order, "
             f"not {languages[0]!r} and {languages[1]!r}"
         )
-    swapped = languages[0] == "de"
+    swapped = codes[0] == "de"
     return ToySource(spec, split, int(count or COUNTS[split]), swapped=swapped)

@@ -3,11 +3,11 @@
 import dataclasses
 import functools
 import importlib.metadata
-import re
 from typing import Any, ClassVar
 
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.corpora.rules import Rule
+from t2t_flax.language import Language
 
 _NO_LANGUAGE = "zxx"
 """What py3langid calls numbers, markup and the like."""
@@ -20,7 +20,7 @@ class OtherLanguages(Rule):
     Text without a letter or with too little to tell has no language, and is kept.
 
     Args:
-      languages: (source, target) codes of each part; of "pt-BR" the part before the hyphen counts.
+      languages: (source, target) codes of each part.
       confidence: least P(the most probable language) / (P(the most probable language) + P(own language)) of a side that is in
         another language.
     """
@@ -36,11 +36,11 @@ class OtherLanguages(Rule):
         Raises:
           UserError: py3langid is not installed or does not know a language.
         """
-        labels = set(_identifier().labels) - {_NO_LANGUAGE}
+        labels = _labels()
         for side, language in (
             each for pair in self.languages for each in zip(("source", "target"), pair, strict=True)
         ):
-            if _base(language) not in labels:
+            if Language.read(language).spelling(labels) is None:
                 raise UserError(
                     f"config.filters.language cannot identify the {side} language {language}: py3langid knows "
                     f"{', '.join(sorted(labels))}. Set config.filters.language = 0 for no filter."
@@ -54,7 +54,7 @@ class OtherLanguages(Rule):
 
     def accepts(self, pair):
         sides = zip((pair.source, pair.target), self.languages[pair.part], strict=True)
-        return not any(self._is_foreign(text, _base(language)) for text, language in sides)
+        return not any(self._is_foreign(text, Language.read(code).spelling(_labels()) or code) for text, code in sides)
 
     def _is_foreign(self, text: str, language: str) -> bool:
         if not any(map(str.isalpha, text)):
@@ -67,10 +67,6 @@ class OtherLanguages(Rule):
         return probability >= self.confidence * (probability + own)
 
 
-def _base(language: str) -> str:
-    return re.split("[-_]", language.lower())[0]
-
-
 @functools.cache
 def _identifier() -> Any:
     try:
@@ -78,3 +74,8 @@ def _identifier() -> Any:
     except ImportError:
         raise UserError(f"config.filters.language needs py3langid: {install_hint('langid')}.") from None
     return LanguageIdentifier.from_model_file(MODEL_FILE, norm_probs=True)
+
+
+@functools.cache
+def _labels() -> frozenset[str]:
+    return frozenset(_identifier().labels) - {_NO_LANGUAGE}

@@ -13,11 +13,11 @@ from t2t_flax.config.keys import TEXT, key
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.extensions.shared.named_entries import named_entries
+from t2t_flax.language import Language
 from t2t_flax.registry import DATA_HOOKS, FLAGS, GROUPS, LINES, Flag
 
 BY_NAME = "by_name"
-_LANGUAGE = "[A-Za-z]{2,8}(?:_[A-Za-z0-9]{2,8})*"
-_DIRECTION = re.compile(f"({_LANGUAGE})-({_LANGUAGE})")
+_DIRECTION = re.compile(r"(\w+)-(\w+)")
 
 
 @dataclass(frozen=True)
@@ -93,10 +93,12 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
 
 
 def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
-    """Raises UserError for a language with two codes that differ in case alone."""
+    """Raises UserError for what is no language code, and for a language with two codes, such as de, DE and deu."""
     spellings: dict[str, str] = {}
     for code in itertools.chain.from_iterable(directions):
-        if (other := spellings.setdefault(code.lower(), code)) != code:
+        language = Language.read(code, "languages.directions")
+        same = "_".join([language.base, *code.lower().split("_")[1:]])
+        if (other := spellings.setdefault(same, code)) != code:
             raise UserError(f"{shown}: {other} and {code} would be two languages; write the code in one way.")
 
 

@@ -1,5 +1,6 @@
 """Codes and names of languages, and detection of the language of a text."""
 
+import contextlib
 import functools
 import importlib.util
 import threading
@@ -8,8 +9,8 @@ from typing import Any
 
 from fastapi import HTTPException
 
-from t2t_flax.errors import install_hint
-from t2t_flax.tasks.translation import language_of
+from t2t_flax.errors import UserError, install_hint
+from t2t_flax.language import Language
 
 _NAMES = {
     "af": "Afrikaans", "ar": "Arabic", "bg": "Bulgarian", "bn": "Bengali", "ca": "Catalan", "cs": "Czech", "cy": "Welsh",
@@ -32,10 +33,10 @@ _loading = threading.Lock()
 
 def name_of(code: str) -> str:
     """Return "German" for "de" and "German (AT)" for "de-AT"; a code that is not in the table is its own name."""
-    language, _, region = code.replace("_", "-").partition("-")
-    name = _NAMES.get(language.lower())
+    name = _NAMES.get(Language.read(code).base)
     if name is None:
         return code
+    region = code.replace("_", "-").partition("-")[2]
     return f"{name} ({region})" if region else name
 
 
@@ -48,7 +49,8 @@ def matching(code: str, known: Iterable[str]) -> str | None:
     known = list(dict.fromkeys(known))
     spelled = code.replace("_", "-").lower()
     same = [each for each in known if each.replace("_", "-").lower() == spelled]
-    same = same or [each for each in known if language_of(each) == language_of(code)]
+    with contextlib.suppress(UserError):  # a client may send any text
+        same = same or [each for each in known if Language.read(each).group == Language.read(code).group]
     return same[0] if len(same) == 1 else None
 
 
@@ -67,7 +69,7 @@ def detected(text: str, known: Sequence[str]) -> list[tuple[str, int]]:
     with _loading:  # once, in one of the threads that want it
         identifier = _identifier()
     ranked = dict(identifier.rank(text)) if any(map(str.isalpha, text)) else {}
-    shares = {code: ranked.get(language_of(code), 0.0) for code in known}
+    shares = {code: ranked.get(Language.read(code).spelling(ranked) or "", 0.0) for code in known}
     return [(code, round(100 * shares[code])) for code in sorted(known, key=lambda code: -shares[code])]
 
 

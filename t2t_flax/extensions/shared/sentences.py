@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from t2t_flax.errors import UserError, install_hint
-from t2t_flax.tasks.translation import language_of
+from t2t_flax.language import Language
 
 try:
     from sentencex import segment
@@ -49,7 +49,7 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
     """
     sentences, gaps, end = [], [""], 0
     # sentencex panics at some spaces of several bytes, such as the one of "plan B\u00a0."
-    for plain in segment(language_of(source_language), _SPACE.sub(" ", text)):
+    for plain in segment(Language.read(source_language).group, _SPACE.sub(" ", text)):
         part = text[end : (end := end + len(plain))]
         if not part.strip():
             gaps[-1] += part
@@ -59,7 +59,7 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
         gaps.append(part[len(part.rstrip()) :])
     if not sentences:
         return Sentences(("",), (text, ""))
-    unspaced = language_of(target_language) in _UNSPACED
+    unspaced = Language.read(target_language).group in _UNSPACED
     for i in range(1, len(sentences)):
         if unspaced and gaps[i] == " ":
             gaps[i] = ""

@@ -11,6 +11,7 @@ import numpy as np
 from etils import epath
 
 from t2t_flax.config import Config, Data, Eval
+from t2t_flax.config.data_keys import DEFAULT_LANGUAGES
 from t2t_flax.errors import UserError
 from t2t_flax.json_file import parse_json
 from t2t_flax.registry import GROUPS, METRICS, load_extensions
@@ -92,7 +93,7 @@ def _known_keys(group: type, values: dict[str, Any]) -> Any:
 def tokenizer_of_record(record: dict[str, Any]) -> str:
     """sacreBLEU's tokenizer in a record."""
     setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
-    return tokenizer_of(setting, record["config"]["data"].get("target_language", Data.target_language))
+    return tokenizer_of(setting, record["config"]["data"].get("target_language", DEFAULT_LANGUAGES[1]))
 
 
 def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:

@@ -57,8 +57,10 @@ def test_only_confident_mistakes_are_refused(source, target, accepted):
 
 
 @needs_py3langid
-def test_regions_are_ignored_and_a_higher_confidence_drops_fewer():
-    assert accepts(OtherLanguages((("en-GB", "de_AT"),), 0.95), ENGLISH, GERMAN)
+def test_spellings_are_one_language_and_a_higher_confidence_drops_fewer():
+    for codes in (("en-GB", "de_AT"), ("eng", "deu_Latn")):
+        rule = OtherLanguages((codes,), 0.95)
+        assert rule.as_stored() and accepts(rule, ENGLISH, GERMAN) and not accepts(rule, GERMAN, ENGLISH)
     pairs = list(open_source("toy:train:300", source_language="en", target_language="de").pairs())
     swapped = [
         sum(OtherLanguages(FILTER.languages, confidence).drops([Pair(t, s, [5], [6], 0) for s, t in pairs]))

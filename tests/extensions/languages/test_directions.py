@@ -72,6 +72,8 @@ def test_an_imported_model_writes_the_languages_of_its_tokenizer():
         (dict(directions="nonsense"), ["'nonsense'", "NAME=VALUE"]),
         (dict(directions="by_name, bt=de-en, zero=de-fr"), ["into fr", "config.data.train"]),
         (dict(directions="by_name, bt=de-en, zero=EN-de"), ["EN"]),
+        (dict(directions="by_name, bt=de-en, zero=eng-de"), ["eng"]),
+        (dict(directions="by_name, bt=de-en, zero=english-de"), ["'english'"]),
         (dict(task="parsing"), ["data.task", "parsing"]),
         (dict(valid="en-de=a; bt=b; EN-DE=c"), ["validation sets", "'EN-DE'"]),
         (dict(train="valid.x=a; bt=b", directions="by_name, bt=en-de, valid.x=en-de"), ["config.data.train", "'valid.x'"]),

@@ -14,7 +14,7 @@ for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import as_kind, serving, with_fields  # noqa: E402
 
-from t2t_flax.extensions.serving.languages import can_detect, detected, matching  # noqa: E402
+from t2t_flax.extensions.serving.languages import can_detect, detected, matching, name_of  # noqa: E402
 
 LINES = [source for source, _ in toy.pairs("test", 6)]
 PAIR = {"source": "en", "target": "de"}
@@ -60,6 +60,7 @@ def test_detection(server):
     first, second = answer.json()
     assert (first["language"], second["language"]) == ("de", "en") and first["confidence"] > 90
     assert detected("123", ["en", "de"]) == [("en", 0), ("de", 0)]
+    assert detected("Das ist ein kleines Haus am See.", ["eng_Latn", "deu_Latn"])[0][0] == "deu_Latn"
 
 
 def test_two_models_are_told_apart_by_name_and_languages(run):
@@ -106,11 +107,20 @@ def test_the_target_of_a_request_chooses_among_those_of_the_model(both):
         ("zh_CN", ["zh_Hans", "en"], "zh_Hans"),
         ("zh-hant", ["zh_Hans", "zh_Hant"], "zh_Hant"),
         ("zh", ["zh_Hans", "zh_Hant"], None),
+        ("de", ["eng_Latn", "deu_Latn"], "deu_Latn"),
         ("fr", ["en", "de"], None),
+        ("no code", ["en", "de"], None),
     ],
 )
 def test_codes_are_matched(code, known, found):
     assert matching(code, known) == found
+
+
+@pytest.mark.parametrize(
+    "code, name", [("deu_Latn", "German (Latn)"), ("pt-BR", "Portuguese (BR)"), ("FRA", "French"), ("tlh", "tlh")]
+)
+def test_languages_have_english_names(code, name):
+    assert name_of(code) == name
 
 
 def test_paragraphs_are_translated_sentence_by_sentence(run):
