@@ -237,7 +237,7 @@ class Eval:
     sacrebleu_tokenizer: str = key(
         "auto",
         "tokenizer of sacreBLEU; auto = what it recommends for the target language: zh, ja-mecab (Japanese), ko-mecab (Korean), "
-        "flores200 (Thai, Lao, Khmer, Burmese), else 13a",
+        "flores200 (Thai, Lao, Khmer, Burmese, Shan, Tibetan, Dzongkha), else 13a",
         choices=("auto", "13a", "intl", "zh", "ja-mecab", "ko-mecab", "char", "flores101", "flores200", "none"),
         mutable=True,
         changes=SCORES,

@@ -7,9 +7,12 @@ sacreBLEU's, on the same text as `sacrebleu`.
 """
 
 import dataclasses
+import functools
 import importlib.metadata
+import itertools
+import logging
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,25 +25,39 @@ from t2t_flax.errors import UserError
 from t2t_flax.language import Language, named_languages
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
+log = logging.getLogger("t2t_flax")
 _NO_WORD_BOUNDARIES = ("th", "lo", "km", "my", "shn", "bo", "dz")
 """Languages whose text sacreBLEU cannot divide into words: its Flores-200 SentencePiece model is used, and TER makes no sense."""
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
 """sacreBLEU's tokenizers of languages that Moses cannot divide into words."""
 _SPACED_SCRIPTS = ("Latn", "Cyrl")
 """Scripts with spaces between words, in whatever language."""
+_HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af", "\u3041-\u30ff\u31f0-\u31ff"
+_UNSPACED = _HAN + _KANA + "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
+"""Scripts without spaces between words: also Thai, Lao, Tibetan, Burmese and Khmer."""
+_NOT_DIVIDED = {
+    "zh": f"(?![{_HAN}])",
+    "ja-mecab": f"(?![{_HAN}{_KANA}])",
+    "char": "(?!)",
+    "flores101": "(?!)",
+    "flores200": "(?!)",
+}
+_LONGEST_WORD = 5
+"""Characters of such scripts between two spaces where words are divided, in the mean."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
     """How a metric is computed: what happens to the text of both sides, sacreBLEU's class (`kind`)
-    and its settings, and all of it in one sentence (`method`).
+    and its settings, and all of it in one sentence (`method`). tokenizer: the one of eval.sacrebleu_tokenizer, if it has one.
     """
 
     prepare: Callable[[Sequence[str]], list[str]]
     settings: dict[str, Any]
     method: str
     kind: str = "BLEU"
+    tokenizer: str = ""
 
     def metric(self) -> Any:
         """A new metric of `sacrebleu.metrics` for prepared text."""
@@ -84,7 +101,7 @@ def recipe(name: str, config: Config) -> Recipe:
         if name == "sacrebleu":
             tokenizer = tokenizer_of(config.eval.sacrebleu_tokenizer, language)
             method = f"sacreBLEU {ours}, tokenizer {tokenizer}, on {text}"
-            return Recipe(prepare, dict(tokenize=tokenizer), method)
+            return Recipe(prepare, dict(tokenize=tokenizer), method, tokenizer=tokenizer)
         if name == "ter":
             method = f"TER of sacreBLEU {ours}: edits in percent of the reference's words, lower is better; on {text}"
             asian_words = tokenizer_of("auto", language) in ("zh", "ja-mecab")
@@ -135,7 +152,29 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
             "hypothesis_length": bleu.sys_len,
             "reference_length": bleu.ref_len,
         }
+    undivided = undivided_lines(steps.tokenizer, itertools.chain(*references)) if steps.tokenizer else 0
+    if undivided:
+        details["undivided_references"] = undivided
+        _warn_of_undivided(steps.tokenizer, undivided)
     return SentenceStatistics(values, score, steps.method, signature, details)
+
+
+def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
+    """Return how many lines are mostly in a script that a tokenizer of sacreBLEU does not divide into words; 0 where spaces do."""
+    pattern = re.compile(f"{_NOT_DIVIDED.get(tokenizer, '')}[{_UNSPACED}]")
+    counts = ((len(pattern.findall(line)), line.split()) for line in lines)
+    mostly = [(count, len(words)) for count, words in counts if 2 * count > sum(map(len, words))]
+    characters, words = map(sum, zip(*mostly, strict=True)) if mostly else (0, 0)
+    return len(mostly) if characters > _LONGEST_WORD * words else 0
+
+
+@functools.cache
+def _warn_of_undivided(tokenizer: str, count: int) -> None:
+    """Once: a validation set is scored several times."""
+    log.warning(
+        "%d references are in a script that sacreBLEU's tokenizer %s does not divide into words, so that BLEU counts whole "
+        "phrases: set config.data.target_language, or config.eval.sacrebleu_tokenizer.", count, tokenizer,
+    )  # fmt: skip
 
 
 def _statistics(name: str) -> Callable[[Predictions, Config], SentenceStatistics]:

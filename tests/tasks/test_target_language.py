@@ -3,13 +3,13 @@
 import urllib.request
 
 import pytest
-from helpers.refusals import refused, refused_command
+from helpers.refusals import assert_names, refused, refused_command
 from helpers.scores import score_translations, translation_config
 from sacrebleu.metrics import BLEU, CHRF, TER
 from sacrebleu.significance import PairedTest
 
 from t2t_flax.tasks import Predictions, task_of
-from t2t_flax.tasks.translation import tokenizer_of
+from t2t_flax.tasks.translation import _warn_of_undivided, tokenizer_of, undivided_lines
 
 TEXTS = {
     "zh": (
@@ -46,6 +46,31 @@ def test_signature_names_the_tokenizer_of_the_language(language, setting, signat
     assert signature in score["signature"] and f"tokenizer {tokenizer_of(setting, language)}" in score["how"]
     expected = BLEU(tokenize=tokenizer_of(setting, language)).corpus_score(hypotheses, [references])
     assert score["score"] == pytest.approx(expected.score, abs=1e-4)
+
+
+CHINESE = ["旧的狗，它很大！", "那只门，它在路上！", "旧的花园，它很漂亮！"]
+TIBETAN = ["བོད་ཀྱི་སྐད་ཡིག་ནི་བོད་མིའི་སྐད་ཡིག་ཡིན།"]
+
+
+@pytest.mark.parametrize("tokenizer, references, undivided", [
+    ("13a", CHINESE, 3), ("none", CHINESE, 3), ("intl", CHINESE, 3), ("ko-mecab", CHINESE, 3), ("zh", CHINESE, 0),
+    ("char", CHINESE, 0), ("zh", ["ひらがなだけのぶんしょうです"], 1), ("ja-mecab", TIBETAN, 1), ("flores200", TIBETAN, 0),
+    ("13a", [TEXTS["ko"][0][0]], 0), ("13a", ["他 不 喜欢 喝 咖啡 。"], 0), ("13a", ["Er fuhr nach 北京 und kam zurück."], 0),
+    ("13a", ["ฉันไม่รู้ว่าเขาจะมาเมื่อไหร่", "ok"], 1), ("none", ["ភាសាខ្មែរជាភាសាផ្លូវការ"], 1), ("13a", ["", "。"], 0),
+])  # fmt: skip
+def test_references_that_the_tokenizer_does_not_divide_are_counted(tokenizer, references, undivided):
+    assert undivided_lines(tokenizer, references) == undivided
+
+
+def test_undivided_references_are_named_in_warning_and_record(caplog):
+    _warn_of_undivided.cache_clear()
+    hypotheses = [line.replace("，", ",") for line in CHINESE]
+    entry = score_translations(hypotheses, [CHINESE], names=["sacrebleu", "tokenized_bleu"])["sacrebleu"]
+    assert entry["score"] < 1 and entry["undivided_references"] == 3
+    (message,) = {record.getMessage() for record in caplog.records}
+    assert_names(message, "eval.sacrebleu_tokenizer", "data.target_language", "13a", "3 references")
+    entry = score_translations(hypotheses, [CHINESE], names=["sacrebleu"], language="chi")["sacrebleu"]
+    assert entry["score"] > 50 and "undivided_references" not in entry
 
 
 def test_inapplicable_metrics_of_a_language_are_omitted():
