@@ -160,7 +160,7 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
 
 
 def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
-    """Return how many lines are mostly in a script that a tokenizer of sacreBLEU does not divide into words; 0 where spaces do."""
+    """Return how many lines are mostly in a script that sacreBLEU's tokenizer does not divide into words; 0 where spaces do."""
     pattern = re.compile(f"{_NOT_DIVIDED.get(tokenizer, '')}[{_UNSPACED}]")
     counts = ((len(pattern.findall(line)), line.split()) for line in lines)
     mostly = [(count, len(words)) for count, words in counts if 2 * count > sum(map(len, words))]
