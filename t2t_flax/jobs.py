@@ -209,6 +209,7 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
         f"{data.train}: {corpus.describe_train(config)}",
+        *(f"{name}: {store.describe()}" for name, store in corpus.valid.items() if store.meta["dropped"]),
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
         f"batches: at most {data.batch_tokens:,} tokens a side, {batches.updates_per_epoch} updates an epoch, "

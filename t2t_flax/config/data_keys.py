@@ -139,8 +139,7 @@ class Data:
         if self.source_language and self.target_language:
             return
         specs = [*self.train_sources.values(), *self.valid_sets.values(), *self.test_sets.values()]
-        named = (named_languages(spec) for spec in specs if self.task == "translation")
-        sides = next((pair[:2] for pair in named if any(pair)), None)
+        sides = next((pair[:2] for pair in map(named_languages, specs) if any(pair)), None)
         source, target = (side.code if side else "" for side in sides) if sides else DEFAULT_LANGUAGES
         object.__setattr__(self, "source_language", self.source_language or source)
         object.__setattr__(self, "target_language", self.target_language or target)

@@ -20,7 +20,7 @@ from t2t_flax.data.file_hashes import INDEX, hash_files
 from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
-from t2t_flax.data.sources import JoinedSource, Source
+from t2t_flax.data.sources import JoinedSource, ScoredPairs, Source
 from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
@@ -200,6 +200,8 @@ def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
             f"{key} = {spec!r} drops pairs {' or '.join(source.reasons.values())}, but all pairs of validation and "
             "test sets are scored: write a file of those that you want."
         )
+    if split != "train":
+        source = ScoredPairs(source)
     for hook in data_hooks(task.config):
         source = hook.transform(split, name, source)
     return source

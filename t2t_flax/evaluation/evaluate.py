@@ -26,6 +26,7 @@ from t2t_flax.config.keys import SCORES, TRANSLATIONS
 from t2t_flax.config.schema import keys_that_change
 from t2t_flax.data.dataset import split_source, split_store
 from t2t_flax.data.hooks import data_hooks
+from t2t_flax.data.sources import has_text
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -56,8 +57,8 @@ def evaluate(
     """Decodes and scores a validation or test set (see `dataset.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
-    NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...). With several processes
-    (`group`) all must call this; each decodes its share, process 0 writes.
+    NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...), a line for each pair that is scored. With several
+    processes (`group`) all must call this; each decodes its share, process 0 writes.
 
     progress: see `Translator.translate`. why: reason for the choice of checkpoints, stored in the record.
     Returns (record, list of (source, first reference, hypothesis)).
@@ -74,6 +75,7 @@ def evaluate(
     decode_seconds = time.perf_counter() - start
     sources = [source for source, _ in pairs]
     outputs, targets = [t.text for t in translations], list(zip(*source.references(), strict=True))
+    not_scored = {str(n): row for n, row in enumerate(source.rows(), 1) if isinstance(row, str)}
     nll = loss(loaded.params)["nll"]
     predictions = task.predictions(_sentences(loaded.tokenizers, sources), outputs, targets)
     hypotheses, references = predictions.hypotheses, predictions.references
@@ -93,6 +95,7 @@ def evaluate(
             "spec": source.spec,
             "digest": digest,
             "sentences": len(pairs),
+            **({"not_scored": not_scored} if not_scored else {}),
             **{k: v for hook in data_hooks(loaded.config) for k, v in hook.record(split, predictions).items()},
         },
         "scores": scores | {"nll": nll, "perplexity": math.exp(min(nll, 700.0))},
@@ -100,7 +103,8 @@ def evaluate(
             "sentences": len(pairs),
             "source_cut": sum(t.source_cut for t in translations),
             "hit_max_length": sum(t.hit_cap for t in translations),
-            "empty_source": sum(not s.strip() for s, _ in pairs),
+            **{reason: list(not_scored.values()).count(reason) for reason in source.reasons},
+            "empty_references": sum(not has_text(t) for side in targets for t in side),
             "unknown_target_tokens": sum(
                 loaded.tokenizers.target.encode_text(t).count(UNK) for side in targets for t in side
             ),
@@ -231,6 +235,9 @@ def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
 
 
 _NOTED_COUNTS = {
+    "without_source": "lines have no source and are not scored",
+    "without_reference": "lines have no reference and are not scored",
+    "empty_references": "references are empty; their lines are scored by the others",
     "unknown_target_tokens": "reference tokens are out of vocabulary (<unk>)",
     "changed_targets": "references are text that the tokenizer cannot write (config.data.normalization)",
     "source_cut": "sources were truncated to config.decode.max_source_length",
@@ -250,7 +257,10 @@ def summary(record: dict[str, Any], task: Task) -> str:
     corpus = f"{data['corpus']}, " if data["corpus"] else ""
     lines = [f"{record['split']} ({corpus}{data['spec']}, {counts['sentences']} sentences), {checkpoint}:"]
     lines += task.summary(scores)
-    lines += [f"  {counts[name]} {text}" for name, text in _NOTED_COUNTS.items() if counts[name]]
+    for name, text in _NOTED_COUNTS.items():
+        numbers = [number for number, reason in data.get("not_scored", {}).items() if reason == name]
+        places = f": {', '.join(numbers[:5])}{' ...' if numbers[5:] else ''}" if numbers else ""
+        lines += [f"  {counts[name]} {text}{places}"] if counts.get(name) else []
     return "\n".join(lines)
 
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from t2t_flax.config import Config, Data
 from t2t_flax.data.hooks import control_symbols
-from t2t_flax.data.sources import open_source
+from t2t_flax.data.sources import has_text, open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.errors import UserError
 from t2t_flax.language import Language, named_languages
@@ -130,7 +130,16 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
     the tests hold their scores against its public ones.
     """
     metric = steps.metric()
-    references = [steps.prepare(lines) for lines in predictions.references]
+    if missing := [
+        n for n, lines in enumerate(zip(*predictions.references, strict=True), 1) if not any(map(has_text, lines))
+    ]:
+        raise UserError(
+            f"{len(missing)} lines have no reference, the first is line {missing[0]}: evaluate again, which leaves them out."
+        )
+    references = [
+        [text if has_text(line) else None for line, text in zip(lines, steps.prepare(lines), strict=True)]
+        for lines in predictions.references
+    ]  # sacreBLEU scores by the references that are not None
     statistics = metric._extract_corpus_statistics(steps.prepare(predictions.hypotheses), references)
     values = np.array(statistics, np.float64)
 
@@ -152,7 +161,7 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
             "hypothesis_length": bleu.sys_len,
             "reference_length": bleu.ref_len,
         }
-    undivided = undivided_lines(steps.tokenizer, itertools.chain(*references)) if steps.tokenizer else 0
+    undivided = undivided_lines(steps.tokenizer, filter(None, itertools.chain(*references))) if steps.tokenizer else 0
     if undivided:
         details["undivided_references"] = undivided
         _warn_of_undivided(steps.tokenizer, undivided)
@@ -184,7 +193,7 @@ def _statistics(name: str) -> Callable[[Predictions, Config], SentenceStatistics
 def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
     """The share of outputs that equal one of their references."""
     hypotheses, references = predictions.hypotheses, predictions.references
-    count = sum(h in rs for h, *rs in zip(hypotheses, *references, strict=True))
+    count = sum(h in filter(has_text, rs) for h, *rs in zip(hypotheses, *references, strict=True))
     return {"score": round(100.0 * count / len(hypotheses), 4), "sentences": count}
 
 

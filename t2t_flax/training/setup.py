@@ -6,6 +6,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import itertools
 import json
 import math
 import queue
@@ -262,9 +263,11 @@ class ValidationLoss:
         """Describes the longest pair of the store, or the longest of at most `limit` tokens."""
         longer = np.maximum(*self._store.lengths)
         i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
-        where = split_source(task_of(self._config), self._split).where(i)
-        source, target = (int(x[i]) for x in self._store.lengths)
-        return f"config.data.{self._split}: {where} has {source} source and {target} target tokens"
+        source = split_source(task_of(self._config), self._split)
+        kept = (number for number, row in enumerate(source.rows()) if not isinstance(row, str))
+        where = source.where(next(itertools.islice(kept, i, None)))
+        tokens = [int(x[i]) for x in self._store.lengths]
+        return f"config.data.{self._split}: {where} has {tokens[0]} source and {tokens[1]} target tokens"
 
     def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
         """{"loss": ..., "nll": ..., and each token metric: ...}, per real target token of the store."""

@@ -114,6 +114,26 @@ def test_several_references_are_scored_together():
         Predictions(hypotheses, [first, first[:1]])
 
 
+def test_missing_references_are_left_out_of_every_metric():
+    """A line is scored by the references that it has; by one alone as if there were no other."""
+    hypotheses, first = TEXTS["de"]
+    other = ["Das ist ein Haus.", "Er kommt nicht."]
+    scores = score_translations(hypotheses, [[first[0], " "], ["", other[1]]])
+    expected = score_translations(hypotheses, [[first[0], other[1]]])
+    for name in ("sacrebleu", "tokenized_bleu", "paper_bleu", "chrf", "chrf++", "ter"):
+        assert scores[name]["score"] == expected[name]["score"]
+    scores = score_translations(hypotheses, [first, ["", other[1]]])
+    metric = BLEU()
+    assert scores["sacrebleu"]["score"] == pytest.approx(
+        metric.corpus_score(hypotheses, [first, [None, other[1]]]).score, abs=1e-4
+    )
+    assert scores["sacrebleu"]["signature"] == str(metric.get_signature())
+    empty = score_translations(["", "a"], [["b", "a"], ["", "c"]], names=["exact_match"])
+    assert empty["exact_match"] == {"score": 50.0, "sentences": 1}, "an empty output is no reference"
+    with refused("2 lines", "line 1"):
+        score_translations([*hypotheses, "a"], [["", *first[1:], " "], ["\u200b", *other[1:], ""]])
+
+
 @pytest.mark.parametrize("language, extra", [("ja", "ja"), ("ko", "ko")])
 def test_missing_tokenizer_package_is_reported_before_training(tmp_path, monkeypatch, language, extra):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja

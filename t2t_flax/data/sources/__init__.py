@@ -71,12 +71,12 @@ class Source(abc.ABC):
 
     def rows(self) -> Iterator[tuple[str, str] | str]:
         """The pairs in order, each text on one line, or one of `reasons` in place of a pair; in constant memory, each call starts
-        over. Raises UserError if there are none.
+        over. The target is the first reference with text. Raises UserError if there are none.
         """
         count = 0
         for row in self.read():
             count += 1
-            yield row if isinstance(row, str) else (one_line(row[0]), one_line(row[1]))
+            yield row if isinstance(row, str) else (one_line(row[0]), one_line(next(filter(has_text, row[1:]), row[1])))
         if not count:
             raise UserError(f"{self.spec}: the corpus is empty (0 sentence pairs); at least one pair is needed")
         self.count = count
@@ -126,6 +126,25 @@ class DerivedSource(Source):
 
     def where(self, i):
         return self.source.where(i)
+
+
+class ScoredPairs(DerivedSource):
+    """The pairs of a validation or test set that can be scored; the others have no text on one side."""
+
+    def __init__(self, source: Source):
+        super().__init__(source)
+        self.reasons = {"without_source": "without a source", "without_reference": "without a reference"}
+
+    def read(self):
+        return map(self._checked, self.source.read())
+
+    def _checked(self, row: Row) -> Row:
+        if not has_text(row[0]):
+            return "without_source"
+        return row if any(map(has_text, row[1:])) else "without_reference"
+
+    def fingerprint(self):
+        return self.source.fingerprint()
 
 
 class JoinedSource(Source):
@@ -222,6 +241,11 @@ def draw_pairs(pairs: Iterable[Item], count: int, key: int = 0) -> Drawn[Item]:
 def sha256_of(*parts: str) -> str:
     """Of the parts, one a line; in hex."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
+def has_text(text: str) -> bool:
+    """Return whether a text has a character that can be seen."""
+    return any(character.isprintable() and character != " " for character in text)
 
 
 def one_line(text: str) -> str:

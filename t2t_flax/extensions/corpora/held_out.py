@@ -61,8 +61,8 @@ class HeldOut(Rule):
         for name in (*self.config.data.valid_sets, *self.config.data.test_sets):
             (languages,) = directions_of(self.config, [name])
             source = split_source(task_of(self.config), name)
-            for pair in source.read():
-                text, references = pair[0], pair[1:]
+            for row in source.read():
+                text, references = ("", ()) if isinstance(row, str) else (row[0], row[1:])
                 for reference in references:
                     sides = source.without_tag(one_line(text)), one_line(reference)
                     found.update(_keys(sides, languages, self.side))

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from t2t_flax.config import Config
+from t2t_flax.data.sources import has_text
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.learned_metrics.process import score_sentences
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics
@@ -25,16 +26,17 @@ def _statistics(name: str, predictions: Predictions, config: Config) -> Sentence
     plain = [detokenizer(x) if data.pretokenized else list for x in (data.source_language, data.target_language)]
     sources, hypotheses = plain[0](predictions.sources), plain[1](predictions.hypotheses)
     references = [plain[1](lines) for lines in predictions.references] if _READS_REFERENCES[name] else [None]
-    samples = [
-        {"src": source, "mt": hypothesis} | ({} if lines is None else {"ref": lines[i]})
-        for lines in references
-        for i, (source, hypothesis) in enumerate(zip(sources, hypotheses, strict=True))
-    ]
+    samples, lines_of = [], []
+    for lines in references:
+        for i, (source, hypothesis) in enumerate(zip(sources, hypotheses, strict=True)):
+            if lines is None or has_text(lines[i]):
+                samples.append({"src": source, "mt": hypothesis} | ({} if lines is None else {"ref": lines[i]}))
+                lines_of.append(i)
     different = list(dict.fromkeys(tuple(sample.items()) for sample in samples))
     answer = score_sentences(name, list(map(dict, different)), group)
     scores = dict(zip(different, answer.pop("scores"), strict=True))
-    of_reference = np.array([scores[tuple(sample.items())] for sample in samples]).reshape(len(references), -1)
-    sentences = [round(float(x), 4) for x in _SCALE[name] * of_reference.mean(0)]
+    sums = np.bincount(lines_of, [scores[tuple(sample.items())] for sample in samples])
+    sentences = [round(float(x), 4) for x in _SCALE[name] * sums / np.bincount(lines_of)]
     text = {"text": "detokenized and unescaped by sacremoses"} if data.pretokenized else {}
     return of_entry(answer | text | {"sentences": sentences})
 

@@ -10,9 +10,11 @@ import numpy as np
 from t2t_flax.cli import arguments
 from t2t_flax.cli.lines import iterate_lines, open_output
 from t2t_flax.config import Config, override, resolve, to_config_dict
+from t2t_flax.data.sources import has_text
 from t2t_flax.errors import OK, UserError
 from t2t_flax.extensions.reranking.candidates import Candidate, read_candidates
 from t2t_flax.extensions.reranking.rerank import choose, tune
+from t2t_flax.language import named_languages
 from t2t_flax.registry import LINES
 
 _OWN = ("nbest", "words")
@@ -84,9 +86,8 @@ def run(argv: list[str]) -> int:
     features = np.array([columns[name] for name in wanted]).T
     weights, text = np.array(list(wanted.values())), ""
     if args.reference:
-        language = arguments.given_flags(args).get("--target-language")
-        of_data = {"data.target_language": language} if language else {}
-        weights, text = _tuned(references, of_data | overrides, list(wanted), features, starts, candidates)
+        config = _scoring_config(args, overrides)
+        weights, text = _tuned(args.reference, references, config, list(wanted), features, starts, candidates)
     chosen = choose(features, starts, weights)
     with open_output(args.output) as write:
         write("".join(candidates[i].text + "\n" for i in chosen))
@@ -189,24 +190,44 @@ def _numbers(file: str, count: int) -> list[float]:
     return values
 
 
+def _scoring_config(args: argparse.Namespace, overrides: dict[str, str]) -> Config:
+    """The config of the first run, or of the target language that the name of the file of references says."""
+    from t2t_flax.evaluation.restore import stored_config
+
+    stored = stored_config(args.workdir[0]) if args.workdir else Config()
+    *_, named = named_languages(f"-,{args.reference}")
+    language = named.code if named and not args.workdir else None
+    language = arguments.given_flags(args).get("--target-language", language)
+    data = {"data.target_language": language} if language else {}
+    data |= {key: value for key, value in overrides.items() if key.startswith(("data.", "eval."))}
+    return resolve(override(to_config_dict(stored), data))
+
+
 def _tuned(
+    name: str,
     references: Sequence[str],
-    overrides: dict[str, str],
+    config: Config,
     names: Sequence[str],
     features: np.ndarray,
     starts: Sequence[int],
     candidates: Sequence[Candidate],
 ) -> tuple[np.ndarray, str]:
-    """(weights, a line of text on them)."""
+    """(weights, a line of text on them). name: file of the references."""
     from t2t_flax.tasks import Predictions
     from t2t_flax.tasks.translation import recipe, sacrebleu_statistics
 
     counts = np.diff([*starts, len(candidates)])
-    repeated = [line for line, count in zip(references, counts, strict=True) for _ in range(count)]
-    data = {name: value for name, value in overrides.items() if name.startswith(("data.", "eval."))}
-    config = resolve(override(to_config_dict(Config()), data))
-    metric = sacrebleu_statistics(recipe("sacrebleu", config), Predictions([c.text for c in candidates], [repeated]))
+    scored = np.array([has_text(line) for line in references])
+    if not scored.any():
+        raise UserError(f"{name} has no text: give the translations by which weights are chosen.")
+    kept = np.flatnonzero(np.repeat(scored, counts))
+    repeated = np.repeat(np.array(references, object), counts)[kept].tolist()
+    features, starts = features[kept], np.cumsum([0, *counts[scored][:-1]]).tolist()
+    metric = sacrebleu_statistics(
+        recipe("sacrebleu", config), Predictions([candidates[i].text for i in kept], [repeated])
+    )
     weights, best = tune(features, starts, metric.values, metric.score)
     first = metric.score(metric.values[list(starts)].sum(0))
-    shown = ",".join(f"{name}={weight:.4g}" for name, weight in zip(names, weights, strict=True))
-    return weights, f"\nsacreBLEU {first:.2f} of the first candidates, {best:.2f} with --weights={shown}"
+    shown = ",".join(f"{score}={weight:.4g}" for score, weight in zip(names, weights, strict=True))
+    missing = f" ({(~scored).sum()} lines have no reference and are not scored)" if not scored.all() else ""
+    return weights, f"\nsacreBLEU {first:.2f} of the first candidates, {best:.2f} with --weights={shown}{missing}"

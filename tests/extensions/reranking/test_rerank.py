@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from helpers.configs import small_config
-from helpers.refusals import refused, refused_command
+from helpers.refusals import assert_names, refused, refused_command
 from helpers.runs import start, tiny_run
 from hypothesis import given
 from hypothesis import strategies as st
@@ -158,6 +158,25 @@ def test_score_files_and_weights(write, tmp_path, capsys):
     assert "nbest" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("lines, names", [
+    (["", "it is very late now"], ["1 lines", "100.00"]), ([" ", "\u200b"], ["reference.de", "no text"]),
+    (["它在路上！", ""], ["1 lines"]),
+])  # fmt: skip
+def test_weights_are_chosen_without_lines_that_have_no_reference(write, tmp_path, capsys, caplog, lines, names):
+    chinese = "路" in lines[0]
+    texts = ["它 在 路上 !", "它在路上！"] if chinese else ["the cat sat on the mat", "the cat sat on a mat"]
+    texts += ["it is very late now", "it is too late now"]
+    longer = write("longer", [f"{i // 2} ||| {text} ||| -1" for i, text in enumerate(texts)])
+    reference = write("reference.zh" if chinese else "reference.de", lines)
+    command = ["rerank", f"--candidates={longer}", f"--output={tmp_path / 'out'}", f"--reference={reference}"]
+    if not any(line.strip(" \u200b") for line in lines):
+        refused_command(command, *names)
+        return
+    assert main(command) == 0
+    assert_names(capsys.readouterr().out, *names)
+    assert not caplog.records, "the language is that of the file's name"
+
+
 LISTS = ["--candidates=lists", "--scores=scores"]
 OTHER = {"lists": ["0 ||| a", "1 ||| b"], "scores": ["1", "2"], "short": ["1"], "one": ["a"], "words": ["x", "y"]}
 
@@ -201,15 +220,16 @@ def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_
     words = [
         f"--candidates={write('lists', ['0 ||| a', '0 ||| b'])}",
         f"--output={tmp_path / 'out'}",
-        "--target-language=de",
+        "--target-language=fr",
     ]
     assert main(["rerank", *words, f"--source={write('source', ['x'])}", "--workdir=w", "--weights=w=1"]) == 0
-    assert seen == ["[de]x", "[de]x"] and (tmp_path / "out").read_text() == "b\n"
+    assert seen == ["[fr]x", "[fr]x"] and (tmp_path / "out").read_text() == "b\n"
     given = []
-    tuned = lambda _, overrides, *rest: (given.append(overrides), (np.ones(2), ""))[1]  # noqa: E731
+    tuned = lambda _, lines, config, *rest: (given.append(config.data.target_language), (np.ones(2), ""))[1]  # noqa: E731
+    monkeypatch.setattr("t2t_flax.evaluation.restore.stored_config", lambda workdir: Config())
     monkeypatch.setattr("t2t_flax.extensions.reranking.rerank_command._tuned", tuned)
     more = [f"--source={write('source', ['x'])}", "--workdir=w", f"--reference={write('one', ['b'])}"]
-    assert main(["rerank", *words, *more]) == 0 and given == [{"data.target_language": "de"}]
+    assert main(["rerank", *words, *more]) == 0 and given == ["fr"]
 
 
 @pytest.mark.slow
