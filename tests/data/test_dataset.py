@@ -102,6 +102,20 @@ def test_prepared_data_is_reused(tmp_path, encoded):
     assert [store.num_pairs for store in stores] == [198, 198] and not encoded
 
 
+def test_pairs_that_cannot_be_scored_are_counted_and_left_out(tmp_path, single_process):
+    """Pairs, references and the store of a validation set are of the same lines."""
+    sides = {"v.en": ["a", "", "b", "c"], "v.de": ["", "x", "\u200b", "z"], "v2.de": ["y", "x", " ", ""]}
+    for name, lines in sides.items():
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines))
+    task = task_of(config_of(valid="v.en,v.de,v2.de", root=str(tmp_path)))
+    source = dataset.split_source(task, "valid")
+    assert list(source.pairs()) == [("a", "y"), ("c", "z")], "with the first reference that there is"
+    assert list(source.references()) == [("", "y"), ("z", "")]
+    store = split_store(task, tmp_path, "valid", single_process.tokenizers)
+    assert store.num_pairs == 2
+    assert_names(store.describe(), "of 4:", "without a", "1 without")
+
+
 def test_processes_prepare_a_test_set_once(tmp_path, single_process, encoded):
     config = config_of(test="toy:test:15")
     work = lambda group: split_store(task_of(config), tmp_path, "test", single_process.tokenizers, group)  # noqa: E731

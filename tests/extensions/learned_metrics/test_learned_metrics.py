@@ -110,6 +110,8 @@ def test_tokenized_text_is_scored_as_plain_text(environments, monkeypatch):
 def test_of_several_references_the_mean_counts(environments):
     predictions = Predictions(["x y"], [["x y"], ["x q"]], ["a"])
     assert COMET.statistics(predictions, config_with(environments)).corpus_score == 75.0
+    missing = Predictions(["x y", "x y"], [["x y", " "], ["x q", "x q"]], ["a", "a"])
+    assert COMET.statistics(missing, config_with(environments)).entry()["sentences"] == [75.0, 50.0]
 
 
 @pytest.mark.parametrize(
