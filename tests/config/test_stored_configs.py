@@ -69,7 +69,7 @@ def test_the_default_of_every_key_stands_where_a_stored_config_cannot_set_it():
         stored = config_lib.Config().with_values(others | {name: value})
         usable, lost = from_elsewhere(stored)
         assert lost == ({name: value} if name in FOREIGN else {})
-        assert usable.value(name) == item.default
+        assert usable.value(name) == config_lib.Config().value(name)
         assert from_elsewhere(stored, {name}) == (stored, {})
 
 
