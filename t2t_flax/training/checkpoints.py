@@ -6,9 +6,11 @@ parameters alone.
 """
 
 import contextlib
+import inspect
 import json
 import logging
 import re
+import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -306,7 +308,8 @@ class Checkpoints:
         handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step)
         restored = lambda name: handler.restore(path / name, args=ocp.args.StandardRestore(items[name]))  # noqa: E731
         # All processes compute the checksum of a distributed array, so all must have read their part.
-        trees = self._together(step, lambda: {name: restored(name) for name in items})
+        with _first_failure_only():
+            trees = self._together(step, lambda: {name: restored(name) for name in items})
         for name, tree in trees.items():
             actual, saved = checksums(tree, once=True), meta["checksums"][name]
             wrong = [path for path in saved if actual.get(path) != saved[path]]
@@ -329,6 +332,20 @@ class Checkpoints:
             if reported:
                 raise DamagedCheckpoint(self.folder / str(step), reported)
         return result
+
+
+@contextlib.contextmanager
+def _first_failure_only() -> Iterator[None]:
+    """Drop what Orbax's other reads raise, also later, after one has failed: Python would print tracebacks."""
+    before = sys.unraisablehook
+
+    def report(unraisable: Any) -> None:
+        if not (inspect.iscoroutine(unraisable.object) or "loop is closed" in str(unraisable.exc_value)):
+            before(unraisable)
+
+    sys.unraisablehook = report
+    yield
+    sys.unraisablehook = before  # not after a failure: some reads are still in progress
 
 
 @contextlib.contextmanager

@@ -1,12 +1,15 @@
 """Damaged checkpoints are named and set aside; nothing intact is moved, overwritten or deleted."""
 
+import contextlib
 import dataclasses
 import errno
 import json
 import logging
 import os
 import shutil
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -26,8 +29,6 @@ from t2t_flax.training.checkpoint_files import DamagedCheckpoint, is_damage, kep
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.train_state import init_state
 
-# TensorStore drops concurrent reads beside the damaged array with a long warning.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 DIGESTS = {"tokenizer": "t" * 64, "training data": "d" * 64}
 
 
@@ -116,6 +117,33 @@ def files_of(three_checkpoints):
         for path in (three_checkpoints / "3").rglob("*")
         if path.is_file()
     )
+
+
+def test_reads_beside_a_damaged_one_print_no_tracebacks(three_checkpoints, training_setup, tmp_path, monkeypatch):
+    """Orbax drops them, and their threads and coroutines tell Python at any time; here at once, and another error beside."""
+    real, printed = ocp.StandardCheckpointHandler.restore, []
+
+    async def dropped():
+        raise ValueError("beside the damaged array")
+
+    def restore(*arguments, **named):
+        try:
+            return real(*arguments, **named)
+        finally:
+            for error, source in (
+                ("Event loop is closed", None),
+                ("beside", coroutine),
+                ("of another program", restore),
+            ):
+                sys.unraisablehook(SimpleNamespace(exc_value=RuntimeError(error), object=source))
+
+    with contextlib.closing(dropped()) as coroutine:
+        monkeypatch.setattr(sys, "unraisablehook", lambda error: printed.append(str(error.exc_value)))
+        monkeypatch.setattr(ocp.StandardCheckpointHandler, "restore", restore)
+        shutil.copytree(three_checkpoints, tmp_path / "checkpoints")
+        os.truncate(tmp_path / "checkpoints" / "3" / "params" / "array_metadatas" / "process_0", 5)
+        assert restored(tmp_path / "checkpoints", training_setup)[1] == 2
+    assert set(printed) == {"of another program"}
 
 
 @pytest.mark.slow
