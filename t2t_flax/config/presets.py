@@ -153,7 +153,7 @@ def load_config(path: str, *overrides: dict[str, str]) -> Config:
 
 
 def _read(path: str, given: Container[str]) -> Any:
-    file = path.partition(":")[0]
+    file, _ = split_variant(path)
     if path.endswith(".json") and Path(path).is_file():
         return _stored(path, given)
     if not Path(file).is_file() and "/" not in path and not file.endswith((".py", ".json")):
@@ -175,12 +175,21 @@ def _stored(path: str, given: Container[str]) -> ml_collections.ConfigDict:
         raise UserError(f"--config={path}: {error}") from None
 
 
+def split_variant(path: str) -> tuple[str, str]:
+    """Return the file and the variant of `FILE.py` or `FILE.py:VARIANT`; both may contain colons."""
+    parts = path.split(":")
+    names = [":".join(parts[:count]) for count in range(len(parts), 0, -1)]
+    files = [name for name in names if Path(name).is_file()] or [name for name in names if name.endswith(".py")]
+    file = (files or names[-1:])[0]
+    return file, path[len(file) + 1 :]
+
+
 def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
     """Calls `function()` of a Python file and returns the result; with `path` FILE.py:VARIANT, calls `function(VARIANT)`.
 
     Raises UserError for a missing file or function, and for any error in it; `flag` and `example` are for the message.
     """
-    file, _, variant = path.partition(":")
+    file, variant = split_variant(path)
     if not Path(file).is_file():
         raise UserError(f"{flag}={path}: no file {file!r}. Give a Python file that defines {function}().")
     spec = importlib.util.spec_from_file_location(f"t2t_flax_{function}_{Path(file).stem}", file)

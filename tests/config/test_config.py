@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from pathlib import Path
 
 import pytest
 from helpers.refusals import refused
@@ -56,14 +57,18 @@ def test_config_files_with_variants(tmp_path):
     )
     assert load_config(path).model.d_ff == 8
     assert load_config(path + ":big", {"train.steps": "7"}).model.d_ff == 16
+    colon = tmp_path / "a:b.py" / "c:d.py"
+    colon.parent.mkdir()
+    Path(path).rename(colon)
+    assert load_config(str(colon)).model.d_ff == 8 and load_config(f"{colon}:big").model.d_ff == 16
+    with refused(str(colon.parent / "x.py")):
+        load_config(str(colon.parent / "x.py:big"))
 
 
 @pytest.mark.parametrize(
     "name", ["toy.py", "text.py", "wmt14_ende.py:base", "wmt14_ende.py:big", "wmt14_enfr.py:base", "wmt14_enfr.py:big"]
 )
 def test_shipped_configs_resolve(name):
-    from pathlib import Path
-
     config = load_config(str(Path(__file__).parents[2] / "configs" / name), {"data.train": "a,b"})
     if name.startswith("wmt14"):
         base = name.endswith("base")
