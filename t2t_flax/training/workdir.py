@@ -20,6 +20,7 @@ import logging
 import math
 import os
 import re
+import shlex
 from collections.abc import Iterator
 
 from etils import epath
@@ -231,7 +232,7 @@ def advice(config: Config, workdir: epath.Path) -> str:
         lines += [
             f"The run resumes from checkpoint {steps[-1]}; the change is recorded in metrics.jsonl and in later records. If it "
             "diverges again, that checkpoint is bad: move it away, or the run if it is the only one, and start again:",
-            f"  mv {bad} {workdir.with_name(f'{workdir.name}-diverged-{steps[-1]}')}",
+            f"  {shlex.join(['mv', str(bad), str(workdir.with_name(f'{workdir.name}-diverged-{steps[-1]}'))])}",
         ]
     return "\n".join(lines)
 

@@ -1,5 +1,7 @@
 """`import`: the trained model of another program as a run."""
 
+import shlex
+
 from t2t_flax.cli import arguments
 from t2t_flax.errors import OK, UserError
 
@@ -77,8 +79,11 @@ def run(argv: list[str]) -> int:
         print(f"note: {note}")
     symbols = model.tokenizers.source.target_languages
     choice = next((f" (lines begin with the language to write: <2{language}> ...)" for language in symbols), "")
+    start = ["python", "-m", "t2t_flax"]
+    translate = shlex.join([*start, "translate", f"--workdir={args.workdir}"])
+    config = [f"--config={args.workdir}/config.json", f"--config.finetuning.init_from={args.workdir}"]
     print(
-        f"Translate: python -m t2t_flax translate --workdir={args.workdir}{choice}. Fine-tune: python -m t2t_flax train "
-        f"--config={args.workdir}/config.json --config.finetuning.init_from={args.workdir} --config.data.train=... --workdir=NEW"
+        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *config])} --config.data.train=... "
+        "--workdir=NEW"
     )
     return OK

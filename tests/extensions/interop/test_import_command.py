@@ -1,7 +1,11 @@
 """`import` on the command line: runs that every other command takes, round trips of `export`, and messages."""
 
+import contextlib
 import dataclasses
+import io
 import os
+import re
+import shlex
 import shutil
 
 import numpy as np
@@ -23,9 +27,13 @@ def imported(workdir, tmp_path_factory):
     def of(kind):
         if kind not in made:
             folder = tmp_path_factory.mktemp(kind)
-            exported, run = folder / "exported", folder / "run"
+            exported, run = folder / "exported", folder / "a run"
             assert main(["export", f"--workdir={workdir}", f"--format={kind}", f"--output={exported}"]) == 0
-            assert main(["import", f"--from={exported}", f"--workdir={run}"]) == 0
+            with contextlib.redirect_stdout(io.StringIO()) as said:
+                assert main(["import", f"--from={exported}", f"--workdir={run}"]) == 0
+            translate, train = re.findall(r"python -m t2t_flax.*?(?=\. |$)", said.getvalue().strip().splitlines()[-1])
+            assert shlex.split(translate)[4].split(" (")[0] == f"--workdir={run}"
+            assert f"--config.finetuning.init_from={run}" in shlex.split(train)
             made[kind] = exported, run
         return made[kind]
 
