@@ -30,6 +30,18 @@ _REFUSED_NUMBERS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EACCES, errno
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
+def expand_home(path: epath.PathLike, name: str) -> str:
+    """Return the path with the home folder in place of a leading `~`.
+
+    Raises UserError, which begins with `name`, if this process has no home folder: no HOME, and a user that the system does
+    not know, as in some containers.
+    """
+    expanded = os.path.expanduser(os.fspath(path))
+    if expanded.startswith("~"):
+        raise UserError(f"{name}: there is no home folder for {path}: set HOME, or name another folder.")
+    return expanded
+
+
 def is_remote(path: epath.PathLike) -> bool:
     """Whether the path is in an object store, where a file cannot be renamed, appended to or memory-mapped."""
     return "://" in os.fspath(path)

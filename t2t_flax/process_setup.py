@@ -12,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.config import Config
+from t2t_flax.errors import UserError
+from t2t_flax.filesystem import expand_home
 
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
 _PROGRAM_CACHE: dict[str, Any] = {
-    "jax_compilation_cache_dir": os.path.expanduser("~/.cache/t2t_flax/jax"),
+    "jax_compilation_cache_dir": "~/.cache/t2t_flax/jax",
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
@@ -50,8 +52,12 @@ def prepare_process(config: Config) -> list[str]:
     # Programs that call oneDNN are not cached: XLA cannot write them.
     warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
     for name, default in _PROGRAM_CACHE.items():
-        if not os.environ.get(name.upper()):
-            jax.config.update(name, default)
+        if os.environ.get(name.upper()):
+            continue
+        try:
+            jax.config.update(name, expand_home(default, name.upper()) if isinstance(default, str) else default)
+        except UserError as error:
+            notes.append(f"compiled programs are not kept: {error}")
     if cpu and _COLLECTIVE_TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT}={_A_WEEK}".strip()
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator

@@ -145,6 +145,18 @@ def pytest_unconfigure(config) -> None:
 
 
 @pytest.fixture
+def no_home(monkeypatch, tmp_path):
+    """A user that the system does not know, as in a container, in an empty folder."""
+    monkeypatch.delenv("HOME")
+    monkeypatch.chdir(tmp_path)
+
+    def unknown(user: int):
+        raise KeyError(user)
+
+    monkeypatch.setattr("pwd.getpwuid", unknown)
+
+
+@pytest.fixture
 def exits(monkeypatch):
     """Exit codes with which supervisors of `helpers.supervised_threads` ended their processes, which are threads; they exchange
     messages every hundredth of a second.

@@ -35,6 +35,12 @@ def test_failed_write_keeps_the_old_file(tmp_path, monkeypatch):
     assert path.read_text() == "before" and [p.name for p in tmp_path.iterdir()] == ["a"]
 
 
+def test_a_missing_home_folder_is_named_and_not_made(no_home):
+    with refused("config.data.cache", "HOME", "~/x"):
+        filesystem.expand_home("~/x", "config.data.cache")
+    assert filesystem.expand_home("a/~/x", "") == "a/~/x" and filesystem.expand_home("", "") == ""
+
+
 @pytest.mark.parametrize("error", [ValueError("checksum"), FileNotFoundError(errno.ENOENT, "no such file")])
 def test_errors_of_the_file_itself_are_not_transient(error):
     assert not is_transient(error) and not is_write_refused(error)

@@ -14,7 +14,7 @@ ALLOWED_IMPORTS = {
     "language": {"errors"},
     "locks": {"errors", "filesystem", "json_file", "registry"},
     "config": {"errors", "json_file", "language", "registry"},
-    "process_setup": {"config", "errors"},
+    "process_setup": {"config", "errors", "filesystem"},
     "model_forms": {"config", "errors", "registry"},
     "data": {"config", "registry", "errors", "filesystem", "json_file", "language", "locks"},
     "models": {"config", "errors", "registry"},

@@ -8,6 +8,7 @@ import sys
 
 import jax
 import pytest
+from helpers.refusals import assert_names
 
 from t2t_flax import process_setup as process
 from t2t_flax.config import Config
@@ -59,6 +60,14 @@ def test_a_device_of_a_busy_cpu_may_be_late():
     child = subprocess.run([sys.executable, "-c", LATE], env=variables, capture_output=True, text=True, timeout=900)
     assert "may be stuck" in child.stderr
     assert child.returncode == 0 and child.stdout.split()[-1] == "1.0", child.stderr[-2000:]
+
+
+def test_without_a_home_folder_compiled_programs_are_not_kept(no_home, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    before = jax.config.jax_compilation_cache_dir
+    notes = process.prepare_process(Config())
+    assert jax.config.jax_compilation_cache_dir == before
+    assert_names("\n".join(notes), "JAX_COMPILATION_CACHE_DIR", "HOME")
 
 
 @pytest.mark.parametrize(("given", "expected"), [("", f"{TIMEOUT}=604800"), (f"{TIMEOUT}=9", f"{TIMEOUT}=9")])

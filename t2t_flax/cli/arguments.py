@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import is_remote, is_write_refused
+from t2t_flax.filesystem import expand_home, is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
 from t2t_flax.registry import (
     FLAGS,
@@ -116,7 +116,9 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def _checked(arg: str) -> str:
-    """The argument, with --n_best as --n-best. Raises UserError for an empty value and for text that is not Unicode."""
+    """The argument, with --n_best as --n-best, and --workdir=~/a with the home folder, which shells put into words that begin
+    with ~ alone. Raises UserError for an empty value and for text that is not Unicode.
+    """
     flag, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
     if (equals or not flag) and value.strip() in ("", "--"):  # of which argparse makes []
         raise UserError(f"{flag + equals or 'an argument'} is empty: give a value.")
@@ -124,6 +126,8 @@ def _checked(arg: str) -> str:
         value.encode()
     except UnicodeEncodeError:
         raise UserError(f"{flag}{equals}{value!r}: contains bytes that are not UTF-8.") from None
+    if flag and value.startswith("~/"):
+        value = expand_home(value, flag)
     return flag.replace("_", "-") + equals + value
 
 

@@ -25,7 +25,7 @@ from t2t_flax.data.token_store import TokenStore, find_store
 from t2t_flax.data.tokenizer_text import TokenizerText
 from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import PARTIAL, check_reachable, is_remote, list_names
+from t2t_flax.filesystem import PARTIAL, check_reachable, expand_home, is_remote, list_names
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
 
@@ -414,7 +414,7 @@ def _check_vocab_size(pair: TokenizerPair, config: Config) -> None:
 
 
 def _cache(config: Config, workdir: epath.Path) -> str:
-    return config.data.cache or str(workdir / "data")
+    return expand_home(config.data.cache, "config.data.cache") or str(workdir / "data")
 
 
 def _digest(*parts: Any) -> str:

@@ -38,6 +38,17 @@ def test_wrong_arguments(argument, names):
         parse_arguments(argument)
 
 
+def test_home_folder_in_a_flag_is_the_users(monkeypatch):
+    """Shells put it into words that begin with ~ alone."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert parse_arguments("--workdir=~/runs/a")[0].workdir == "/home/me/runs/a"
+
+
+def test_home_folder_in_a_flag_is_refused_without_one(no_home):
+    with refused("--workdir", "HOME"):
+        parse_arguments("--workdir=~/runs/a")
+
+
 @given(
     st.lists(
         st.text(max_size=12) | st.sampled_from(["--average", "--step=1", "--config.", "--config.=", "--"]), max_size=4

@@ -7,6 +7,7 @@ from etils import epath
 
 from t2t_flax.data.sources import Context
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import expand_home
 
 
 def existing_file(name: str, context: Context) -> epath.Path:
@@ -33,7 +34,7 @@ def check_rereadable(path: epath.Path, label: str) -> None:
 
 def path_of(name: str, context: Context) -> epath.Path:
     """The path of a file named in a spec."""
-    return epath.Path(context.root or ".") / epath.Path(name).expanduser()
+    return epath.Path(context.root or ".") / expand_home(name, context.label)
 
 
 def relative_to(name: str, context: Context) -> str:

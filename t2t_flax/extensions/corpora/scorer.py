@@ -16,6 +16,7 @@ from typing import Any, ClassVar
 
 from t2t_flax.errors import UserError, first_line
 from t2t_flax.extensions.corpora.rules import Rule
+from t2t_flax.filesystem import expand_home
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +73,7 @@ def loaded(spec: str) -> tuple[Path, Callable[[list[tuple[str, str]]], Any]]:
 
 def _file_of(spec: str, name: str) -> Path:
     if name.endswith(".py"):
-        path = Path(name).expanduser()
+        path = Path(expand_home(name, _shown(spec)))
         if not path.is_file():
             where = "" if path.is_absolute() else f" (relative to {os.getcwd()})"
             raise UserError(f"{_shown(spec)}: there is no file {path}{where}.")

@@ -7,6 +7,7 @@ import json
 import math
 import os
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from t2t_flax.errors import UserError
-from t2t_flax.filesystem import delete
+from t2t_flax.filesystem import delete, expand_home
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +42,7 @@ def prepare_environment(packages: Packages, group: Any) -> str:
     """The interpreter of the packages' environment, which is made if it is missing (some minutes, a few gigabytes). group: the
     keys learned_metrics. Raises UserError if it cannot be made.
     """
-    parent = Path(group.environments or _DEFAULT).expanduser()
+    parent = Path(expand_home(group.environments or _DEFAULT, "config.learned_metrics.environments"))
     home = parent / packages.folder
     python = home / "bin" / "python"
     try:
@@ -73,8 +74,8 @@ def prepare_environment(packages: Packages, group: Any) -> str:
         if installed.returncode:
             raise UserError(
                 f"the packages of a learned metric could not be installed in {home}: {_last_line(installed.stderr)} "
-                f"With network access, run: {sys.executable} -m venv {home} && {python} -m pip install "
-                f"{' '.join(map(repr, packages.requirements))}"
+                f"With network access, run: {shlex.join([sys.executable, '-m', 'venv', str(home)])} && "
+                f"{shlex.join([str(python), '-m', 'pip', 'install', *packages.requirements])}"
             )
         try:
             os.rename(partial, home)  # its interpreter finds its packages in the folder that it lies in

@@ -13,7 +13,7 @@ from etils import epath
 
 from t2t_flax.data.token_store import TokenStore, files_of, matches, read_meta
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, delete
+from t2t_flax.filesystem import atomic_directory, atomic_write, copy_file, delete, expand_home
 from t2t_flax.json_file import parse_json
 from t2t_flax.locks import exclusive_writer
 
@@ -24,7 +24,7 @@ _DEFAULT = "~/.cache/t2t_flax/stores"
 
 def local_path(folder: epath.PathLike, digest: str) -> Path:
     """Return where the store `folder` is written and memory-mapped: this host's copy."""
-    return Path(os.environ.get(FOLDER) or _DEFAULT).expanduser() / digest[:24]
+    return Path(expand_home(os.environ.get(FOLDER) or _DEFAULT, FOLDER), digest[:24])
 
 
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:

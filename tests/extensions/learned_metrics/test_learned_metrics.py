@@ -5,6 +5,7 @@ themselves with tiny models.
 import dataclasses
 import json
 import os
+import shlex
 import stat
 import subprocess
 import sys
@@ -142,9 +143,17 @@ def test_an_environment_that_cannot_be_made_is_named_and_leaves_nothing(tmp_path
     failed = subprocess.CompletedProcess([], 1, "", "ERROR: No matching distribution found for unbabel-comet==2.2.7")
     monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.venv.create", lambda *_, **__: None)
     monkeypatch.setattr("t2t_flax.extensions.learned_metrics.process.subprocess.run", lambda *_, **__: failed)
-    with refused("unbabel-comet==2.2.7", "No matching"):
-        prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path)))
-    assert not list(tmp_path.iterdir())
+    with refused("unbabel-comet==2.2.7", "No matching") as error:
+        prepare_environment(PACKAGES["comet"], LearnedMetrics(environments=str(tmp_path / "a folder")))
+    assert not list((tmp_path / "a folder").iterdir())
+    words = shlex.split(str(error.value))
+    assert words[words.index("venv") + 1] == str(tmp_path / "a folder" / PACKAGES["comet"].folder)
+    assert words[-3:] == list(PACKAGES["comet"].requirements)
+
+
+def test_without_a_home_folder_the_key_of_the_folder_is_named(no_home):
+    with refused("learned_metrics.environments", "HOME"):
+        prepare_environment(PACKAGES["comet"], LearnedMetrics())
 
 
 def test_an_environment_that_another_process_made_meanwhile_is_used(tmp_path, monkeypatch):

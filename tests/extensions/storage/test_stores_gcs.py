@@ -27,6 +27,12 @@ POLICIES = Policies(max_length=100, on_too_long="drop", empty_lines="drop")
 FILES = [f"{side}.{part}" for side in ("source", "target") for part in ("ids", "lengths", "offsets")]
 
 
+def test_without_a_home_folder_the_variable_of_the_stores_is_named(no_home, monkeypatch):
+    monkeypatch.delenv("T2T_STORES", raising=False)
+    with refused("T2T_STORES", "HOME"):
+        remote.local_path(FOLDER, "0" * 64)
+
+
 @pytest.fixture
 def source(tmp_path):
     text = "".join(f"sentence {i} of {i % 7} houses\tSatz {i} von {i % 7} Häusern\n" for i in range(120))
