@@ -176,7 +176,7 @@ def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, 
     """
     root = {"data.root": stored.data.root} if _writes_to_root(stored.data) else {}
     lost = {name: value for name, value in (values_of_user(stored) | root).items() if name not in given}
-    defaults = {name: fields()[name].default for name in lost}
+    defaults = {name: str(fields()[name].default) for name in lost}
     return (resolve(override(to_config_dict(stored), defaults)), lost) if lost else (stored, {})
 
 

@@ -9,9 +9,7 @@ from typing import Any
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
-from t2t_flax.config.keys import RUN
 from t2t_flax.config.overrides import values_of_user
-from t2t_flax.config.schema import fields
 from t2t_flax.distributed.coordination import require_single_process
 from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
@@ -100,21 +98,20 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
     sweep = read_sweep(args.workdir)
     folder = Folder(Path(args.workdir).absolute())
     check_host(folder.path, sweep, args.any_code)
-    _check_nothing_run(folder, sweep)
+    _check_values_of_user(folder, sweep)
     _check_flags(args, bool(sweep["search"]))
     _check_score(args.score, folder, sweep)
     _check_baseline(args.baseline, [trial["row"] for trial in sweep["trials"].values()])
     return folder, sweep
 
 
-def _check_nothing_run(folder: Folder, sweep: dict[str, Any]) -> None:
-    """Raises UserError if the stored configs, which may be somebody else's, name what is run."""
+def _check_values_of_user(folder: Folder, sweep: dict[str, Any]) -> None:
+    """Raises UserError if the stored configs, which may be somebody else's, name what is run or a folder that is written."""
     for path in _configs(folder, sweep):
-        values = values_of_user(config_lib.from_json(path.read_text()))
-        if names := [f"config.{name}" for name in values if fields()[name].metadata["kind"] in RUN]:
+        if values := values_of_user(config_lib.from_json(path.read_text())):
             raise UserError(
-                f"{path} sets {', '.join(names)}, which names what is run: join the sweep by the command that created it, "
-                "with --config or --sweep."
+                f"{path} sets {', '.join(f'config.{name}' for name in values)}: what is run, and a folder that is written, is "
+                "not taken from a stored config. Join the sweep by the command that created it, with --config or --sweep."
             )
 
 

@@ -164,4 +164,4 @@ def test_tokenized_data_is_cached_in_the_folder_after_a_move(grid, tmp_path):
     stored = json.loads(moved.config(name).read_text())
     stored["data"]["cache"] = "/fast/stores"
     moved.config(name).write_text(json.dumps(stored))
-    assert not any("data.cache" in word for word in training_command(moved, name, Resources()))
+    assert training_command(moved, name, Resources())[-1] == "--config.data.cache=/fast/stores"

@@ -92,13 +92,13 @@ def test_joining_workers_are_checked_before_they_train(tmp_path, workers):
     assert len(workers) == 1
 
 
-def test_what_a_trial_runs_is_given_by_the_command_of_the_sweep(tmp_path, workers):
-    """A stored config, which may be somebody else's, cannot name it."""
-    folder, scorer = f"--workdir={tmp_path}/s", "--config.filters.scorer=x.py:f"
-    assert sweep(folder, f"--config={TOY}", scorer) == USER_ERROR
+@pytest.mark.parametrize(("key", "value"), [("filters.scorer", "x.py:f"), ("data.cache", "/elsewhere")])
+def test_what_a_stored_config_cannot_name_is_given_by_the_command_of_the_sweep(tmp_path, workers, key, value):
+    folder, flag = f"--workdir={tmp_path}/s", f"--config.{key}={value}"
+    assert sweep(folder, f"--config={TOY}", flag) == USER_ERROR
     (name,) = read_sweep(tmp_path / "s")["trials"]
-    assert scorer in training_command(Folder(tmp_path / "s"), name, Resources())
-    refused_command(["sweep", folder], "config.filters.scorer", "--config", "--sweep")
+    assert flag in training_command(Folder(tmp_path / "s"), name, Resources())
+    refused_command(["sweep", folder], f"config.{key}", "--config", "--sweep")
     assert len(workers) == 1
 
 
