@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -41,7 +42,7 @@ Text = Annotated[str, AfterValidator(_whole)]
 class TranslateRequest(BaseModel):
     """Body of POST /api/translate."""
 
-    text: list[Text]
+    text: Annotated[list[Text], Field(fail_fast=True)]
     model: Annotated[Text | None, Field(description="a name of GET /api/models")] = None
     n_best: Annotated[int, Field(ge=1)] = 1
     target_language: Text | None = None
@@ -127,15 +128,24 @@ def create_app(
         """Attention weights [layer][head][row][column] of a pair, in thousandths."""
         with service.admitted(request):
             for field, text in (("source", body.source), ("target", body.target)):
-                if text is not None:
-                    service.check_text(field, [text])
+                if text is not None and not text.strip():
+                    raise HTTPException(400, f"{field} has no text.")
+            texts = [body.source, body.target or ""]
+            service.check_text("source", texts)
             model = service.model(body.model)
-            job = await asyncio.to_thread(model.attend, body.source, body.target, body.target_language)
+            arguments = body.source, body.target, body.target_language
+            job = await service.work(sum(map(len, texts)), model.attend, *arguments)
             (maps,) = await service.wait(request, job)
-            return Response(await asyncio.to_thread(_attention_json, maps), media_type="application/json")
+            return Response(await service.work(math.inf, _attention_json, maps), media_type="application/json")
 
-    app.mount("/", StaticFiles(directory=PAGE, html=True, check_dir=False))
-    app.add_middleware(_Guard, settings=settings, metrics=metrics)
+    files = StaticFiles(directory=PAGE)
+
+    async def page(request: Request) -> Response:
+        return await files.get_response(request.url.path.lstrip("/") or "index.html", request.scope)
+
+    for path in ("/", *(f"/{file.name}" for file in PAGE.iterdir())):  # a folder at / would answer GET /translate
+        app.add_route(path, page, include_in_schema=False)
+    app.add_middleware(_Guard, service=service, metrics=metrics)
     if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
     # A page elsewhere whose host name is made to mean this machine must not reach a server that only this machine may.
@@ -146,9 +156,9 @@ def create_app(
 class _Guard:
     """Bounds the time and the body of each request, and counts it by its route and status."""
 
-    def __init__(self, app: Callable[..., Awaitable[None]], settings: Settings, metrics: Metrics):
+    def __init__(self, app: Callable[..., Awaitable[None]], service: Service, metrics: Metrics):
         self._app = app
-        self._settings = settings
+        self._service = service
         self._metrics = metrics
 
     async def __call__(self, scope: dict[str, Any], receive: Any, send: Any) -> None:
@@ -156,10 +166,14 @@ class _Guard:
             await self._app(scope, receive, send)
             return
         began, status, size = time.monotonic(), 0, 0
-        most, seconds = self._settings.max_body_bytes, self._settings.timeout
+        most, seconds = self._service.settings.max_body_bytes, self._service.settings.timeout
+        checked = scope["method"] != "POST"
 
         async def bounded() -> dict[str, Any]:
-            nonlocal size
+            nonlocal size, checked
+            if not checked:
+                checked = True
+                self._service.check_before_body(Request(scope))
             message = await receive()
             size += len(message.get("body", b""))
             if size > most:
@@ -219,7 +233,7 @@ def _handler(status: int, message: Callable[[Any], str], **headers: str) -> Call
 
 
 def _invalid(error: ValidationError | RequestValidationError) -> str:
-    first = error.errors()[0]
+    first = error.errors()[0]  # one, as lists end at their first error
     where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
     return f"{where[:100]}: {first['msg']}."
 

@@ -1,12 +1,16 @@
 """LibreTranslate's API: GET /languages and /frontend/settings, POST /translate and /detect."""
 
-import asyncio
 import functools
+import io
+import math
+import urllib.parse
 from collections.abc import Sequence
 from typing import Annotated, Any, TypeVar
 
+import python_multipart
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
+from python_multipart.exceptions import FormParserError
 
 from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.serving.languages import can_detect, detected, matching, name_of
@@ -18,6 +22,8 @@ from t2t_flax.registry import ANALYSES
 _PAUSE = 500
 """Milliseconds for which LibreTranslate's page waits for more typing."""
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
+_MOST_FIELDS = 1100
+"""Most fields of a form: as many as lines of a request, and some."""
 
 
 class DetectRequest(BaseModel):
@@ -30,7 +36,7 @@ class DetectRequest(BaseModel):
 class TranslateRequest(BaseModel):
     """Body of POST /translate."""
 
-    q: str | list[str]
+    q: str | Annotated[list[str], Field(fail_fast=True)]
     source: Annotated[str, Field(description='a language code or "auto"')]
     target: str
     format: Annotated[str, Field(description='"text" or "html"')] = "text"
@@ -76,18 +82,18 @@ def router(service: Service) -> APIRouter:
     @routes.post("/detect", openapi_extra=_body(DetectRequest))
     async def detect(request: Request) -> list[dict[str, Any]]:
         """Languages of the models, with the probability in percent that the text is in each; the most probable first."""
-        body = await _read(request, DetectRequest)
+        body = await _read(service, request, DetectRequest)
         with service.admitted(request, body.api_key):
             service.check_text("q", [body.q])
             pairs = _directions(_translation_models(service))
             codes = list(dict.fromkeys(code for pair in pairs for code in pair))
-            found = await asyncio.to_thread(detected, body.q, codes)
+            found = await service.work(math.inf, detected, body.q, codes)
             return [{"confidence": confidence, "language": code} for code, confidence in found]
 
     @routes.post("/translate", openapi_extra=_body(TranslateRequest))
     async def translate(request: Request) -> dict[str, Any]:
         """Translate each line of a text, or of several texts; HTML block by block, with tags around the aligned words."""
-        body = await _read(request, TranslateRequest)
+        body = await _read(service, request, TranslateRequest)
         with service.admitted(request, body.api_key):
             return await _translated(service, request, body)
 
@@ -97,11 +103,15 @@ def router(service: Service) -> APIRouter:
 async def _translated(service: Service, request: Request, body: TranslateRequest) -> dict[str, Any]:
     single = isinstance(body.q, str)
     texts = [body.q] if isinstance(body.q, str) else body.q
+    if not body.q:
+        raise HTTPException(400, "q has no text.")
     service.check_text("q", texts)
     formats = ["text", *(["html"] if "html" in ANALYSES else [])]
     if body.format not in formats:
         raise HTTPException(400, f"format = {body.format[:50]!r} is not supported: send {' or '.join(formats)}.")
-    documents = [await asyncio.to_thread(ANALYSES.load("html"), text) for text in texts if body.format == "html"]
+    kind = ANALYSES.load("html") if body.format == "html" else None
+    size = sum(map(len, texts))
+    documents = await service.work(size, lambda: list(map(kind, texts))) if kind else []
     parts = [document.lines for document in documents] or [_split_lines(text) for text in texts]
     lines = [line for part in parts for line in part]
     service.check_lines("q", len(lines))
@@ -116,7 +126,7 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
     remaining = iter(found)
     results = [[next(remaining) for _ in part] for part in parts]
     if documents:
-        job = await asyncio.to_thread(model.run, functools.partial(_html, documents, results, n_best, target))
+        job = model.run(functools.partial(_html, documents, results, n_best, target))
         (answers,) = await service.wait(request, job)
     else:
         joins = [functools.partial(_join_lines, text) for text in texts]
@@ -143,7 +153,7 @@ async def _choose(service: Service, body: TranslateRequest, lines: Sequence[str]
     if body.source.lower() == "auto":
         source = sources[0] if len(sources) == 1 else "auto"
         if sources and can_detect():
-            source, confidence = (await asyncio.to_thread(detected, "\n".join(lines), sources))[0]
+            source, confidence = (await service.work(math.inf, detected, "\n".join(lines), sources))[0]
     for model in models:
         if any(pair.target == into and source in ("auto", pair.source) for pair in model.directions):
             if source == "auto" and not {pair.source for pair in model.directions if pair.target == into} >= {*sources}:
@@ -188,16 +198,47 @@ def _join_lines(text: str, lines: Sequence[str]) -> str:
     return "\n".join(line + end for line, end in zip(lines, ends, strict=True))
 
 
-async def _read(request: Request, shape: type[Body]) -> Body:
+async def _read(service: Service, request: Request, shape: type[Body]) -> Body:
     """Return the body of a request: JSON or a form. Raises HTTPException for another type, and ValidationError."""
-    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if kind == "application/json":
-        return shape.model_validate_json(await request.body())
-    if kind not in _FORMS:
+    form = request.headers.get("content-type", "")
+    kind = form.partition(";")[0].strip().lower()
+    if kind not in ("application/json", *_FORMS):
         raise HTTPException(415, f"the content type is {kind[:50] or 'missing'}: send application/json or a form.")
-    async with request.form(max_files=0) as form:
-        names = {name: form.getlist(name) for name in form}
+    body = await request.body()
+    if kind == "application/json":
+        return await service.work(len(body), shape.model_validate_json, body)
+    return await service.work(len(body), _read_form, form, body, shape)
+
+
+def _read_form(form: str, body: bytes, shape: type[Body]) -> Body:
+    names: dict[str, list[str]] = {}
+    try:
+        for name, value in _fields(form, body):
+            names.setdefault(name, []).append(value)
+    except (FormParserError, ValueError) as error:
+        raise HTTPException(400, f"the form cannot be read: {error}.") from None
     return shape.model_validate({name: values[0] if len(values) == 1 else values for name, values in names.items()})
+
+
+def _fields(form: str, body: bytes) -> list[tuple[str, str]]:
+    """Return names and values. Raises ValueError for too many, or a file."""
+    if not form.lower().startswith(_FORMS[1]):
+        text = body.decode(errors="replace")
+        return urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
+    found: list[tuple[str, str]] = []
+
+    def add(field: Any) -> None:
+        if len(found) >= _MOST_FIELDS:
+            raise ValueError(f"it has more than {_MOST_FIELDS} fields")
+        found.append(
+            ((field.field_name or b"").decode(errors="replace"), (field.value or b"").decode(errors="replace"))
+        )
+
+    def refuse(file: Any) -> None:
+        raise ValueError("it has a file")
+
+    python_multipart.parse_form({"Content-Type": form.encode("latin-1")}, io.BytesIO(body), add, refuse)
+    return found
 
 
 def _body(shape: type[BaseModel]) -> dict[str, Any]:

@@ -1,10 +1,12 @@
 """A listening socket and uvicorn."""
 
+import contextlib
 import ipaddress
 import os
 import socket
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
@@ -12,6 +14,9 @@ from fastapi import FastAPI
 from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.model import ServedModel
+
+SWITCH_SECONDS = 0.001
+"""Seconds for which a thread that reads a large request may keep the others waiting."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,6 +42,17 @@ def hosts_of(listening: socket.socket) -> list[str]:
     return ["localhost", "127.0.0.1", "[::1]", str(address)] if address.is_loopback else ["*"]
 
 
+def trusted_proxies(names: str) -> list[str]:
+    """Return addresses and networks of proxies, IPv4 ones also as a socket of IPv6 has them."""
+    found = [name.strip() for name in names.split(",")]
+    for name in [*found]:
+        with contextlib.suppress(ValueError):
+            network = ipaddress.ip_network(name)
+            if network.version == 4:
+                found.append(f"::ffff:{network.network_address}/{96 + network.prefixlen}")
+    return found
+
+
 def serve(
     make_app: Callable[[Callable[[], None]], FastAPI],
     models: Sequence[ServedModel],
@@ -58,7 +74,10 @@ def serve(
         server.should_exit = True
 
     app = make_app(end)
-    config = uvicorn.Config(app, log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=timeout)
+    proxies = trusted_proxies(os.environ.get("FORWARDED_ALLOW_IPS", "127.0.0.1,::1"))
+    options: dict[str, Any] = dict(log_config=None, access_log=False, ws="none", forwarded_allow_ips=proxies)
+    config = uvicorn.Config(app, timeout_graceful_shutdown=timeout, **options)
+    sys.setswitchinterval(SWITCH_SECONDS)
     server = uvicorn.Server(config)
     # uvicorn passes signals on when it has stopped: here, where they do nothing.
     with on_stop_signals(lambda number: end()):

@@ -2,18 +2,27 @@
 
 import asyncio
 import collections
+import concurrent.futures
 import contextlib
 import dataclasses
 import hashlib
+import ipaddress
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 
-from t2t_flax.extensions.serving.batching import Closed, Job
+from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 
 _RETRY = {"Retry-After": "2"}
+_KEY_IN_BODY = ("/translate", "/detect")
+"""Routes whose clients may send their key in the body."""
+SMALL = 2000
+"""Characters or bytes that are read within a millisecond."""
+MOST_SLOW = 64
+"""Most requests with more that wait for the thread that reads them."""
+_Result = TypeVar("_Result")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,6 +60,8 @@ class Service:
         self.settings = settings
         self._keys = {_digest(key) for key in settings.keys}
         self._active: collections.Counter[str] = collections.Counter()
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "slow")
+        self._slow = 0
 
     def require_ready(self) -> None:
         """Raise HTTPException while models are loaded."""
@@ -70,16 +81,41 @@ class Service:
         names = ", ".join(model.name for model in self.models)
         raise HTTPException(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
 
+    async def work(self, size: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        """Return function(*arguments), computed in a thread that all slow work shares if `size` is above `SMALL`.
+
+        What has not begun is dropped when the request ends. Raises QueueFull.
+        """
+        if size <= SMALL:
+            return function(*arguments)
+        if self._slow >= MOST_SLOW:
+            raise QueueFull
+        self._slow += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+        finally:
+            self._slow -= 1
+
+    def check_before_body(self, request: Request) -> None:
+        """Raise HTTPException for a request that is refused whatever its body holds."""
+        self.require_ready()
+        key = _header_key(request)
+        if key is not None or request.url.path not in _KEY_IN_BODY:
+            self._check_key(key)
+
+    def _check_key(self, key: str | None) -> None:
+        if self._keys and _digest(key or "") not in self._keys:
+            wanted = 'send a known key as "api_key", or as "Authorization: Bearer KEY".'
+            raise HTTPException(403, f"an API key is needed: {wanted}", {"Connection": "close"})
+
     @contextlib.contextmanager
     def admitted(self, request: Request, api_key: str | None = None) -> Iterator[None]:
         """Answer a request within this block. Raises HTTPException for a wrong key or too many requests of its client."""
         self.require_ready()
-        scheme, _, token = request.headers.get("authorization", "").partition(" ")
-        key = token.strip() if scheme.lower() == "bearer" else api_key or ""
-        if self._keys and _digest(key) not in self._keys:
-            wanted = 'send a known key as "api_key", or as "Authorization: Bearer KEY".'
-            raise HTTPException(403, f"an API key is needed: {wanted}")
-        client = key if self._keys else request.client.host if request.client else ""
+        header = _header_key(request)
+        key = (api_key or "") if header is None else header
+        self._check_key(key)
+        client = key if self._keys else client_of(request.client.host) if request.client else ""
         most = self.settings.max_client_requests
         if most and self._active[client] >= most:
             raise HTTPException(429, f"more than {most} requests at the same time: wait for an answer.", _RETRY)
@@ -92,10 +128,8 @@ class Service:
                 del self._active[client]
 
     def check_text(self, field: str, texts: Sequence[str]) -> None:
-        """Raise HTTPException for a text that is empty or too long."""
+        """Raise HTTPException for text that is too long."""
         characters, lines = sum(map(len, texts)), sum(text.count("\n") + 1 for text in texts)
-        if not any(text.strip() for text in texts):
-            raise HTTPException(400, f"{field} has no text.")
         if characters > (most := self.settings.max_text_length):
             raise HTTPException(400, f"{field} has {characters} characters: at most {most} are allowed.")
         self.check_lines(field, lines)
@@ -109,7 +143,7 @@ class Service:
         self, request: Request, model: ServedModel, lines: Sequence[str], n_best: int, target_language: str | None
     ) -> list[Hypotheses]:
         """Return the hypotheses of each line. Empty lines do not wait for the device."""
-        job = await asyncio.to_thread(model.translate, lines, n_best, target_language)
+        job = await self.work(sum(map(len, lines)), model.translate, lines, n_best, target_language)
         found = await self.wait(request, job)
         results = {item.number: result for item, result in zip(job.items, found, strict=True)}
         return [results.get(i) or model.untranslated(line, n_best) for i, line in enumerate(lines)]
@@ -126,7 +160,8 @@ class Service:
         """Return the hypotheses of each line, with --split-sentences as texts made of the translations of its sentences."""
         if not self.settings.split_sentences:
             return await self.translate(request, model, lines, n_best, target_language)
-        paragraphs = await asyncio.to_thread(model.sentences, lines, target_language, source_language)
+        size = sum(map(len, lines))
+        paragraphs = await self.work(size, model.sentences, lines, target_language, source_language)
         sentences = [sentence for paragraph in paragraphs for sentence in paragraph.sentences]
         self.check_lines("q", len(sentences))
         results = iter(await self.translate(request, model, sentences, n_best, target_language))
@@ -163,6 +198,23 @@ async def _disconnected(request: Request) -> None:
     """Return once the client has closed the connection; call it after the body was read."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
+
+
+def _header_key(request: Request) -> str | None:
+    """Return the key in the header of a request, or None."""
+    scheme, _, token = request.headers.get("authorization", "").partition(" ")
+    return token.strip() if scheme.lower() == "bearer" else None
+
+
+def client_of(host: str) -> str:
+    """Return what counts as one client: an IPv4 address, or a network of 2^64 IPv6 addresses, which one user may have."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host
+    if isinstance(address, ipaddress.IPv4Address) or address.ipv4_mapped:
+        return str(getattr(address, "ipv4_mapped", address))
+    return str(ipaddress.ip_network((int(address), 64), strict=False))
 
 
 def _digest(key: str) -> bytes:

@@ -18,6 +18,10 @@ from t2t_flax.tasks import task_of
 for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import serving, with_fields  # noqa: E402
+from pydantic import ValidationError  # noqa: E402
+
+from t2t_flax.extensions.serving import libretranslate  # noqa: E402
+from t2t_flax.extensions.serving.app import TranslateRequest  # noqa: E402
 
 JSON_HEADERS = {"Content-Type": "application/json"}
 LINES = [source for source, _ in toy.pairs("test", 12)]
@@ -69,7 +73,8 @@ def test_models_are_described(server, run):
     "path, body, status, names",
     [
         ("/translate", PAIR, 400, ["q"]),
-        ("/translate", PAIR | {"q": ["", " \n"]}, 400, ["q"]),
+        ("/translate", PAIR | {"q": ""}, 400, ["q"]),
+        ("/translate", PAIR | {"q": []}, 400, ["q"]),
         ("/translate", PAIR | {"q": {}}, 400, ["q"]),
         ("/translate", PAIR | {"q": "x" * 20_001}, 400, ["q", "20001", "20000"]),
         ("/translate", PAIR | {"q": "a\n" * 1001}, 400, ["q", "1002", "1000"]),
@@ -83,7 +88,7 @@ def test_models_are_described(server, run):
         ("/api/translate", [], 400, []),
         ("/api/attention", {"source": "a", "target": " "}, 400, ["target"]),
         ("/api/attention", {"source": "a", "target": "x y " * 40}, 400, ["target"]),
-        ("/api/nothing", {}, 405, []),
+        ("/api/nothing", {}, 404, []),
         ("/health", {}, 405, []),
     ],
 )
@@ -91,6 +96,19 @@ def test_every_mistake_has_its_status_and_one_text(server, path, body, status, n
     answer = server.post(path, body)
     assert answer.status_code == status and set(answer.json()) == {"error"}
     assert_names(answer.json()["error"], *names)
+
+
+@pytest.mark.parametrize("path", ["/translate", "/detect", "/api/translate", "/api/attention"])
+def test_reading_what_is_to_be_sent_is_405(server, path):
+    answer = server.get(path)
+    assert answer.status_code == 405 and set(answer.json()) == {"error"}
+
+
+@pytest.mark.parametrize("model, field", [(TranslateRequest, "text"), (libretranslate.TranslateRequest, "q")])
+def test_a_wrong_list_ends_at_its_first_error(model, field):
+    with pytest.raises(ValidationError) as caught:
+        model.model_validate(PAIR | {field: [1] * 1000})
+    assert caught.value.error_count() <= 2
 
 
 @pytest.mark.parametrize("path", ["/translate", "/api/translate"])

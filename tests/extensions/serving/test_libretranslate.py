@@ -1,6 +1,7 @@
 """LibreTranslate's API, and the languages of its requests."""
 
 import dataclasses
+import urllib.parse
 
 import pytest
 from helpers.refusals import assert_names
@@ -40,6 +41,28 @@ def test_texts_lists_forms_and_alternatives(server, run):
     best, *others = dict.fromkeys(hypothesis.text for hypothesis in hypotheses.hypotheses)
     assert answer["translatedText"] == [best, ""] and answer["alternatives"] == [others, []]
     assert [found["language"] for found in answer["detectedLanguage"]] == ["en", "en"]
+
+
+CONTROLS = ["It is\x0clate.", "It\x85is late.", "\x80It is\x9flate.", "It is late.\x00"]
+
+
+@pytest.mark.parametrize("q", [" ", "\x0c", "\x85\u2028", [" ", "", "\x0c"], [LINES[0], "\x85"], CONTROLS])
+def test_blanks_and_control_characters_are_text(server, run, q):
+    answer = server.post("/translate", PAIR | {"q": q})
+    lines = [q] if isinstance(q, str) else q
+    expected = translated(run, *lines)
+    assert answer.json() == {"translatedText": expected[0] if isinstance(q, str) else expected}
+
+
+def test_forms_hold_utf_8_and_no_files(server, run):
+    line = f"{LINES[0]} Grüße"
+    for body in (f"source=en&target=de&q={line}".encode(), urllib.parse.urlencode(PAIR | {"q": line}).encode()):
+        answer = server.post("/translate", content=body, headers={"Content-Type": "application/x-www-form-urlencoded"})
+        assert answer.json() == {"translatedText": translated(run, line)[0]}
+    many = {"q": ["a"] * 2000, **PAIR}
+    for form in (dict(data=many), dict(files=[("q", (None, "a"))] * 2000), dict(data=PAIR, files={"q": ("f", "text")})):
+        answer = server.post("/translate", **form)
+        assert answer.status_code == 400 and answer.json()["error"]
 
 
 def test_languages_and_settings(server):

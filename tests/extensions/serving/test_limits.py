@@ -20,7 +20,11 @@ for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import as_kind, serving  # noqa: E402
 
-BODY = {"q": "It is late.", "source": "en", "target": "de"}
+from t2t_flax.extensions.serving import service  # noqa: E402
+from t2t_flax.extensions.serving.service import SMALL  # noqa: E402
+
+PAIR = {"source": "en", "target": "de"}
+BODY = PAIR | {"q": "It is late."}
 
 
 def with_key(key):
@@ -87,8 +91,8 @@ def test_a_request_whose_time_is_up_leaves_the_queue(gated):
         gated.gate.set()
 
 
-def asgi(server, *bodies, then):
-    """The status of POST /translate whose body comes in parts; `then` is what the client does after them."""
+def asgi(server, *bodies, then, path="/translate", key=None):
+    """The status of a POST whose body comes in parts; `then` is what the client does after them."""
     messages = [{"type": "http.request", "body": body, "more_body": True} for body in bodies]
     status = []
 
@@ -99,7 +103,8 @@ def asgi(server, *bodies, then):
         status.append(message.get("status"))
 
     headers = [(b"content-type", b"application/json"), (b"host", b"x")]
-    scope = {"type": "http", "method": "POST", "path": "/translate", "raw_path": b"/translate", "query_string": b""}
+    headers += [(b"authorization", f"Bearer {key}".encode())] if key else []
+    scope = {"type": "http", "method": "POST", "path": path, "raw_path": path.encode(), "query_string": b""}
     asyncio.run(server.client.app(scope | {"headers": headers, "http_version": "1.1"}, receive, send))
     return status[0]
 
@@ -112,6 +117,72 @@ def test_a_body_that_does_not_arrive_is_504_and_a_large_one_413(run):
         assert asgi(server, b'{"q":', then=nothing) == 504
         assert asgi(server, b'{"q":', b" " * 1000, then=nothing) == 413
         assert server.post("/api/translate", {"text": ["a" * 1000]}).status_code == 413
+
+
+def test_a_key_in_the_header_is_checked_before_the_body_is_read(run):
+    async def unread():
+        raise AssertionError("the body is read")
+
+    with serving({"tiny": run}, keys=["right"]) as server:
+        for path, key in (("/translate", "x"), ("/detect", "x"), ("/api/translate", "x"), ("/api/translate", None)):
+            assert asgi(server, then=unread, path=path, key=key) == 403
+
+
+LARGE = PAIR | {"q": "x y " * 1000}
+
+
+@pytest.fixture
+def slow(run):
+    """A server whose thread for large requests waits at `gate`; `begun` counts what it began."""
+    with serving({"tiny": run}, timeout=1.0) as server:
+        server.gate, server.begun, translate = threading.Event(), threading.Semaphore(0), server.models[0].translate
+
+        def wait(lines, *arguments):
+            if len(lines[0]) > SMALL:
+                server.begun.release()
+                assert server.gate.wait(250)
+            return translate(lines, *arguments)
+
+        server.models[0].translate = wait
+        yield server
+        server.gate.set()
+
+
+def test_large_requests_wait_for_each_other_within_their_time_and_for_nobody_else(slow):
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        first = pool.submit(slow.post, "/translate", LARGE)
+        assert slow.begun.acquire(timeout=250)
+        second = pool.submit(slow.post, "/translate", LARGE)
+        assert slow.post("/translate", BODY).status_code == 200
+        assert first.result().status_code == second.result().status_code == 504
+        slow.gate.set()
+        assert slow.post("/translate", LARGE).status_code == 400  # its line is too long
+    assert slow.begun.acquire(blocking=False) and not slow.begun.acquire(blocking=False), "the second never began"
+
+
+def test_more_large_requests_than_may_wait_are_refused(slow, monkeypatch):
+    monkeypatch.setattr(service, "MOST_SLOW", 1)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        first = pool.submit(slow.post, "/translate", LARGE)
+        assert slow.begun.acquire(timeout=250)
+        assert slow.post("/translate", LARGE).status_code == 429
+        slow.gate.set()
+        assert first.result().status_code == 400
+
+
+@pytest.mark.parametrize(
+    "one, other, same",
+    [
+        ("198.51.100.1", "::ffff:198.51.100.1", True),
+        ("198.51.100.1", "198.51.100.2", False),
+        ("2001:db8::1", "2001:db8::ffff:1", True),
+        ("2001:db8::1", "2001:db8:0:1::1", False),
+        ("::ffff:198.51.100.1", "::ffff:198.51.100.2", False),
+        ("unix", "testclient", False),
+    ],
+)
+def test_addresses_that_count_as_one_client(one, other, same):
+    assert (service.client_of(one) == service.client_of(other)) is same
 
 
 def test_a_client_that_goes_leaves_the_queue(gated):

@@ -16,11 +16,13 @@ from helpers.refusals import refused, refused_command
 for package in ("fastapi", "python_multipart", "prometheus_client", "uvicorn", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 
+from uvicorn.middleware.proxy_headers import ProxyHeadersMiddleware  # noqa: E402
+
 from benchmarks.serving import entry_of, run_clients  # noqa: E402
 from t2t_flax.extensions.serving import command  # noqa: E402
 from t2t_flax.extensions.serving.command import read_keys  # noqa: E402
 from t2t_flax.extensions.serving.model import model_names  # noqa: E402
-from t2t_flax.extensions.serving.server import hosts_of, listen  # noqa: E402
+from t2t_flax.extensions.serving.server import hosts_of, listen, trusted_proxies  # noqa: E402
 
 
 def test_wrong_use_is_refused(workdir, tmp_path):
@@ -72,6 +74,29 @@ def test_hosts_by_which_a_server_may_be_called():
         assert {"localhost", "127.0.0.1"} <= set(hosts_of(here))
     with listen("0.0.0.0", 0) as anywhere:
         assert hosts_of(anywhere) == ["*"]
+
+
+@pytest.mark.parametrize(
+    "names, proxy, trusted",
+    [
+        ("127.0.0.1", "127.0.0.1", True),
+        ("127.0.0.1", "::ffff:127.0.0.1", True),
+        ("10.0.0.0/8, 2001:db8::1", "::ffff:10.1.2.3", True),
+        ("10.0.0.0/8, 2001:db8::1", "2001:db8::1", True),
+        ("10.0.0.0/8", "::ffff:11.1.2.3", False),
+        ("*", "::ffff:11.1.2.3", True),
+    ],
+)
+def test_proxies_are_known_by_their_address_on_any_socket(names, proxy, trusted):
+    seen = []
+
+    async def app(scope, receive, send):
+        seen.append(scope["client"][0])
+
+    headers = [(b"x-forwarded-for", b"198.51.100.1")]
+    known = ProxyHeadersMiddleware(app, trusted_hosts=trusted_proxies(names))
+    asyncio.run(known({"type": "http", "client": (proxy, 1), "headers": headers}, None, None))
+    assert seen == ["198.51.100.1" if trusted else proxy]
 
 
 def is_ready(url: str) -> bool:
