@@ -1,6 +1,7 @@
 """A run that answers requests from threads of its own."""
 
 import contextlib
+import ctypes
 import dataclasses
 import functools
 import logging
@@ -37,6 +38,10 @@ MAX_ATTENTION_TOKENS = 128
 """Most tokens of a side whose attention is sent: the answer grows with their product."""
 _SHORT = 128
 """Most tokens of a line that is translated in the first lane."""
+_RARE_BATCH = 4
+"""Most lines of a batch in the second lane: each size is a program of its own, which takes some 20 MB."""
+_COMPILES = 1.0
+"""Seconds of a batch for which a program may have been compiled."""
 _PROBES = 3
 """Number of the server's own lines that an idle lane translates within the health limit."""
 _turn = threading.Lock()
@@ -106,7 +111,7 @@ class ServedModel:
         self._metrics = metrics
         self._max_batch = max_batch
         self._limit = health_limit
-        self._lanes = [Lane(Batcher(max_batch, max_queue)) for _ in range(2)]
+        self._lanes = [Lane(Batcher(most, max_queue)) for most in (max_batch, min(max_batch, _RARE_BATCH))]
         self._threads: list[threading.Thread] = []
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
@@ -289,6 +294,8 @@ class ServedModel:
                 except Exception as failure:
                     lane.failure = f"it fails: {first_line(failure)}"
                     log.exception("%s: a line of the server's own cannot be translated", self.name)
+            if time.monotonic() - lane.busy_since > _COMPILES:
+                _give_memory_back()
             lane.busy_since = None
 
     def _probe(self, lane: Lane, lines: int = 1, n_best: int = 1) -> None:
@@ -337,6 +344,12 @@ class ServedModel:
         self._metrics.lines.labels(self.name).observe(len(items))
         self._metrics.tokens.labels(self.name).inc(sum(len(t.hypotheses[0].tokens) for t in translations))
         return results
+
+
+def _give_memory_back() -> None:
+    """Return what the compiler has freed to the system, which glibc does not do by itself."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
 
 
 def _check_finite(translation: Translation) -> None:

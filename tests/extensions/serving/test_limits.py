@@ -240,6 +240,20 @@ def test_short_lines_do_not_wait_for_what_is_rare(run):
         assert rare.result().status_code == 200
 
 
+def test_rare_requests_are_computed_by_programs_of_few_sizes(run):
+    sizes = []
+
+    class Seen(type(run)):
+        def translate(self, lines, **keys):
+            if self.config.decode.n_best > 1:
+                sizes.append(len(lines))
+            return super().translate(lines, **keys)
+
+    with serving({"tiny": as_kind(run, Seen)}, max_batch=64) as server:
+        assert server.post("/translate", PAIR | {"q": ["It is late."] * 20, "alternatives": 1}).status_code == 200
+    assert sum(sizes) >= 20 and max(sizes) <= 4
+
+
 def with_fault(run, fault):
     """(the run, an event): translations call `fault(translate)` while the event is set."""
     begun = threading.Event()
