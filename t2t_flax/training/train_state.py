@@ -88,8 +88,10 @@ class Parameters:
     without the branches of the others.
     """
 
-    starts_trained = False
-    """Whether a new run begins with trained parameters, which are evaluated before its first update."""
+    @property
+    def starts_trained(self) -> bool:
+        """Whether a new run begins with trained parameters, which are evaluated before its first update."""
+        return False
 
     def extend(self, params: dict[str, Any]) -> dict[str, Any]:
         """The run's parameters from those of its model, as ShapeDtypeStructs with shardings."""

@@ -102,7 +102,7 @@ class PenalizedStep(RuledStep):
         search = Sampling(temperature=0.0)
         cache = self.step.start(params, each(source_BxS), forced, search.width, T)
         log_probs = run_search(self.step, params, cache, search, forced, lengths=(T,)).log_probs.reshape(B, N)
-        return result.replace(log_probs=jnp.where(result.lengths > 0, log_probs, -jnp.inf))
+        return dataclasses.replace(result, log_probs=jnp.where(result.lengths > 0, log_probs, -jnp.inf))
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
