@@ -220,7 +220,7 @@ def _tuned(
     scored = np.array([has_text(line) for line in references])
     if not scored.any():
         raise UserError(f"{name} has no text: give the translations by which weights are chosen.")
-    kept = np.flatnonzero(np.repeat(scored, counts))
+    kept = np.flatnonzero(np.repeat(scored, counts)).tolist()
     repeated = np.repeat(np.array(references, object), counts)[kept].tolist()
     features, starts = features[kept], np.cumsum([0, *counts[scored][:-1]]).tolist()
     metric = sacrebleu_statistics(
