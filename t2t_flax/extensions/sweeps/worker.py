@@ -179,7 +179,8 @@ class Worker:
         folder = self.folder
         verb = "resumes" if folder.state(name) == STOPPED else "starts"
         self.say(f"{name}: {verb}, {resources.description}")
-        for left in range(self.retries, -1, -1):
+        failures = 0
+        while True:
             code = self._attempt(name, claim, resources)
             if folder.state(name) in ENDED:  # complete or pruned
                 break
@@ -191,7 +192,8 @@ class Worker:
             if code == errors.DIVERGED:
                 folder.end(name, DIVERGED, f"exit code {code}")
                 break
-            if code == errors.USER_ERROR or not left:
+            failures += code != errors.STOPPED  # by others, with everything saved
+            if code == errors.USER_ERROR or failures > self.retries:
                 folder.end(name, FAILED, f"exit code {code}")
                 break
             self.say(f"{name}: exit code {code}, tried again")

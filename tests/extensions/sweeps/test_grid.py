@@ -31,8 +31,8 @@ def test_every_trial_trains_once_by_two_workers(grid):
 
 @pytest.mark.parametrize("behaviour, state, starts", [
     (fails, "failed", 3), (mistaken, "failed", 1), (diverges, "diverged", 1), (exits(1), "complete", 2), (exits(75), "complete", 2),
-    (exits(0, 0, 0), "failed", 3),
-], ids=["fails", "user error", "diverges", "once", "stopped by others", "no result"])  # fmt: skip
+    (exits(75, 1, 75, 75, 75, 1), "complete", 7), (exits(0, 0, 0), "failed", 3),
+], ids=["fails", "user error", "diverges", "once", "stopped by others", "often", "no result"])  # fmt: skip
 def test_end_of_a_trial(grid, behaviour, state, starts):
     """The next trial trains in any case, and finished trials are not repeated."""
     sweep = grid({"first": behaviour, "second": ok()})
