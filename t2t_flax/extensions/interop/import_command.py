@@ -81,9 +81,9 @@ def run(argv: list[str]) -> int:
     choice = next((f" (lines begin with the language to write: <2{language}> ...)" for language in symbols), "")
     start = ["python", "-m", "t2t_flax"]
     translate = shlex.join([*start, "translate", f"--workdir={args.workdir}"])
-    config = [f"--config={args.workdir}/config.json", f"--config.finetuning.init_from={args.workdir}"]
+    flags = [f"--config={args.workdir}/config.json", f"--config.finetuning.init_from={args.workdir}"]
     print(
-        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *config])} --config.data.train=... "
+        f"Translate: {translate}{choice}. Fine-tune: {shlex.join([*start, 'train', *flags])} --config.data.train=... "
         "--workdir=NEW"
     )
     return OK
