@@ -35,7 +35,7 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """A run without its parameters. stored: its config as stored, to compare with."""
+    """A run without its parameters. stored: its config without overrides."""
 
     workdir: epath.Path
     stored: Config
@@ -185,19 +185,14 @@ def read_config(workdir: str | epath.Path, given: Container[str] = ()) -> Config
     """The config of a run or of a model of another form as it may be used, see `config.overrides.from_elsewhere`. Raises
     UserError if the folder holds neither.
     """
-    config, lost = from_elsewhere(_as_stored(workdir), given)
-    warn_of_lost(lost, os.fspath(workdir))
-    return config
-
-
-def _as_stored(workdir: str | epath.Path) -> Config:
-    """The config of a run or of a model of another form, to compare with."""
     check_workdir(workdir)
     folder = run_folder(workdir)
     stored = workdir_lib.read_model_config(folder)
     if stored is None:
         raise UserError(f"{workdir} holds no run: it has no config.json. Give the --workdir of a `train` command.")
-    return stored
+    config, lost = from_elsewhere(stored, given)
+    warn_of_lost(lost, os.fspath(workdir))
+    return config
 
 
 def open_run(
@@ -212,7 +207,7 @@ def open_run(
     without a run, overrides that change the model or that its task cannot have, and a model that the mesh cannot divide.
     """
     workdir = run_folder(workdir)
-    stored = _as_stored(workdir)
+    stored = read_config(workdir, overrides or {})
     config = stored_config(workdir, overrides)
     check_same_model(stored, config, f"the run in {workdir}")
     task_of(config).validate_config()
