@@ -99,7 +99,7 @@ def test_average_cannot_be_resumed(workdir, tmp_path, cache):
 
 
 def test_average_removes_what_a_killed_one_left(workdir, tmp_path):
-    (tmp_path / "mean.partial-0" / "checkpoints").mkdir(parents=True)
+    (tmp_path / f"mean.partial-{'0' * 32}" / "checkpoints").mkdir(parents=True)
     average([workdir], tmp_path / "mean", last=2, overrides=ALL)
     assert [path.name for path in tmp_path.iterdir()] == ["mean"]
 
