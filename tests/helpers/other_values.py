@@ -4,17 +4,18 @@ import dataclasses
 from typing import Any
 
 from t2t_flax import config as config_lib
-from t2t_flax.config import Config
+from t2t_flax.config import Config, Decode
 from t2t_flax.config.schema import CORE_GROUPS, fields
 
 # Keys whose other value follows from neither their type nor their range, with further keys that it needs.
+_SAMPLE = {"decode.strategy": "sample", "decode.beam_size": Decode.beam_size}
 _SPECIAL: dict[str, dict[str, Any]] = {
-    "data.train": {"data.train": "en-de=toy:train:140"},
-    "mixtures.shares": {"mixtures.shares": "en-de=2"},
+    "data.train": {"data.train": "en-de=toy:train:140; en-de.more=toy:train:30"},
+    "mixtures.shares": {"mixtures.shares": "en-de=2, en-de.more=1"},
     "mixtures.batch_tokens": {"mixtures.batch_tokens": "1: 1024"},
     "mixtures.temperature": {"mixtures.temperature": 2.0},
     "mixtures.tags": {"mixtures.tags": "en-de=<bt>"},
-    "languages.directions": {"languages.directions": "en-de=en-de, valid=en-de"},
+    "languages.directions": {"languages.directions": "en-de=en-de, en-de.more=en-de, valid=en-de"},
     "mixtures.limits": {"mixtures.limits": "en-de=140"},
     "mixtures.samples": {"mixtures.samples": "en-de=120"},
     "data.valid": {"data.valid": "toy:valid:20"},
@@ -33,6 +34,14 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "decode.engine": {
         "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full", "decode.length_penalty": "power",
     },
+    "alignments.row": {"alignments.layer": 1, "alignments.row": "reads"},
+    "eval.decode_sentences": {"eval.decode_every_steps": 1, "eval.decode_sentences": 1},
+    "decode.strategy": _SAMPLE,
+    "decode.temperature": _SAMPLE | {"decode.temperature": 0.5},
+    "decode.top_k": _SAMPLE | {"decode.top_k": 5},
+    "decode.top_p": _SAMPLE | {"decode.top_p": 0.5},
+    "decode.epsilon": _SAMPLE | {"decode.epsilon": 0.1},
+    "decode.seed": _SAMPLE | {"decode.seed": 1},
     "decode.n_best": {"decode.n_best": 2},
     "ctranslate2.quantization": {
         "ctranslate2.quantization": "int8", "decode.engine": "ctranslate2", "decode.early_stopping": "beam_full",
@@ -45,6 +54,16 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "constraints.avoid": {"constraints.avoid": "terms"},
     "constraints.suppress": {"constraints.suppress": "<unk>"},
     "learned_metrics.names": {"learned_metrics.names": "comet"},
+    "learned_metrics.comet": {"learned_metrics.names": "comet", "learned_metrics.comet": "other"},
+    "learned_metrics.kiwi": {"learned_metrics.names": "kiwi", "learned_metrics.kiwi": "other"},
+    "learned_metrics.metricx": {"learned_metrics.names": "metricx", "learned_metrics.metricx": "other"},
+    "learned_metrics.metricx_tokenizer": {"learned_metrics.names": "metricx", "learned_metrics.metricx_tokenizer": "other"},
+    "learned_metrics.precision": {"learned_metrics.names": "comet", "learned_metrics.precision": "bfloat16"},
+    "learned_metrics.batch_size": {"learned_metrics.names": "comet", "learned_metrics.batch_size": 8},
+    "learned_metrics.environments": {"learned_metrics.names": "comet", "learned_metrics.environments": "environments"},
+    "constraints.ordered": {
+        "constraints.ordered": True, "constraints.lines": "tabs", "decode.strategy": "constrained_beam",
+    },
     "parsing.grammar": {"parsing.grammar": True, "data.task": "parsing"},
     "parsing.word_numbers": {"parsing.word_numbers": 8, "data.task": "parsing"},
     "mup.base_width": {"mup.base_width": 64, "optimizer.schedule": "inverse_sqrt"},
@@ -63,7 +82,8 @@ _SPECIAL: dict[str, dict[str, Any]] = {
     "train.precision": {"train.precision": "bfloat16"},
     "mesh.fsdp": {"mesh.data": -1, "mesh.fsdp": 2},
     "mesh.tensor": {"mesh.data": -1, "mesh.tensor": 2},
-    "mesh.rules": {"mesh.rules": "embed=fsdp"},
+    "mesh.rules": {"mesh.data": -1, "mesh.fsdp": 2, "mesh.rules": "embed=fsdp"},
+    "mesh.fsdp_mode": {"mesh.data": -1, "mesh.fsdp": 2, "mesh.fsdp_mode": "zero1"},
     "mesh.slices": {"mesh.slices": 2},
 }  # fmt: skip
 _NAMES = {

@@ -33,7 +33,7 @@ SCHEDULES = {
 
 
 def config_of(schedule="wsd"):
-    data = dict(train="en-de=toy:train:150", vocab_size=400, batch_tokens=512)
+    data = dict(train="en-de=toy:train:150; en-de.more=toy:train:20", vocab_size=400, batch_tokens=512)
     languages = dict(directions="by_name, valid=en-de")
     others = dict(languages=languages)
     base = tiny_run(None, steps=1, data=data, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5), **others)
@@ -135,8 +135,8 @@ def test_change_of_any_immutable_key_is_refused_and_changes_nothing(trained, tmp
         ("mesh.data", "3", "config.mesh"),
         ("mesh.tensor", "8", "config.m"),
         ("data.valid", "gone.en,gone.de", "gone.en"),
-        ("languages.directions", "en-de=en-fr, valid=en-fr", "target_language"),
-        ("languages.directions", "en-de=de-en, valid=de-en", "tokenizer"),
+        ("languages.directions", "en-de=en-fr, en-de.more=en-fr, valid=en-fr", "target_language"),
+        ("languages.directions", "en-de=de-en, en-de.more=de-en, valid=de-en", "tokenizer"),
     ],
 )
 def test_refused_change_of_a_mutable_key_changes_nothing(key, value, named, trained, tmp_path):

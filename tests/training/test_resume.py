@@ -54,6 +54,9 @@ def lines(workdir) -> list[dict]:
 )
 def test_a_resumed_run_equals_one_that_was_not_stopped(tmp_path, cache, feature):
     config = tiny_run("", 8, **FEATURES[feature])
+    if config.value("finetuning.lora_rank"):
+        loop.train(start(tiny_run("", 1), tmp_path / "base", cache), score=None)
+        config = config.with_values({"finetuning.init_from": str(tmp_path / "base")})
     whole = loop.train(start(config, tmp_path / "whole", cache), score=None).state
     copy_at(4, tmp_path / "whole", tmp_path / "parts")
     parts = loop.train(start(config, tmp_path / "parts", cache), score=None).state

@@ -136,7 +136,9 @@ def test_a_run_is_read_with_merged_weights(tmp_path, cache):
     """`load`, a mean of checkpoints and a run that starts from it see W + s A B."""
     keys = dict(checkpoint=dict(every_steps=2, keep_last=9), eval=dict(every_steps=4), optimizer=dict(lr_scale=2.0))
 
-    config = tiny_run("", 4, finetuning=KEYS["finetuning"], **keys)
+    loop.train(start(tiny_run("", 1), tmp_path / "base", cache), score=None)
+    adapters = KEYS["finetuning"] | dict(init_from=str(tmp_path / "base"))
+    config = tiny_run("", 4, finetuning=adapters, **keys)
     run = start(config, tmp_path / "whole", cache)
     whole = loop.train(run, score=None).state
     merged = merge_on_devices(of(run.config), whole.params)
