@@ -100,11 +100,16 @@ def test_a_config_file_of_a_run_is_refused_unless_the_command_line_gives_what_is
     assert load_config("c.json", {name: str(fields()[name].default)}).value(name) == fields()[name].default
 
 
-def test_a_config_file_of_a_run_names_no_folder_that_is_written(here, caplog):
-    (here / "c.json").write_text(foreign_config({"data.cache": "/elsewhere"}))
-    assert load_config("c.json").data.cache == ""
-    assert_names(caplog.text, "config.data.cache", "--config.data.cache=/elsewhere")
-    assert load_config("c.json", {"data.cache": "mine"}).data.cache == "mine"
+@pytest.mark.parametrize(
+    ("name", "train"), [("data.cache", "toy:train"), ("data.root", "tfds:wmt14_translate/de-en:train")]
+)
+def test_a_config_file_of_a_run_names_no_folder_that_is_written(name, train, here, caplog):
+    (here / "c.json").write_text(foreign_config({"data.train": train, name: "/elsewhere"}))
+    assert load_config("c.json").value(name) == ""
+    assert_names(caplog.text, f"config.{name}", f"--config.{name}=/elsewhere")
+    assert load_config("c.json", {name: "mine"}).value(name) == "mine"
+    (here / "c.json").write_text(foreign_config({"data.root": "/texts", "data.train": "a.en,a.de"}))
+    assert load_config("c.json").data.root == "/texts"
 
 
 def test_import_leaves_out_what_would_be_run(here, caplog):
