@@ -298,13 +298,15 @@ class Signalled(BaseException):
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], None]]:
     """Within the block, the function that it yields raises `Signalled` once SIGINT, SIGTERM or SIGHUP has come; a second signal
-    of the same kind raises it at once. The first does not, because JAX loses an exception that is raised in its callbacks.
+    raises it at once. The first does not, because JAX loses an exception that is raised in its callbacks.
     """
     came: list[int] = []
 
     def handle(number: int) -> None:
+        if number == signal.SIGHUP and came:  # the end of a login session sends SIGTERM and SIGHUP
+            return
         came.append(number)
-        if came.count(number) > 1:  # the end of a login session sends SIGTERM and SIGHUP
+        if len(came) > 1:
             raise Signalled(number)
 
     def check() -> None:

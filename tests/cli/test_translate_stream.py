@@ -106,6 +106,7 @@ def test_signal_while_lines_are_awaited_is_raised():
 def test_second_signal_is_raised_at_once():
     with stop_signals():
         signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGHUP)  # the end of a session sends it beside another
         with refused("SIGTERM", error=Signalled):
             signal.raise_signal(signal.SIGTERM)
 
