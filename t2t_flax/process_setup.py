@@ -26,7 +26,8 @@ _PROGRAM_CACHE: dict[str, Any] = {
 """Where compiled programs are kept across runs, and which; an environment variable, the name in capitals, counts instead."""
 
 
-_COLLECTIVE_TIMEOUT, _A_WEEK = "--xla_cpu_collective_call_terminate_timeout_seconds", 7 * 24 * 3600
+A_WEEK = 7 * 24 * 3600
+_COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
 """XLA aborts a process in which one CPU device waits for another this long after a warning, by default 40 s: on a busy machine
 they do.
 """
@@ -59,7 +60,7 @@ def prepare_process(config: Config) -> list[str]:
         except UserError as error:
             notes.append(f"compiled programs are not kept: {error}")
     if cpu and _COLLECTIVE_TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
-        os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT}={_A_WEEK}".strip()
+        os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT}={A_WEEK}".strip()
     if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
         settings: Any = jax.config
         if settings.jax_num_cpu_devices != config.mesh.cpu_devices:

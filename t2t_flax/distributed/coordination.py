@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from t2t_flax.config import Distributed
 from t2t_flax.errors import FAILURE, UserError, first_line
-from t2t_flax.process_setup import ALONE
+from t2t_flax.process_setup import A_WEEK, ALONE
 
 
 class ProcessGroupError(Exception):
@@ -145,9 +145,8 @@ def initialize(config: Distributed) -> ProcessGroup:
         jax.distributed.initialize(
             **address,
             initialization_timeout=seconds + 60,
-            # An extension may notice earlier, and name the process. JAX sends a heartbeat every half of this time, so that a
-            # process may seem dead that long earlier.
-            heartbeat_timeout_seconds=2 * config.heartbeat_timeout + 30,
+            # The watcher looks for dead processes. JAX would also abort processes that were suspended together.
+            heartbeat_timeout_seconds=A_WEEK,
             shutdown_timeout_seconds=15,
         )
     except Exception as error:

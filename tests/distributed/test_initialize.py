@@ -30,7 +30,8 @@ def test_single_process_command_is_refused_in_a_cluster(monkeypatch):
 
 
 def test_failed_initialization_names_its_cause(monkeypatch):
-    def refuse(**arguments):
+    def refuse(*, heartbeat_timeout_seconds, **_):
+        assert heartbeat_timeout_seconds > 24 * 3600, "JAX would abort processes that were suspended together"
         raise RuntimeError("INVALID_ARGUMENT: task 3 of 2\nmore")
 
     set_environment(monkeypatch)
