@@ -11,7 +11,7 @@ from t2t_flax.config.schema import CORE_GROUPS, fields
 _SAMPLE = {"decode.strategy": "sample", "decode.beam_size": Decode.beam_size}
 _SPECIAL: dict[str, dict[str, Any]] = {
     "data.train": {"data.train": "en-de=toy:train:140; en-de.more=toy:train:30"},
-    "mixtures.shares": {"mixtures.shares": "en-de=2, en-de.more=1"},
+    "mixtures.shares": {"mixtures.shares": "en-de=3, en-de.more=1; 1: en-de=1"},
     "mixtures.batch_tokens": {"mixtures.batch_tokens": "1: 1024"},
     "mixtures.temperature": {"mixtures.temperature": 2.0},
     "mixtures.tags": {"mixtures.tags": "en-de=<bt>"},

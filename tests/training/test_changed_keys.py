@@ -35,7 +35,7 @@ SCHEDULES = {
 def config_of(schedule="wsd"):
     data = dict(train="en-de=toy:train:150; en-de.more=toy:train:20", vocab_size=400, batch_tokens=512)
     languages = dict(directions="by_name, valid=en-de")
-    others = dict(languages=languages)
+    others = dict(languages=languages, mixtures=dict(shares="en-de=3, en-de.more=1"))
     base = tiny_run(None, steps=1, data=data, mesh=dict(data=-1), eval=dict(every_steps=1, patience=5), **others)
     values = SHORT_SEARCH | SCHEDULES[schedule]
     return config_lib.resolve(config_lib.override(config_lib.to_config_dict(base), values))
