@@ -247,7 +247,10 @@ def slurm(command, *, patience=6, pause=10.0):
         folder.mkdir()
         used.write_text(str(restarts.used))
     print(f"slurm: {message}", flush=True)
-    return OK if ask(["scontrol", "requeue", job], patience, pause) is not None else code
+    if ask(["scontrol", "requeue", job], patience, pause) is not None:
+        return OK
+    shutil.rmtree(folder, ignore_errors=True)
+    return code
 
 
 def ask(command, patience, pause):
