@@ -72,8 +72,9 @@ class Line:
 class Lane:
     """A queue, the thread that computes its batches, and its copies of the run, by decode.n_best."""
 
-    def __init__(self, batcher: Batcher):
-        self.batcher = batcher
+    def __init__(self, max_batch: int, max_queue: int):
+        self.max_batch = max_batch
+        self.batcher = Batcher(max_batch, max_queue)
         self.runs: dict[int, TrainedModel] = {}
         self.busy_since: float | None = None
         self.failure = ""
@@ -111,7 +112,7 @@ class ServedModel:
         self._metrics = metrics
         self._max_batch = max_batch
         self._limit = health_limit
-        self._lanes = [Lane(Batcher(most, max_queue)) for most in (max_batch, min(max_batch, _RARE_BATCH))]
+        self._lanes = [Lane(most, max_queue) for most in (max_batch, min(max_batch, _RARE_BATCH))]
         self._threads: list[threading.Thread] = []
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
@@ -310,8 +311,8 @@ class ServedModel:
         """Return the lane's copy of the run with this decode.n_best; all copies share parameters and programs."""
         if n_best not in lane.runs:
             config = self._restored.config
-            config = dataclasses.replace(config, decode=dataclasses.replace(config.decode, n_best=n_best))
-            lane.runs[n_best] = dataclasses.replace(self._restored, config=config)
+            decode = dataclasses.replace(config.decode, n_best=n_best, batch_size=lane.max_batch)
+            lane.runs[n_best] = dataclasses.replace(self._restored, config=dataclasses.replace(config, decode=decode))
         return lane.runs[n_best]
 
     def _device(self) -> contextlib.AbstractContextManager:

@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import hashlib
 import ipaddress
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ SMALL = 2000
 """Characters or bytes that are read within a millisecond."""
 MOST_SLOW = 64
 """Most requests with more that wait for the thread that reads them."""
+_REST = 3.0
+"""Seconds that the thread sleeps for each second of its work."""
 _Result = TypeVar("_Result")
 
 
@@ -62,6 +65,7 @@ class Service:
         self._active: collections.Counter[str] = collections.Counter()
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "slow")
         self._slow = 0
+        self._worked = 0.0
 
     def require_ready(self) -> None:
         """Raise HTTPException while models are loaded."""
@@ -92,9 +96,23 @@ class Service:
             raise QueueFull
         self._slow += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
+            result = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function, *arguments)
+            self._thread.submit(self._rest)
+            return await result
         finally:
             self._slow -= 1
+
+    def _timed(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        began = time.thread_time()
+        try:
+            return function(*arguments)
+        finally:
+            self._worked = time.thread_time() - began
+
+    def _rest(self) -> None:
+        """Leave the interpreter to the other threads for a while after slow work."""
+        time.sleep(_REST * self._worked)
+        self._worked = 0.0
 
     def check_before_body(self, request: Request) -> None:
         """Raise HTTPException for a request that is refused whatever its body holds."""
