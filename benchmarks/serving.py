@@ -27,9 +27,11 @@ from typing import Any
 
 from benchmarks.environments import variables
 from benchmarks.record import command_of, machine, publish, shown_workdir
-from benchmarks.rounds import spread, threads
+from benchmarks.rounds import threads
 
 _KEY = "key"
+_SETTLES = 2.0
+"""Seconds of a later round that do not count."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -297,7 +299,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--workdir", metavar="DIR", required=True, help="a trained run; its data.test is translated")
     parser.add_argument("--clients", type=int, default=64)
     parser.add_argument("--seconds", type=float, default=20.0, help="of load that count")
-    parser.add_argument("--seconds_before", type=float, default=20.0, help="of load that do not count")
+    parser.add_argument("--seconds_before", type=float, default=20.0, help="of load that do not count, at first")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--hostile", type=int, default=0, metavar="N", help="clients that send what is slow to read")
     parser.add_argument("--requests", type=int, default=0, metavar="N", help="random requests of the memory's curve")
@@ -307,19 +309,20 @@ def main(argv: list[str]) -> None:
     config = stored_config(args.workdir)
     lines = list(dict.fromkeys(pair[0] for pair in split_source(task_of(config), "test").read()))
     pair = config.data.source_language, config.data.target_language
-    entries, beside, starts, memory = [], [], [], []
+    entries, beside, memory = [], [], []
     with tempfile.NamedTemporaryFile("w", suffix=".keys") as file:
         file.write(f"{_KEY}\n")
         file.flush()
         flags = [f"--max-queue={2 * args.clients}", f"--api-keys={file.name}", *args.flags.split()]
-        times = dict(clients=args.clients, seconds=args.seconds, before=args.seconds_before, key=_KEY)
-        for _ in range(args.rounds):
-            with served(args.workdir, *flags) as server:
-                entries.append(entry_of(asyncio.run(run_clients(server.url, lines, pair, **times))))
-                starts.append(server.started)
-                if args.hostile:
-                    load = asyncio.run(run_clients(server.url, lines, pair, **times, hostile=args.hostile))
-                    beside.append(entry_of(load))
+        times = dict(clients=args.clients, seconds=args.seconds, key=_KEY)
+        with served(args.workdir, *flags) as server:
+            before, ready = args.seconds_before, server.started
+            for _ in range(args.rounds):  # in turn, as the speed of a shared machine changes
+                for found, hostile in ((beside, args.hostile), (entries, 0)):
+                    if hostile or found is entries:
+                        load = run_clients(server.url, lines, pair, **times, before=before, hostile=hostile)
+                        found.append(entry_of(asyncio.run(load)))
+                        before = _SETTLES
         if args.requests:
             with served(args.workdir, *flags) as server:
                 memory = asyncio.run(memory_curve(server, lines, pair, args.requests, _KEY))
@@ -330,7 +333,7 @@ def main(argv: list[str]) -> None:
         "server": entries,
         **({f"beside_{args.hostile}_hostile_clients": beside} if beside else {}),
         **({"memory_mib_per_1000_requests": memory} if memory else {}),
-        "seconds_until_ready": spread(starts, 3),
+        "seconds_until_ready": round(ready, 1),
         "threads": threads(),
         "versions": {"python": platform.python_version()},
         "machine": machine(),

@@ -23,7 +23,7 @@ SMALL = 2000
 """Characters or bytes that are read within a millisecond."""
 MOST_SLOW = 64
 """Most requests with more that wait for the thread that reads them."""
-_REST = 3.0
+_REST = 9.0
 """Seconds that the thread sleeps for each second of its work."""
 _Result = TypeVar("_Result")
 
