@@ -46,15 +46,18 @@ def run(argv: list[str]) -> int:
     if args.noise_batches:
         require("scipy", "scaling", "--noise-batches")
     from t2t_flax import api
+    from t2t_flax.config.overrides import check_lost, from_elsewhere
     from t2t_flax.distributed.coordination import require_single_process
-    from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.evaluation.restore import read_config, stored_config
     from t2t_flax.extensions.scaling import branches as lib
     from t2t_flax.process_setup import ALONE, prepare_process
+    from t2t_flax.training import workdir as workdir_lib
 
     require_single_process("branch")
     os.environ[ALONE] = "1"  # the branches are trained one after the other, each as a run
     workdir, output = epath.Path(args.workdir), epath.Path(args.output)
-    stored = stored_config(workdir)
+    stored = read_config(workdir, overrides)
+    check_lost(from_elsewhere(workdir_lib.read_model_config(workdir) or stored, overrides)[1])
     lib.check_run(workdir, stored, args.step)
     prepare_process(stored_config(workdir, {k: v for k, v in overrides.items() if k.startswith("mesh.")}))
     cache = str(workdir / "data")

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 from etils import epath
 from helpers.configs import small_config
-from helpers.refusals import refused
+from helpers.refusals import assert_names, refused
 from helpers.runs import tiny_run
 
 from t2t_flax import api
@@ -116,7 +116,7 @@ def losses(workdir) -> dict[int, float]:
 
 
 @pytest.mark.slow
-def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
+def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys, caplog):
     """Bit for bit, where the run's rate is constant; the others are measured beside it, and again without training."""
     workdir, output = tmp_path / "run", tmp_path / "branches"
     rate = dict(schedule="constant", peak_lr=1e-3, warmup_steps=1)
@@ -130,7 +130,7 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
     )
     api.train(run, workdir)
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024"]
-    flags += ["--factors=1,2", "--noise-batches=16"]
+    flags += ["--factors=1,2", "--noise-batches=16", f"--config.data.cache={cache}"]
     assert branch_command.run(flags) == 0
     assert "noise scale:" in capsys.readouterr().out
     of_run, of_branch = losses(workdir), losses(output / "x1,seed=0")
@@ -140,6 +140,7 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys):
     assert "512 tokens" in capsys.readouterr().out
     with refused("update 7"):
         branch_command.run([flags[0], flags[1], "--step=7", "--tokens=1024"])
+    assert_names(caplog.text, f"--config.data.cache={cache}")
     assert not (workdir / "data").exists(), "the corpus was prepared again"
 
 
