@@ -1,5 +1,6 @@
 """Alignments by a trained model: against a direct computation, the corpus' gold alignments, and beside translations."""
 
+import signal
 from types import SimpleNamespace
 
 import numpy as np
@@ -8,9 +9,10 @@ from helpers.refusals import refused, refused_command
 from helpers.runs import DIRECTIONS, start, tiny_run
 
 from t2t_flax.__main__ import main
+from t2t_flax.cli.lines import Signalled
 from t2t_flax.config import Config
 from t2t_flax.data.sources import toy
-from t2t_flax.errors import UserError
+from t2t_flax.errors import STOPPED
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.alignments import attention
 from t2t_flax.extensions.alignments.attention import Head, Pair, weights_of_heads, word_weights
@@ -198,11 +200,11 @@ def test_translate_file_goes_on_only_with_the_same_alignments(tmp_path, capsys, 
 
     def fails_later(*args):
         if next(calls) == 1:
-            raise UserError("stopped here")
+            raise Signalled(signal.SIGTERM)
         return real(*args)
 
     monkeypatch.setattr("t2t_flax.extensions.alignments.outputs.word_weights", fails_later)
-    refused_command(small, "stopped here")
+    refused_command(small, "SIGTERM", code=STOPPED)
     monkeypatch.setattr("t2t_flax.extensions.alignments.outputs.word_weights", real)
     refused_command([*small[:-1], "--alignments=soft"], "--alignments")
     refused_command([*small, "--config.alignments.row=reads"], "alignments.row")
