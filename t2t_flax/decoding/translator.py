@@ -184,15 +184,20 @@ class Translator:
             ids = result.tokens[b, n, : result.lengths[b, n]].tolist()
             finished = bool(result.finished[b, n])
             ids = ids[:-1] if finished else ids
-            text = self._tokenizers.target.decode(ids)
+            text = line_of(self._tokenizers, ids)
             score, log_prob = float(result.scores[b, n]), float(result.log_probs[b, n])
             hypotheses.append(Hypothesis(text, tuple(ids), score, log_prob, bool(ids) and not finished))
         return tuple(hypotheses)
 
 
+def line_of(tokenizers: TokenizerPair, ids: Sequence[int]) -> str:
+    """Return the text of target ids as one line, since a token may write a newline."""
+    return tokenizers.target.decode(ids).replace("\n", " ")
+
+
 def empty_translation(tokenizers: TokenizerPair, config: Decode, prefix: Sequence[int]) -> Translation:
     """The translation of an empty line: its prefix, n_best times."""
-    text = tokenizers.target.decode(list(prefix)) if prefix else ""
+    text = line_of(tokenizers, list(prefix)) if prefix else ""
     return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * config.n_best)
 
 

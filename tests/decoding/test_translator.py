@@ -167,6 +167,13 @@ def test_empty_lines_return_their_prefix_n_best_times(small_model, search):
     assert [len(t.hypotheses) for t in translate(small_model, ["", ""], n_best=2, **search)] == [2, 2]
 
 
+def test_a_translation_is_one_line_where_a_token_writes_a_newline(small_model, monkeypatch):
+    decode = SentencePieceTokenizer.decode
+    monkeypatch.setattr(SentencePieceTokenizer, "decode", lambda self, ids: decode(self, ids).replace(" ", "\n"))
+    lines, prefixes = ["", small_model[3][0]], ["Der alte Mann", "Der alte Mann"]
+    assert [t.text[:13] for t in translate(small_model, lines, prefixes=prefixes)] == ["Der alte Mann"] * 2
+
+
 def test_truncated_sources_and_capped_outputs_are_flagged(small_model):
     long = " ".join(small_model[3])
     out = translate(small_model, [long, small_model[3][0]], max_source_length=40)

@@ -8,7 +8,7 @@ import numpy as np
 from t2t_flax.cli.arguments import Change
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.extensions.alignments.attention import Pair, require_translation, word_weights
+from t2t_flax.extensions.alignments.attention import Pair, word_weights
 from t2t_flax.extensions.alignments.choice import head_of
 from t2t_flax.extensions.alignments.links import hard_links, links_from, pharaoh, soft
 from t2t_flax.extensions.alignments.markup import Event, Fragment, aligned, carried_over, missing, parse, restored
@@ -84,7 +84,6 @@ class WithTags(Change):
     def __init__(self, model: TrainedModel, form: str):
         if form not in ("html", "text"):
             raise UserError(f"--tags={form}: expected html or text.")
-        require_translation(model)
         super().__init__(model, form)
         self._html = form == "html"
         if self._html and "constraints" in GROUPS and (lines := model.config.value("constraints.lines")):
@@ -92,6 +91,7 @@ class WithTags(Change):
                 f"--tags=html cannot be combined with config.constraints.lines = {lines}: what stands beside the text would be "
                 "read as markup. Leave out one of them; constraints.glossary works with tags."
             )
+        head_of(model)  # raises what would be an error of each line
 
     def source(self, line: str) -> str:
         """The line without its markup."""
@@ -105,7 +105,8 @@ class WithTags(Change):
         fragments = [fragment for fragment, texts in zip(of_lines, n_best, strict=True) for _ in texts]
         sources = [source for source, texts in zip(sources, n_best, strict=True) for _ in texts]
         if self._html:
-            done = iter(html_of(self.model, fragments, sources, texts))
+            made = html_of(self.model, fragments, sources, texts)
+            done = iter(text.replace("\n", "&#10;") for text in made)  # of a character reference
         else:
             weights = _weights(self.model, fragments, sources, texts, [False] * len(texts))
             done = map(_with_protected, fragments, texts, weights)

@@ -23,10 +23,22 @@ from t2t_flax.config import Config, Decode, Model
 from t2t_flax.config.data_keys import EOS, PAD
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.batches import EncodedLines, encode_lines, plan_batches
-from t2t_flax.decoding.translator import Decoder, Hypothesis, JaxDecoder, Translation, empty_translation
+from t2t_flax.decoding.translator import (
+    Decoder,
+    Hypothesis,
+    JaxDecoder,
+    Translation,
+    empty_translation,
+    line_of,
+)
 from t2t_flax.errors import UserError, install_hint
 from t2t_flax.extensions.interop import CTranslate2
-from t2t_flax.extensions.interop.ctranslate2_export import POSITIONS, check_exportable, write_ctranslate2
+from t2t_flax.extensions.interop.ctranslate2_export import (
+    POSITIONS,
+    check_exportable,
+    position_limit,
+    write_ctranslate2,
+)
 from t2t_flax.registry import STEPS
 
 if TYPE_CHECKING:
@@ -145,7 +157,7 @@ class CTranslate2Translator:
         self._exported, self._tokenizers, self._model, self._config = exported, tokenizers, model, config
         self._jax_translate, self._source_eos = jax_translate, source_eos
         self._beams = 1 if config.strategy == "greedy" else config.beam_size
-        self._positions = model.max_positions if model.position == "learned" else POSITIONS
+        self._positions = position_limit(model)
 
     def translate(
         self,
@@ -241,7 +253,7 @@ class CTranslate2Translator:
                 score = log_prob / base**c.alpha
         finished = ids[-1] == EOS
         tokens = ids[:-1] if finished else ids
-        return Hypothesis(self._tokenizers.target.decode(list(tokens)), tokens, score, log_prob, not finished)
+        return Hypothesis(line_of(self._tokenizers, tokens), tokens, score, log_prob, not finished)
 
 
 def _words(ids: Sequence[int]) -> list[str]:

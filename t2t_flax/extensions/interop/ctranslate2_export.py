@@ -34,6 +34,11 @@ def check_exportable(config: Model) -> None:
     require_supported(config, supported, "CTranslate2", "--format=safetensors exports every model.")
 
 
+def position_limit(config: Model) -> int:
+    """Return how many tokens of a source or a translation the exported model has positions for."""
+    return config.max_positions if config.position == "learned" else POSITIONS
+
+
 def not_carried(config: Config) -> list[str]:
     """The rules of a run's decoding that CTranslate2 does not have, each as one sentence. The others are options of its
     `translate_batch`, not of its files.

@@ -4,7 +4,7 @@ import html
 import re
 
 import pytest
-from helpers.refusals import refused
+from helpers.refusals import refused, refused_command
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
@@ -59,6 +59,19 @@ def test_elements_within_a_word_are_all_in_the_output(tmp_path, capsys):
     out = translated(capsys, tmp_path, lines, "--tags=html")
     assert len(out) == 4 and out[1].count("<u>") == out[1].count("</u>") == 3
     assert out[2] == lines[2] and "<code>dog = 1</code>" in out[3]
+
+
+def test_a_line_stays_a_line_where_a_character_reference_is_a_newline(tmp_path, capsys):
+    (out,) = translated(capsys, tmp_path, ["&#10;<b>It is late.</b>&NewLine;"], "--tags=html")
+    assert out.startswith("&#10;<b>") and out.endswith("</b>&#10;")
+
+
+@pytest.mark.parametrize("flag", ["--tags=html", "--tags=text", "--alignments=hard"])
+def test_a_head_that_cannot_be_chosen_is_an_error_of_the_command(tmp_path, flag):
+    (tmp_path / "lines").write_text("It is late.\n<b>It is late.</b>\n")
+    words = ["translate", f"--workdir={RUN}", KEYS[1], f"--input={tmp_path}/lines", f"--output={tmp_path}/out"]
+    refused_command([*words, "--config.data.valid=none.en,none.de", flag], "config.alignments.layer", "none.en")
+    assert not (tmp_path / "out").exists()
 
 
 def test_lines_without_markup_are_translated_as_ever(tmp_path, capsys):
