@@ -58,6 +58,14 @@ class Language:
             )
         return Language(code, _BASES.get(base, base), (match[2] or "").title())
 
+    @staticmethod
+    def known(code: str) -> "Language":
+        """Read a code; text that is none, such as a tag of another program's model, is "und"."""
+        try:
+            return Language.read(code)
+        except UserError:
+            return Language.read("")
+
     @property
     def group(self) -> str:
         """The code of the languages that share its writing: "zh" of Cantonese, "no" of Nynorsk; else `base`."""

@@ -33,6 +33,7 @@ def test_every_spelling_is_the_same_language(codes, base, tokenizer):
 def test_what_is_no_code_is_refused_by_name(code):
     with refused("data.target_language", repr(code)):
         resolve({"data": {"target_language": code}})
+    assert Language.known(code).base == "und" and Language.known("deu").base == "de"
 
 
 def test_the_table_is_that_of_cldr():

@@ -49,7 +49,7 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
     """
     sentences, gaps, end = [], [""], 0
     # sentencex panics at some spaces of several bytes, such as the one of "plan B\u00a0."
-    for plain in segment(Language.read(source_language).group, _SPACE.sub(" ", text)):
+    for plain in segment(Language.known(source_language).group, _SPACE.sub(" ", text)):
         part = text[end : (end := end + len(plain))]
         if not part.strip():
             gaps[-1] += part
@@ -59,7 +59,7 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
         gaps.append(part[len(part.rstrip()) :])
     if not sentences:
         return Sentences(("",), (text, ""))
-    unspaced = Language.read(target_language).group in _UNSPACED
+    unspaced = Language.known(target_language).group in _UNSPACED
     for i in range(1, len(sentences)):
         if unspaced and gaps[i] == " ":
             gaps[i] = ""
@@ -76,8 +76,9 @@ def sentences_of(model: Any, line: str, target_language: str | None = None, sour
     several = bool(tokenizer.target_languages)
     symbol = ""
     if several and line.strip() and not tokenizer.lacks_language(line):
-        symbol, _, line = line.lstrip().partition(" ")
-        target_language, symbol = target_language or symbol.strip("<2>"), symbol + " "
+        ids, text = tokenizer.split(line)
+        symbol, line = line[: len(line) - len(text)], text
+        target_language = target_language or next(code for code, i in tokenizer.target_languages.items() if i in ids)
     of_source = source_language or ("" if several else data.source_language)
     of_target = target_language or ("" if several else data.target_language)
     made = split(line, of_source, of_target)

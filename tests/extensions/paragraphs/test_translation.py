@@ -1,6 +1,7 @@
 """Paragraphs in `translate` and `translate_file`: as many lines as before, each made of the translations of its sentences."""
 
 import dataclasses
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -19,12 +20,17 @@ IN_CAPITALS = ["  IT IS LATE.\tHE LEFT. ", "", "ONE.", "A DOG. TWO DOGS! THREE?"
 def source(languages=()):
     """What is asked of a source tokenizer."""
 
-    def lacks_language(text):
-        return bool(languages and text.strip()) and text.split()[0].strip("<2>") not in languages
+    known = {language: 3 + i for i, language in enumerate(languages)}
 
-    return SimpleNamespace(
-        target_languages=dict.fromkeys(languages, 3), lacks_language=lacks_language, split=lambda line: ([], line)
-    )
+    def split(text):
+        """Tags need no space after them, as in OPUS-MT."""
+        match = re.match(r"<2(\w+)> ?", text)
+        return ([known[match[1]]], text[match.end() :]) if match else ([], text)
+
+    def lacks_language(text):
+        return bool(languages and text.strip()) and not split(text)[0]
+
+    return SimpleNamespace(target_languages=known, lacks_language=lacks_language, split=split)
 
 
 def model(languages=(), **decode):
@@ -93,10 +99,11 @@ def test_a_prefix_begins_the_first_sentence():
 
 
 def test_the_symbol_of_a_language_is_that_of_each_sentence():
-    run = model(languages=("de", "zh"))
-    lines = ["<2de> One. Two.", "<2zh> Three. Four."]
+    run = model(languages=("de", "zh", "ROMANCE"))
+    lines = ["<2de> One. Two.", "<2zh> Three. Four.", "<2ROMANCE>Five. Six."]
     made = run.in_sentences.translate(lines, progress=print)
-    assert run.windows[0][1] == ["<2de> One.", "<2de> Two.", "<2zh> Three.", "<2zh> Four."]
+    sentences = ["<2de> One.", "<2de> Two.", "<2zh> Three.", "<2zh> Four.", "<2ROMANCE>Five.", "<2ROMANCE>Six."]
+    assert run.windows[0][1] == sentences
     assert made[1].text == "<2ZH> THREE.<2ZH> FOUR.", "Chinese has no space between sentences"
 
 
