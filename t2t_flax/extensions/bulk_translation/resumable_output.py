@@ -107,7 +107,7 @@ class ResumableOutput:
             return self._write_record()
         try:
             record = parse_json(text)
-            theirs, lines, written = record["settings"], int(record["lines"]), int(record["bytes"])
+            theirs, lines, written = dict(record["settings"]), int(record["lines"]), int(record["bytes"])
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{self._record} is damaged: remove {self.partial} to start again.") from None
         if not self._resume and lines:

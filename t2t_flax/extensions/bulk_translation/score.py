@@ -45,7 +45,7 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
     lines.check_read_once(args.source, args.target)
     check_resumable_output(args)
-    sources, targets = lines.iterate_lines(args.source), lines.iterate_lines(args.target)
+    sources, targets = (lines.iterate_lines(name, checked=False) for name in (args.source, args.target))
     expected = "line i of one must be the translation of line i of the other"
     pairs = paired(sources, targets, (args.source, args.target), expected)
 
@@ -79,13 +79,20 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
 def score_each(
     run: "TrainedModel", pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
 ) -> "list[PairScore | UserError]":
-    """As `TrainedModel.score`, with an error in the place of each pair that cannot be scored."""
+    """As `TrainedModel.score`, with an error in the place of each pair that cannot be scored.
+
+    Raises UserError where every source lacks the language to write.
+    """
     from t2t_flax.extensions.shared.scoring import encode_pair, score_pairs
 
     encoded: list[Any] = []
+    texts = [source for source, _ in pairs if source.strip()]
+    if texts and all(map(run.tokenizers.source.lacks_language, texts)):
+        run.in_language(texts[0])
     for source, target in pairs:
-        run.in_language(source)  # a missing language is an error of all pairs
         try:
+            lines.check_text(source)
+            lines.check_text(target)
             encoded.append(encode_pair(run, source, target))
         except UserError as error:
             encoded.append(error)

@@ -77,6 +77,16 @@ def test_pairs_that_cannot_be_scored_have_a_line_and_are_named(workdir, files, t
     assert [line.split("\t")[0] for line in capsys.readouterr().out.splitlines()] == [rows[0][0], rows[5][0]]
 
 
+def test_a_line_that_is_not_utf8_is_one_without_a_score(workdir, files, tmp_path, capsys):
+    files("s", ["One.", "Two.", "Three."])
+    (tmp_path / "t").write_bytes(b"Eins.\nZw\xffei.\nDrei.\n")
+    command = ["score", f"--workdir={workdir}", DEVICES, f"--source={tmp_path}/s", f"--target={tmp_path}/t"]
+    assert main(command) == 0
+    out, err = capsys.readouterr()
+    assert [line.startswith("nan\t0") for line in out.splitlines()] == [False, True, False]
+    assert_names(err, "line 2", "byte 3", "0xff")
+
+
 def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_path, capsys, monkeypatch):
     pairs = list(toy.pairs("train", 200))
     source, target = files("w.en", [s for s, _ in pairs]), files("w.de", [t for _, t in pairs])
@@ -86,8 +96,8 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
     assert main([*command, f"--source={source}", f"--output={tmp_path / 'whole'}"]) == 0
     read, real, stop_after, scored = [], lines_module.iterate_lines, 2, []
 
-    def iterate_lines(name):
-        for line in real(name):
+    def iterate_lines(name, **options):
+        for line in real(name, **options):
             read.append(name)
             yield line
 

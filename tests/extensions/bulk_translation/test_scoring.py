@@ -1,10 +1,15 @@
 """Scoring of pairs."""
 
+import dataclasses
+from unittest.mock import Mock
+
 import pytest
 from helpers.refusals import refused
 
 from t2t_flax.data.sources import toy
+from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
+from t2t_flax.extensions.bulk_translation.score import score_each
 
 ALL = {"mesh.data": "-1"}
 PAIRS = list(toy.pairs("test", 9))
@@ -35,3 +40,13 @@ def test_invalid_pairs_are_named(loaded):
         loaded.score([PAIRS[0], ("A word.", "  ")])
     with refused("line 1", "source", "1024"):
         loaded.score([("word " * 3000, "Wort")], where="line {}".format)
+
+
+def test_a_language_that_some_sources_lack_is_an_error_of_these(loaded):
+    source = Mock(wraps=loaded.tokenizers.source, target_languages={"de": 3, "en": 4})
+    source.lacks_language = lambda text: not text.startswith("It")
+    run = dataclasses.replace(loaded, tokenizers=Mock(wraps=loaded.tokenizers, source=source))
+    found = score_each(run, [("It is late.", "Es ist"), ("He left.", "Er")])
+    assert [isinstance(each, UserError) for each in found] == [False, True]
+    with refused("de, en"):
+        score_each(run, [("She left.", "Es ist"), ("He left.", "Er"), ("", "")])

@@ -163,7 +163,7 @@ def test_output_is_consistent_after_a_kill_at_any_point(run, t2t, tmp_path, stat
             assert sorted(path.name for path in tmp_path.iterdir()) == ["in", "out"], (sorted(state), flags)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", '{"lines": 4}'])
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"lines": 4}', '{"settings": 1, "lines": 1, "bytes": 2}'])
 def test_damaged_record_says_what_to_remove(run, t2t, tmp_path, text):
     (tmp_path / "in").write_text("a\n")
     (tmp_path / "out.partial").write_text("A\n")
