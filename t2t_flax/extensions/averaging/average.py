@@ -11,7 +11,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import open_run, stored_config
 from t2t_flax.extensions.shared.parameters_run import write_params_run
-from t2t_flax.filesystem import refuse_existing
+from t2t_flax.filesystem import is_remote, refuse_existing
 from t2t_flax.model_forms import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
 from t2t_flax.training.train_state import parameters_of
@@ -36,7 +36,10 @@ def average(
     output = epath.Path(output)
     check_writable(output, "give a new folder as --output")
     refuse_existing(output, "--output")
-    for flag, values in (("--workdir", list(map(os.fspath, workdirs))), ("--step", list(map(str, steps)))):
+    folders = [
+        name if is_remote(name) else os.path.realpath(name) for name in map(os.fspath, map(run_folder, workdirs))
+    ]
+    for flag, values in (("--workdir", folders), ("--step", list(map(str, steps)))):
         duplicate = next((value for value in values if values.count(value) > 1), None)
         if duplicate is not None:
             raise UserError(

@@ -56,6 +56,7 @@ def test_the_command_writes_a_workdir_once(workdir, tmp_path, capsys):
         ("--average=4", "4 checkpoints"),
         ("--step=4 --step=2 --step=4", "--step"),
         ("--workdir={workdir} --average=1", "--workdir"),
+        ("--workdir={workdir}/../run --average=1", "--workdir"),
     ],
 )
 def test_wrong_arguments_are_refused(workdir, tmp_path, flags, named):
