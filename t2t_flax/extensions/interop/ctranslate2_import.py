@@ -28,6 +28,7 @@ from t2t_flax.extensions.interop.imported import (
     import_config,
     renumbered,
     sentencepiece_pair,
+    stated_language,
 )
 from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.layer_names import CTRANSLATE2, Positions, recognize_positions, reordered, sines_first
@@ -58,7 +59,8 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     notes = ["vmap.txt is not used"] if (folder / "vmap.txt").exists() else []
     tokenizers = _tokenizers(folder, vocabularies, notes)
     source, target = (
-        given or settings.get(f"{side}_language") or "" for side, given in zip(_STACKS, languages, strict=True)
+        given or stated_language(settings.get(f"{side}_language"))
+        for side, given in zip(_STACKS, languages, strict=True)
     )
     # Marian's sources end with EOS, which Hugging Face's tokenizer adds for CTranslate2.
     source_eos = marian or bool(settings.get("add_source_eos", False))

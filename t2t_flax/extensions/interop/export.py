@@ -190,9 +190,12 @@ def _ctranslate2(tokenizers: TokenizerPair, config: Config) -> str:
         options["length_penalty"] = 0.0 if d.length_penalty == "none" else d.alpha
     if d.strategy == "sample":
         options |= {"sampling_topk": d.top_k, "sampling_topp": d.top_p, "sampling_temperature": d.temperature}
-    if not d.max_length_ratio:
-        options["max_decoding_length"] = max(1, d.max_length_offset)
-    options |= {"max_input_length": d.max_source_length, "suppress_sequences": [[tokenizers.target.pieces([0])[0]]]}
+    limit = ctranslate2_export.position_limit(config.model)
+    longest = 256 if d.max_length_ratio else d.max_length_offset  # 256 is CTranslate2's default
+    if not d.max_length_ratio or limit < longest:
+        options["max_decoding_length"] = max(1, min(longest, limit))
+    options["max_input_length"] = min(d.max_source_length, limit)
+    options["suppress_sequences"] = [[tokenizers.target.pieces([0])[0]]]
     search = ", ".join(f"{name}={json.dumps(value)}" for name, value in options.items())
     source, target = ("tokenizer/tokenizer.model",) * 2
     if not tokenizers.joint:

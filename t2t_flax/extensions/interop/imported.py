@@ -19,6 +19,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.interop.marian_tokenizer import MarianTokenizer, language_of
 from t2t_flax.extensions.interop.safetensors_file import check_finite
 from t2t_flax.extensions.shared.directions import SEVERAL
+from t2t_flax.language import Language
 
 IMPROBABLE = -100.0
 """Bias of a token that the other program never predicts: without probability, but finite in a loss over all classes."""
@@ -67,6 +68,11 @@ def import_config(
     }
     keys = {item.name: getattr(model, item.name) for item in keys_of(model)}
     return resolve({"model": keys, "data": data, "decode": decode or {}})
+
+
+def stated_language(name: str | None) -> str:
+    """Return the language code that a model's files state; `SEVERAL` for the name of a group, such as ROMANCE."""
+    return SEVERAL if name and Language.known(name).base == "und" else name or ""
 
 
 def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> TokenizerPair | None:

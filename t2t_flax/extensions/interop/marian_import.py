@@ -22,6 +22,7 @@ from t2t_flax.extensions.interop.imported import (
     import_config,
     renumbered,
     sentencepiece_pair,
+    stated_language,
 )
 from t2t_flax.extensions.interop.json_settings import read_json
 from t2t_flax.extensions.interop.layer_names import (
@@ -115,7 +116,7 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
     if pair is None:
         raise UserError(f"there is no {folder / 'source.spm'} and target.spm: expected Marian's SentencePiece models.")
     source, target = (
-        given or tokenizer.get(f"{side}_lang") or ""
+        given or stated_language(tokenizer.get(f"{side}_lang"))
         for side, given in zip(("source", "target"), languages, strict=True)
     )
     resolved = import_config(model, pair, (source, target), folder, decode=_decode(config, generation))

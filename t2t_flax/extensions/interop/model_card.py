@@ -67,7 +67,7 @@ def front_matter(config: Config, directions: Sequence[Direction], kind: str, lic
     """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
     data = config.data
     values: dict[str, Any] = {
-        "language": list(dict.fromkeys(Language.read(code).base for direction in directions for code in direction)),
+        "language": list(dict.fromkeys(Language.known(code).base for direction in directions for code in direction)),
         "license": license or "unknown",
         "library_name": _LIBRARY[kind],
         "tags": list(dict.fromkeys(["translation", "t2t_flax", *([kind] if kind != "huggingface" else [])])),

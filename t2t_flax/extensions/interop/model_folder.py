@@ -90,7 +90,10 @@ def open_model(path: epath.Path) -> ModelFolder:
         raise UserError(f"{path / MODEL_FILE} is in an object store: copy the folder to a disk, and name that.")
     config, checkpoint = read_metadata(Path(path / MODEL_FILE))
     steps, tokenizer, dtype = _checked(path / MODEL_FILE, checkpoint)
-    return ModelFolder(path, config_lib.from_json(json.dumps(config)), steps, tokenizer, dtype)
+    try:
+        return ModelFolder(path, config_lib.from_json(json.dumps(config)), steps, tokenizer, dtype)
+    except UserError as error:
+        raise UserError(f"{path / MODEL_FILE}: {error}") from None
 
 
 def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, ...], str, str]:

@@ -250,9 +250,12 @@ def test_languages_of_opus_are_read(opus, tmp_path):
     (copy / "vocab.json").write_text(
         json.dumps({">>fra<<" if piece == other else piece: i for piece, i in ids.items()})
     )
+    settings = json.loads((copy / "tokenizer_config.json").read_text()) | {"target_lang": "ROMANCE"}
+    (copy / "tokenizer_config.json").write_text(json.dumps(settings))
     assert main(["import", f"--from={copy}", f"--workdir={run}"]) == 0
     loaded, theirs = t2t_flax.load(run), transformers.AutoTokenizer.from_pretrained(copy)
     assert list(loaded.tokenizers.source.target_languages) == ["deu", "fra"]
+    assert loaded.config.data.target_language == "mul"
     assert sorted(theirs.supported_language_codes) == [">>deu<<", ">>fra<<"]
     pieces = {i: piece for piece, i in theirs.encoder.items()}
     for language in ("deu", "fra"):

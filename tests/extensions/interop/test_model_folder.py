@@ -88,6 +88,9 @@ def test_files_that_do_not_fit_are_refused(exported, tmp_path):
     rewrite(params, config, {})
     with refused("'steps'"):
         load(broken)
+    rewrite(params, config | {"model": config["model"] | {"none": 1}}, checkpoint)
+    with refused(f"{broken}/model.safetensors", "model.none"):
+        load(broken)
     wider = config | {"model": config["model"] | {"d_ff": 64}}
     rewrite(params, wider, checkpoint)
     with refused("feed_forward", "(32,)", "(64,)"):

@@ -14,7 +14,9 @@ from t2t_flax.extensions.interop import ctranslate2_export, marian_export, maria
 from t2t_flax.extensions.interop import export as export_lib
 from t2t_flax.extensions.interop.export import export
 from t2t_flax.extensions.interop.import_model import read_model
+from t2t_flax.extensions.interop.model_card import front_matter
 from t2t_flax.extensions.interop.safetensors_file import check_representable, flatten, read_tensors
+from t2t_flax.extensions.shared.directions import Direction
 
 LINES = ["Where is the dog?", "It is late.", "The small house is old."]
 EXACT = dict(max_length_ratio=0.0, max_length_offset=12)
@@ -93,6 +95,18 @@ def test_the_command_and_the_readme_say_it(workdir, tmp_path, capsys):
     run = load(workdir)
     assert export(tmp_path / "s", "safetensors", run.config, run.params, run.tokenizers, steps=[2]) == []
     assert "decode." not in (tmp_path / "s" / "README.md").read_text()
+
+
+@pytest.mark.parametrize("ratio", [0.0, 1.0])
+def test_the_example_of_ctranslate2_keeps_to_the_positions_of_the_model(workdir, ratio):
+    keys = {"model.position": "learned", "model.max_positions": 64, "data.max_length": 64}
+    config = load(workdir).config.with_values(keys | {"decode.max_length_ratio": ratio, "decode.max_length_offset": 99})
+    assert "max_decoding_length=64, max_input_length=64" in export_lib._ctranslate2(load(workdir).tokenizers, config)
+
+
+def test_the_card_names_tags_that_are_no_language_codes_as_undetermined():
+    head = front_matter(Config(), [Direction("en", "de"), Direction("en", "ze_zh")], "safetensors", "")
+    assert 'language: ["en", "de", "und"]' in head
 
 
 @pytest.mark.torch
