@@ -134,7 +134,7 @@ LARGE = PAIR | {"q": "x y " * 1000}
 @pytest.fixture
 def slow(run):
     """A server whose thread for large requests waits at `gate`; `begun` counts what it began."""
-    with serving({"tiny": run}, timeout=1.0) as server:
+    with serving({"tiny": run}, timeout=3.0) as server:
         server.gate, server.begun, translate = threading.Event(), threading.Semaphore(0), server.models[0].translate
 
         def wait(lines, *arguments):
