@@ -6,6 +6,7 @@ import io
 import lzma
 import re
 import zlib
+from collections.abc import Callable, Iterator
 from typing import IO, Any
 
 from t2t_flax.errors import require
@@ -21,6 +22,7 @@ FORMS = {
 SUFFIXES = tuple(FORMS)
 HEAD = 10
 """Bytes that tell the form."""
+_BLOCK = 1 << 16
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f\x7f]")
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
 """What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`is_damage`)."""
@@ -38,16 +40,50 @@ def decompressed(raw: IO[bytes], form: str) -> Any:
     """The uncompressed bytes of an open file, streamed; a context."""
     if form == ".gz":
         return gzip.GzipFile(fileobj=raw)
-    if form == ".bz2":
-        return bz2.open(raw)
-    if form == ".xz":
-        return lzma.open(raw)
+    if form in (".bz2", ".xz"):
+        make = bz2.BZ2Decompressor if form == ".bz2" else lzma.LZMADecompressor
+        return io.BufferedReader(_Blocks(_blocks(raw, make)), _BLOCK)
     if form == ".zst":
         require("pyarrow", "arrow", "a .zst file")
         import pyarrow  # 0.1 s
 
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
     return raw
+
+
+def _blocks(raw: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
+    """Yield the uncompressed bytes of one or more streams. Raises an error of damaged data where bz2.open and lzma.open take
+    what follows a stream for nothing: damage near the start of a later stream would drop the rest of the file.
+    """
+    stream = make()
+    while data := raw.read(_BLOCK):
+        while data:
+            if stream.eof:
+                if not (data := data.lstrip(b"\0")):  # padding
+                    break
+                stream = make()
+            yield stream.decompress(data, _BLOCK)
+            while not (stream.eof or stream.needs_input):
+                yield stream.decompress(b"", _BLOCK)
+            data = stream.unused_data
+    if not stream.eof:
+        raise EOFError("it ends within a stream")
+
+
+class _Blocks(io.RawIOBase):
+    """Blocks of bytes as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]):
+        self._blocks, self._rest = filter(None, blocks), b""
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        block = self._rest or next(self._blocks, b"")
+        count = min(len(block), len(buffer))
+        buffer[:count], self._rest = block[:count], block[count:]
+        return count
 
 
 def is_damage(error: Exception, form: str) -> bool:

@@ -73,6 +73,16 @@ def test_the_first_bytes_say_what_a_file_is(corpora, named, content):
     assert source.fingerprint() and source.expected_count() == (None if named or content else len(PAIRS))
 
 
+@pytest.mark.parametrize(("suffix", "padding"), [(".gz", 3), (".bz2", 3), (".xz", 4), (".xz", 1 << 18), (".zst", 0)])
+def test_compressed_files_joined_to_one_are_read_to_the_end(tmp_path, suffix, padding):
+    """Each is a stream of its own, perhaps with zeros behind it."""
+    parts = [COMPRESS[suffix](f"{i}\n".encode() * 1000) + bytes(padding) for i in range(3)]
+    (tmp_path / "t.en").write_bytes(b"".join(parts))
+    write(tmp_path / "t.de", [str(i // 1000) for i in range(3000)])
+    pairs = list(open_en_de("t.en,t.de", tmp_path).pairs())
+    assert len(pairs) == 3000 and all(source == target for source, target in pairs)
+
+
 def test_absolute_paths_ignore_root(corpora):
     spec = f"{corpora / 't.en'},{corpora / 't.de'}"
     assert list(open_en_de(spec, "/elsewhere").pairs()) == PAIRS
@@ -124,6 +134,10 @@ def test_fingerprint_depends_only_on_the_content(corpora, tmp_path_factory):
         ({"a": gzip.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a,b", ("a:", ".gz data")),
         ({"a.xz": lzma.compress(b"x\n" * 9)[:-12], "b": b"1\n" * 9}, "a.xz,b", ("a.xz:",)),
         ({"a.zst": COMPRESS[".zst"](b"x\n" * 9)[:-3], "b": b"1\n" * 9}, "a.zst,b", ("a.zst:",)),
+        *(
+            ({"a.tsv": COMPRESS[suffix](b"1\t2\n" * 9) + b"3\t4\n"}, "a.tsv", ("a.tsv:", f"{suffix} data"))
+            for suffix in COMPRESS
+        ),
         ({"a": b"x"}, "a", ("'a'",)),
         ({"a": b"x"}, "a,a,", ("'a,a,'",)),
         ({}, "toy:dev", ("'dev'", "train, valid")),
