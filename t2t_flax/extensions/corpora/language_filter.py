@@ -36,14 +36,13 @@ class OtherLanguages(Rule):
         Raises:
           UserError: py3langid is not installed or does not know a language.
         """
-        labels = _labels()
         for side, language in (
             each for pair in self.languages for each in zip(("source", "target"), pair, strict=True)
         ):
-            if Language.read(language).spelling(labels) is None:
+            if not _labels_of(language):
                 raise UserError(
                     f"config.filters.language cannot identify the {side} language {language}: py3langid knows "
-                    f"{', '.join(sorted(labels))}. Set config.filters.language = 0 for no filter."
+                    f"{', '.join(sorted(_labels()))}. Set config.filters.language = 0 for no filter."
                 )
         common = {"confidence": self.confidence, "py3langid": importlib.metadata.version("py3langid")}
         return {"language_filters": [{"languages": pair} | common for pair in self.languages]}
@@ -54,17 +53,16 @@ class OtherLanguages(Rule):
 
     def accepts(self, pair):
         sides = zip((pair.source, pair.target), self.languages[pair.part], strict=True)
-        return not any(self._is_foreign(text, Language.read(code).spelling(_labels()) or code) for text, code in sides)
+        return not any(self._is_foreign(text, _labels_of(code)) for text, code in sides)
 
-    def _is_foreign(self, text: str, language: str) -> bool:
+    def _is_foreign(self, text: str, own: frozenset[str]) -> bool:
         if not any(map(str.isalpha, text)):
             return False
         ranked = _identifier().rank(text)
         best, probability = ranked[0]
-        if best in (language, _NO_LANGUAGE):
+        if best in own or best == _NO_LANGUAGE:
             return False
-        own = dict(ranked)[language]
-        return probability >= self.confidence * (probability + own)
+        return probability >= self.confidence * (probability + sum(p for label, p in ranked if label in own))
 
 
 @functools.cache
@@ -79,3 +77,12 @@ def _identifier() -> Any:
 @functools.cache
 def _labels() -> frozenset[str]:
     return frozenset(_identifier().labels) - {_NO_LANGUAGE}
+
+
+@functools.cache
+def _labels_of(code: str) -> frozenset[str]:
+    """The labels of a language: also those of the languages in its group, as Nynorsk for "no" and Cantonese for "zh"."""
+    language = Language.read(code)
+    label = language.spelling(_labels())
+    in_group = {label for label in _labels() if Language.read(label).group == language.base}
+    return frozenset(in_group | {label} if label else in_group)

@@ -71,6 +71,14 @@ def test_spellings_are_one_language_and_a_higher_confidence_drops_fewer():
 
 
 @needs_py3langid
+@pytest.mark.parametrize("text", ["Eg veit ikkje kva du meiner med dette.", "Hun sa at hun ikke ville komme tilbake."])
+def test_a_code_of_several_languages_accepts_each(text):
+    """no: Bokmål and Nynorsk. nn is one of them."""
+    for code, accepted in (("no", True), ("nor", True), ("nn", text.startswith("Eg")), ("nb", text.startswith("Hun"))):
+        assert accepts(OtherLanguages((("en", code),), 0.9), ENGLISH, text) is accepted
+
+
+@needs_py3langid
 def test_worker_processes_get_the_filter_without_the_model():
     assert accepts(FILTER, ENGLISH, GERMAN)
     copied = pickle.dumps(FILTER)
