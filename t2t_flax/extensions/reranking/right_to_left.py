@@ -35,6 +35,11 @@ class RightToLeft(Translation):
     def validate_config(self) -> None:
         """Raises UserError as that of translation, and for keys that need targets in the order of their words."""
         super().validate_config()
+        if self.config.data.on_too_long == "truncate":
+            raise UserError(
+                "config.data.on_too_long = 'truncate' would leave the first words of a source and the last ones of its target: "
+                "use 'drop' with config.data.task = right_to_left."
+            )
         for name in _IN_ORDER:
             if name.partition(".")[0] in GROUPS and (value := self.config.value(name)):
                 raise UserError(

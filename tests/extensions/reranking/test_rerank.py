@@ -90,6 +90,11 @@ def test_keys_that_read_targets_in_order_are_refused(key, value):
         task.validate_config()
 
 
+def test_sides_that_would_be_cut_at_other_ends_are_refused():
+    with refused("config.data.on_too_long", "right_to_left"):
+        right_to_left(**{"data.on_too_long": "truncate"}).validate_config()
+
+
 @pytest.fixture
 def write(tmp_path):
     def write(name, lines):
