@@ -87,6 +87,8 @@ def shortened(command: str) -> str:
         return ""
     if command.startswith("launch/") and " -- " not in command:
         return f"bash -n {command.split()[0]}"  # the scripts have tests of their own
+    if command.startswith("launch/local_pod.sh") and " train " in command:
+        return ""  # tests/multiprocess trains with it
     if command.startswith("launch/slurm.sh"):
         return command.replace(" -- ", " --dry-run -- ")
     if command.startswith(("python -m pytest", "python -m build")):
@@ -114,10 +116,8 @@ def shortened(command: str) -> str:
         if "mesh.fsdp" in command:
             run = run.replace(" --config.mesh.cpu_devices=1", "")  # it has its own
         return command.replace("alignments.layer=2", "alignments.layer=1") + run
-    if name == "fit_scaling":
-        return ""  # tests/extensions/scaling fits laws
-    if name == "check_sizes":
-        return ""  # tests/extensions/mup runs it
+    if name in ("fit_scaling", "check_sizes", "selftest"):
+        return ""  # tests/extensions/scaling, mup and selftest run them
     if name == "branch":
         return re.sub(r"--tokens=\d+", "--tokens=2048 --factors=1,2 --noise-batches=16", command)
     if name == "sweep" and "--workdir=sweeps/dropout --set" in command:
