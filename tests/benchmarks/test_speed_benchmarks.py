@@ -119,10 +119,10 @@ def test_train_step_is_measured_and_missing_peers_are_named(tmp_path, monkeypatc
 @pytest.mark.slow
 def test_search_is_measured_in_both_precisions_without_peers(tmp_path, monkeypatch):
     monkeypatch.delenv("XLA_FLAGS", raising=False)
-    flags = ["--model=mini", "--rounds=1", "--sentences=32", "--engines=ours,ours_bfloat16,marian", "--no-install"]
+    flags = ["--model=mini", "--rounds=1", "--sentences=8", "--engines=ours,ours_bfloat16,marian", "--no-install"]
     decoding.main([*flags, f"--environments={tmp_path}", f"--out={tmp_path / 'record.json'}"])
     record = json.loads((tmp_path / "record.json").read_text())
-    assert record["skipped"].keys() == {"marian"} and record["agreement"]["ours_bfloat16"]["sentences"] == 32
+    assert record["skipped"].keys() == {"marian"} and record["agreement"]["ours_bfloat16"]["sentences"] == 8
     types = {name: engine["settings"][0] for name, engine in record["engines"].items()}
     assert types == {"ours": "float32", "ours_bfloat16": "bfloat16"}
 

@@ -10,7 +10,7 @@ from t2t_flax.training import loop
 from t2t_flax.training.progress import read_metrics
 
 load_extensions()
-OPTIMIZERS = ("adafactor", "lion", "muon", "nadamw", "schedule_free_adamw")
+OPTIMIZERS = ("adafactor", "muon", "schedule_free_adamw")
 SETS = dict(valid="en-de=toy:valid:12; de-en=toy:valid:9", test="same=toy:test:4")
 SOURCES = dict(train="many=toy:train:300; few=toy:train:60")
 FEATURES = {
