@@ -97,7 +97,7 @@ def test_translating_and_serving_need_no_optional_package_of_another_part():
 ])  # fmt: skip
 def test_a_source_without_its_package_names_the_extra(tmp_path, monkeypatch, spec, module, extra):
     for name in ("a.parquet", "a.en.zst", "a.de.zst"):
-        (tmp_path / name).write_bytes(b"?")
+        (tmp_path / name).write_bytes(b"\x28\xb5\x2f\xfd")  # as a .zst file begins
     monkeypatch.setitem(sys.modules, module, None)
     with refused(module, f"[{extra}]"):
         list(open_source(spec, root=str(tmp_path), source_language="en", target_language="de").pairs())

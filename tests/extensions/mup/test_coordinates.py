@@ -64,11 +64,10 @@ FLAGS += [f"--config.model.{key}" for key in SMALL]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sizes", ["--widths=16,32", "--layers=1,2"])
-def test_the_command_shows_slopes_and_draws(sizes, capsys, tmp_path):
+def test_the_command_shows_slopes_and_draws(capsys, tmp_path):
     pytest.importorskip("matplotlib")
     picture = tmp_path / "sizes.svg"
-    assert command.run([*FLAGS, sizes, "--updates=2", f"--picture={picture}"]) in (0, 1)
+    assert command.run([*FLAGS, "--layers=1,2", "--updates=2", f"--picture={picture}"]) in (0, 1)
     out = capsys.readouterr().out
     assert out.count("embeddings") == out.count("logits") == 2 and "with the rules" in out
     assert picture.read_text().startswith("<?xml")
