@@ -31,7 +31,12 @@ def check_exportable(config: Model) -> None:
         "position": ("sinusoid_interleaved", "sinusoid_halves", "learned", "none"),
         "final_norm": ("auto", "none") if config.norm_placement == "post" else ("auto", "both", "none"),
     }
-    require_supported(config, supported, "CTranslate2", "--format=safetensors exports every model.")
+    advice = "--format=safetensors exports every model."
+    require_supported(config, supported, "CTranslate2", advice)
+    if not config.num_encoder_layers:
+        raise UserError(
+            f"model.num_encoder_layers = 0 cannot be exported to CTranslate2, which reads layer 0. {advice}"
+        )
 
 
 def position_limit(config: Model) -> int:

@@ -102,6 +102,7 @@ def test_marian_has_the_same_logits(keys, tmp_path):
         (marian_export.check_exportable, "decoder_start_token", "bos"),
         (check_exportable, "mixer", "lstm"),
         (check_exportable, "attention_score", "additive"),
+        (check_exportable, "num_encoder_layers", 0),
         (check_exportable, "num_kv_heads", 2),
         (check_exportable, "d_k", 3),
         (check_exportable, "position", "rotary"),
