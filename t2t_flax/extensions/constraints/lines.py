@@ -117,9 +117,13 @@ def _lines(path: str, key: str) -> Iterator[tuple[int, str]]:
         raise UserError(f"config.constraints.{key} = {path!r} cannot be read: {error}.") from None
 
 
+def read_files(group: Constraints) -> tuple[Glossary, tuple[str, ...]]:
+    """Return the glossary and the phrases to avoid in all lines. Raises UserError for a file that cannot be read."""
+    glossary = read_glossary(group.glossary) if group.glossary else Glossary({})
+    return glossary, read_phrases(group.avoid) if group.avoid else ()
+
+
 def wanted(group: Constraints, line: str, where: str) -> Wanted:
     """All that is asked of the translation of a line."""
-    found = read_line(line, group.lines, where)
-    terms = read_glossary(group.glossary).find(found.text) if group.glossary else []
-    phrases = read_phrases(group.avoid) if group.avoid else ()
-    return Wanted(found.text, (*found.contain, *terms), (*found.avoid, *phrases))
+    found, (glossary, phrases) = read_line(line, group.lines, where), read_files(group)
+    return Wanted(found.text, (*found.contain, *glossary.find(found.text)), (*found.avoid, *phrases))

@@ -15,7 +15,7 @@ from t2t_flax.decoding.sampling import Sampling
 from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, run_search
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.constraints import CONSTRAINED, JSON, Constraints, avoid
-from t2t_flax.extensions.constraints.lines import Wanted, wanted
+from t2t_flax.extensions.constraints.lines import Wanted, read_files, wanted
 from t2t_flax.extensions.constraints.segmentation import arrays, forms, power_of_two
 from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
@@ -106,7 +106,8 @@ class PenalizedStep(RuledStep):
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
-    """The step under the rule of a config; see `registry.STEPS`."""
+    """The step under the rule of a config; see `registry.STEPS`. Raises UserError as `token_rule`, and for a file of phrases."""
+    read_files(config.group("constraints"))
     rule = token_rule(config, tokenizers)
     return (PenalizedStep if rule.repetition_penalty else RuledStep)(inner, rule)
 

@@ -131,6 +131,14 @@ def test_a_line_of_another_form_costs_that_line_alone():
     assert {note.number for note in notes if note.event == FAILED} == {1, 2, 5}
 
 
+@pytest.mark.parametrize("key", ["glossary", "avoid"])
+def test_a_file_that_cannot_be_read_is_an_error_of_the_command(tmp_path, key):
+    keys = {"decode.strategy": "constrained_beam"} if key == "glossary" else {}
+    run = load("pretrained:toy", overrides=KEYS | keys | {f"constraints.{key}": f"{tmp_path}/none"})
+    with refused(f"constraints.{key}", f"{tmp_path}/none"):
+        translating(run, scores=False, flags={}, say=lambda text: None)
+
+
 def test_a_line_that_no_output_can_satisfy_is_named_and_left_empty():
     lines = [json.dumps({"text": "A dog.", "constraints": ["Hund"], "avoid": avoid}) for avoid in ([], ["Hund"])]
     keys = KEYS | {"constraints.lines": "json", "decode.strategy": "constrained_beam", "decode.n_best": "2"}
