@@ -115,11 +115,11 @@ def translating(
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
     change = arguments.Changes(loaded, flags)
     loaded = change.model
+    decoder = loaded.decoder  # raises here what is no error of a line
     if loaded.config.decode.engine != "jax":
-        say(f"decoding with {loaded.decoder}")
+        say(f"decoding with {decoder}")
     if faster := precision.advice(loaded.config, decoding=True):
         say(faster)
-    some_translated = False
 
     def read(line: Line) -> str:
         check_text(line.text)
@@ -127,7 +127,6 @@ def translating(
         return change.source(line.text)
 
     def answer(window: list[Line], progress: Callable[[int, int], None]) -> tuple[str, list[Note]]:
-        nonlocal some_translated
         first = window[0].number
         errors: dict[int, Exception] = {}
         sources = _each(window, read, errors, "")
@@ -153,21 +152,15 @@ def translating(
             both = [read_lines(loaded.config, loaded.tokenizers, each, first)[0] for each in (lines, sources)]
             rows = list(zip(window, *both, texts, strict=True))
             texts = _in_parts(rows, lambda rows: make(*list(zip(*rows, strict=True))[1:]), errors, [""] * n_best)
-        if (
-            errors
-            and len(window) > 1
-            and not some_translated
-            and errors.keys() >= {n for n, t, *_ in window if t.strip()}
-        ):
-            raise min(errors.items())[1]
-        some_translated = some_translated or len(errors) < len(window)
-        out, notes = (
-            [],
-            [
-                Note(FAILED, number, first_line(error).removeprefix(f"line {number + 1}: "))
-                for number, error in sorted(errors.items())
-            ],
-        )
+        notes = [
+            Note(FAILED, number, first_line(error).removeprefix(f"line {number + 1}: "))
+            for number, error in sorted(errors.items())
+        ]
+        with_text = {line.number for line in window if line.text.strip()}
+        if errors and first == 0 and len(window) > 1 and errors.keys() >= with_text:
+            error = errors[notes[0].number]
+            raise UserError(f"line {notes[0].number + 1}: {notes[0].more}") if isinstance(error, UserError) else error
+        out: list[str] = []
         for line, translation, answers in zip(window, translations, texts, strict=True):
             out += _format(line.number, answers, [h.score for h in translation.hypotheses], n_best, scores)
             notes += [Note(_CUT, line.number)] if translation.source_cut else []

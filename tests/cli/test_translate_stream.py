@@ -227,7 +227,7 @@ def test_an_error_of_what_is_printed_costs_one_line(run, t2t, monkeypatch):
 def test_what_is_wrong_with_all_lines_ends_the_command(run, t2t, tmp_path):
     run.refused = ("a", "b", "c")
     _, err = t2t("--output=out", stdin=b"a\nb\n\nc\n", code=2)
-    assert_names(err, "a is")
+    assert_names(err, "line 1", "a is")
     assert not list(tmp_path.iterdir())
 
 

@@ -52,6 +52,16 @@ def test_resumed_output_equals_an_uninterrupted_one(run, t2t, tmp_path, n_best, 
     assert not list(tmp_path.glob("*.partial*"))
 
 
+def test_lines_after_a_stop_that_all_fail_are_named(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nb\nc\nd\nno\nno\n")
+    stop_at_window(run, 1)
+    t2t("--input=in", "--output=out", code=75)
+    run.before_window, run.refused = lambda number: None, ("no",)
+    _, err = t2t("--input=in", "--output=out", "--resume", code=2)
+    assert_names(err, "line 5")
+    assert (tmp_path / "out").read_text() == "A\nB\nC\nD\n\n\n"
+
+
 def test_resume_refuses_other_settings_and_other_input(run, t2t, tmp_path):
     (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
     stop_at_window(run, 1)
