@@ -189,8 +189,11 @@ def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[
                 f"{key}: {name!r} cannot name a {what}, because it becomes a file name: use at "
                 "most 64 letters, digits, '_', '-' and '.', beginning with a letter or digit."
             )
-        if name.lower() in reserved:
-            raise UserError(f"{key}: {name!r} is the name of a split; give the {what} another name.")
+        if name.lower() in reserved or name.startswith(VALID_PREFIX):
+            raise UserError(
+                f"{key}: {name!r} is the name of a split, or begins with {VALID_PREFIX} as those of validation sets do; give "
+                f"the {what} another name."
+            )
         if not source:
             raise UserError(f"{key}: the {what} {name!r} names no source. Expected {FORM!r}.")
         if name.lower() in map(str.lower, sources):

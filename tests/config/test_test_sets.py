@@ -1,6 +1,7 @@
 """Several test sets in data.test, and specs that are a single source."""
 
 import pytest
+from helpers.refusals import refused
 
 from t2t_flax.config import Data
 
@@ -23,3 +24,12 @@ from t2t_flax.config import Data
 )
 def test_named_sets_keep_their_order(spec, expected):
     assert list(Data(test=spec).test_sets.items()) == list(expected.items())
+
+
+@pytest.mark.parametrize("split", ["train", "valid", "test"])
+def test_no_set_has_the_name_of_another_validation_set(split):
+    """evaluate --split=valid.a is the set "a" of data.valid, and its record has that name."""
+    sets = {"valid": "a=v.en,v.de; b=w.en,w.de"}
+    with refused(f"config.data.{split}", "'valid.a'"):
+        data = Data(**sets | {split: "valid.a=t.en,t.de"})
+        assert data.train_sources | data.valid_sets | data.test_sets

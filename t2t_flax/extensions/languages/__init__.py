@@ -57,12 +57,6 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
     if not text.strip():
         return types.MappingProxyType({})
     shown, names = f"config.languages.directions = {text!r}", _names(data)
-    for name, split in names.items():
-        if name.startswith(VALID_PREFIX):
-            raise UserError(
-                f"{shown}: the name {name!r} in config.data.{split} begins with {VALID_PREFIX!r}, which stands before the "
-                "names of validation sets. Use another name."
-            )
     parts = [part.strip() for part in text.split(",")]
     given = ",".join(part for part in parts if part != BY_NAME)
     entries = named_entries(shown, given, list(names), "data.train, data.valid and data.test have")
