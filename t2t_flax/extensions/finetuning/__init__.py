@@ -106,7 +106,7 @@ def tokenizer_folder(config: Config) -> epath.Path | None:
     if keys.init_vocabulary != "same":
         return None
     folder, own = run_folder(keys.init_from) / "tokenizer", epath.Path(data.root or ".") / data.tokenizer_model
-    named = data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data) and own.is_file()
+    named = data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data) and own.exists()
     if named and folder.is_dir() and TokenizerPair.load(own).digest != TokenizerPair.load(folder).digest:
         raise UserError(
             f"config.data.tokenizer_model = {data.tokenizer_model!r} is not the tokenizer of config.finetuning.init_from = "

@@ -83,13 +83,15 @@ def test_init_checkpoint_chooses_what_load_chooses(first, tuned, text, choice, r
 def test_another_tokenizer_than_that_of_the_first_run_is_refused(first, tmp_path):
     own = small_config(finetuning=dict(init_from=str(first)))
     same = own.with_values({"data.tokenizer_model": str(first / "tokenizer" / "tokenizer.model")})
-    assert tokenizer_folder(own) == tokenizer_folder(same) == first / "tokenizer"
+    folder = own.with_values({"data.tokenizer_model": str(first / "tokenizer")})
+    assert tokenizer_folder(own) == tokenizer_folder(same) == tokenizer_folder(folder) == first / "tokenizer"
     source = open_source("toy:valid:80", source_language="en", target_language="de")
     other = train_tokenizers(source, dataclasses.replace(own.data, vocab_size=400))
     other.save(tmp_path)
-    config = own.with_values({"data.tokenizer_model": str(tmp_path / "tokenizer.model")})
-    with refused("finetuning.init_from", "by_piece"):
-        tokenizer_folder(config)
+    for path in (tmp_path, tmp_path / "tokenizer.model"):
+        config = own.with_values({"data.tokenizer_model": str(path)})
+        with refused("finetuning.init_from", "by_piece"):
+            tokenizer_folder(config)
     assert tokenizer_folder(config.with_values({"finetuning.init_vocabulary": "by_piece"})) is None
 
 
