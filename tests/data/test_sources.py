@@ -15,7 +15,7 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import JoinedSource, Source, open_source
+from t2t_flax.data.sources import JoinedSource, Source, has_text, open_source
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
@@ -184,6 +184,17 @@ def test_documented_source_works(monkeypatch):
     assert list(source.pairs()) == [("1", "1"), ("2", "4"), ("3", "9")] and source.where(2) == "squares:3 pair 3"
     with refused("config.data.train", "'squares:x'"):
         open_en_de("squares:x", key="config.data.train")
+
+
+@pytest.mark.parametrize("text", ["", " \u3000\xa0", "\u200b\ufeff", "\x00\x85\u2028"])
+def test_spaces_and_control_characters_are_no_text(text):
+    assert not has_text(text)
+
+
+@pytest.mark.parametrize("text", [" .", "\u0301", "\ufffd", "\ue001", "\U0010fffd", "\U0001c8ff"])
+def test_characters_without_a_name_are_text(text):
+    """Fonts give private ones a form, and the next version of Unicode unassigned ones."""
+    assert has_text(text)
 
 
 def test_every_source_yields_texts_of_one_line():

@@ -9,6 +9,7 @@ import hashlib
 import importlib
 import itertools
 import re
+import unicodedata
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
@@ -22,6 +23,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import SOURCES, load_extensions
 
 _FILE = re.compile(r"(?:\w+://)?[^:]*")
+_UNSEEN = ("Zs", "Zl", "Zp", "Cc", "Cf")
 _BLOCK = 4096
 """Pairs drawn at a time."""
 Item = TypeVar("Item")
@@ -244,8 +246,8 @@ def sha256_of(*parts: str) -> str:
 
 
 def has_text(text: str) -> bool:
-    """Return whether a text has a character that can be seen."""
-    return any(character.isprintable() and character != " " for character in text)
+    """Return whether a text has more than spaces, control and format characters."""
+    return any(unicodedata.category(character) not in _UNSEEN for character in text)
 
 
 def one_line(text: str) -> str:
