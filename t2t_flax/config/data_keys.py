@@ -5,7 +5,7 @@ import operator
 import re
 from dataclasses import dataclass
 
-from t2t_flax.config.keys import MODEL, READ, SCORES, TEXT, TRANSLATIONS, WRITTEN, When, key, mutable_key
+from t2t_flax.config.keys import MODEL, READ, SCORES, TEXT, TRANSLATIONS, WRITTEN, When, key, mutable_key, one_of
 from t2t_flax.errors import UserError
 from t2t_flax.language import named_languages
 from t2t_flax.registry import TASKS, TOKENIZERS
@@ -124,7 +124,9 @@ class Data:
         "packed = several pairs per row; buckets = one pair per row, pairs of similar length together (5.1)",
         choices=("packed", "buckets"),
     )
-    pack_length: int = key(256, "length of a packed row", unit="tokens", low=8, high=2**17)
+    pack_length: int = key(
+        256, "length of a packed row", unit="tokens", low=8, high=2**17, when=one_of("data.batching", "packed")
+    )
     microbatch_tokens: int = mutable_key(
         0,
         "padded target tokens per device and microbatch, at least one row; gradients are accumulated over the microbatches "

@@ -92,11 +92,14 @@ def test_batches_of_groups_have_shapes_of_the_closed_list(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("key", "value", "named"),
-    [("data.batching", "buckets", "recipes.batch_groups"), ("data.batch_tokens", 60, "data.batch_tokens")],
+    ("values", "named"),
+    [
+        ({"data.batching": "buckets", "data.pack_length": 256}, "recipes.batch_groups"),
+        ({"data.batch_tokens": 60}, "data.batch_tokens"),
+    ],
 )
-def test_impossible_groups_are_refused(key, value, named):
-    config = small_config(recipes=dict(batch_groups=2)).with_values({key: value})
+def test_impossible_groups_are_refused(values, named):
+    config = small_config(recipes=dict(batch_groups=2)).with_values(values)
     with refused(named):
         check_combinations(config)
 
