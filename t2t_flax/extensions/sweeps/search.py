@@ -10,11 +10,11 @@ import json
 import random
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from t2t_flax import config as config_lib
 from t2t_flax.config.overrides import values_of_user
 from t2t_flax.errors import UserError, first_line, require
+from t2t_flax.extensions.shared.addresses import without_credentials
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, PRUNED, Folder, exclusive
 from t2t_flax.extensions.sweeps.results import evaluations, trial_score
 from t2t_flax.extensions.sweeps.space import Search
@@ -25,8 +25,8 @@ _MOST_INVALID = 100
 """Proposals in a row that may be invalid configs."""
 _DRAWS = 100
 """Draws for each row so far, after which a space without another row is taken as exhausted."""
-_NAME = "name"
-"""User attribute of a trial: its folder."""
+_NAME = "t2t_flax_trial"
+"""User attribute of a trial: its folder. Users give theirs to trials that they enqueue."""
 
 
 class SearchTrials:
@@ -209,9 +209,3 @@ def _cut_torn_line(journal: Path, lock: Any) -> None:
             json.loads(line)
         except ValueError:
             raise ValueError(f"line {number} is damaged: remove it") from None
-
-
-def without_credentials(url: str) -> str:
-    """Return an address without user, password and query, as it may be stored and printed."""
-    parts = urlsplit(url)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else url

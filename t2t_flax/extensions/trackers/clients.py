@@ -12,12 +12,12 @@ import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 from etils import epath
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
+from t2t_flax.extensions.shared.addresses import without_credentials
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER
 from t2t_flax.extensions.trackers import Trackers
 from t2t_flax.filesystem import is_remote
@@ -226,12 +226,6 @@ def _locked(path: Path) -> Iterator[None]:
     with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
-
-
-def without_credentials(uri: str) -> str:
-    """An address as it may be printed: without user, password and query."""
-    parts = urlsplit(uri)
-    return parts._replace(netloc=parts.netloc.rpartition("@")[2], query="").geturl() if parts.netloc else uri
 
 
 CLIENTS: dict[str, Callable[[TrackedRun, str], Tracker]] = {

@@ -13,9 +13,10 @@ from helpers.refusals import refused
 from stand_in import SWEEP, TOY, Training, diverges, fails, ok, until_stopped
 
 from t2t_flax.config import load_config
+from t2t_flax.extensions.shared.addresses import without_credentials
 from t2t_flax.extensions.sweeps.folder import open_or_create, read_sweep
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.extensions.sweeps.search import SearchTrials, without_credentials
+from t2t_flax.extensions.sweeps.search import SearchTrials
 from t2t_flax.extensions.sweeps.space import Search, choice, integers, log_uniform
 from t2t_flax.extensions.sweeps.worker import Worker
 
@@ -211,7 +212,7 @@ def test_no_config_is_trained_twice(tmp_path, method):
 def test_rows_that_a_user_enqueues_are_trained_first(tmp_path):
     sweep = SearchSweep(tmp_path / "s", count=2)
     wanted = {"optimizer.peak_lr": 0.05, "model.num_heads": 2}
-    sweep.study().enqueue_trial(wanted)
+    sweep.study().enqueue_trial(wanted, user_attrs={"name": "mine"})
     sweep.work()
     first, second = sweep.study().trials
     assert first.params == wanted != second.params and sweep.states() == ["complete"] * 2
@@ -252,9 +253,10 @@ def test_lock_that_a_killed_worker_left_is_taken_over(tmp_path, monkeypatch):
 def test_database_that_cannot_be_reached_is_named_without_its_password(tmp_path):
     with refused("sqlite:////no/such/study.db"):
         SearchSweep(tmp_path / "s", storage="sqlite:////no/such/study.db")
-    with refused("nodb://host/x") as caught:
-        SearchSweep(tmp_path / "t", storage="nodb://me:secret@host/x")
-    assert "secret" not in str(caught.value) and "secret" not in (tmp_path / "t" / "sweep.json").read_text()
+    for number, password in enumerate(("secret", "sec?ret", "sec/ret#s", "sec:ret@s")):
+        with refused("nodb://host/x") as caught:
+            SearchSweep(tmp_path / f"{number}", storage=f"nodb://me:{password}@host/x")
+        assert "sec" not in str(caught.value) + (tmp_path / f"{number}" / "sweep.json").read_text()
 
 
 def test_changed_search_is_refused(tmp_path):
