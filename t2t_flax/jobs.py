@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.config.keys import OF_USER
-from t2t_flax.config.overrides import check_average
-from t2t_flax.config.schema import keys_of_kind
+from t2t_flax.config.overrides import check_average, values_of_user
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -231,7 +229,7 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
     evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:
         best = end.reason == "patience" and not average
-        own = {name: config.value(name) for name in (*keys_of_kind(*OF_USER), "data.root")}  # loading would drop them
+        own = values_of_user(config)  # loading would drop them
         loaded = load(workdir, average=average, best=best, at_most=True, overrides=own, group=supervisor.group)
         why = f"config.checkpoint.average_last = {average}" if average else "the newest checkpoint"
         if best and loaded.checkpoint.metric is not None:

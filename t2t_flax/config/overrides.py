@@ -163,19 +163,20 @@ def from_json(text: str) -> Config:
 
 
 def values_of_user(config: Config) -> dict[str, Any]:
-    """The values of a config that a stored one cannot have, see `from_elsewhere`: what is run, and where files are written."""
-    names = keys_of_kind(*OF_USER)
+    """The values of a config that a stored one cannot have: what is run, and where files are written.
+
+    They are the values of `keys.OF_USER`, and data.root where a source would be written there.
+    """
+    names = (*keys_of_kind(*OF_USER), *(["data.root"] if _writes_to_root(config.data) else []))
     return {name: value for name in names if (value := config.value(name)) != fields()[name].default}
 
 
 def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, dict[str, Any]]:
     """(a stored config as it may be used, the values that it loses by that).
 
-    It may be somebody else's, so it cannot name what is run, or a folder that is written: `keys.OF_USER`, and data.root where a
-    source would be written there. The keys in `given`, which the user overrides, stay for that.
+    It may be somebody else's, so it loses its `values_of_user`. The keys in `given`, which the user overrides, stay for that.
     """
-    root = {"data.root": stored.data.root} if _writes_to_root(stored.data) else {}
-    lost = {name: value for name, value in (values_of_user(stored) | root).items() if name not in given}
+    lost = {name: value for name, value in values_of_user(stored).items() if name not in given}
     defaults = {name: str(fields()[name].default) for name in lost}
     return (resolve(override(to_config_dict(stored), defaults)), lost) if lost else (stored, {})
 

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import functools
+import os
 import threading
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,19 @@ from t2t_flax.config.overrides import values_of_user
 from t2t_flax.distributed.coordination import require_single_process
 from t2t_flax.distributed.signals import on_stop_signals
 from t2t_flax.errors import OK, STOPPED, USER_ERROR, UserError
+from t2t_flax.extensions.shared.addresses import without_credentials
 from t2t_flax.extensions.sweeps import space
 from t2t_flax.extensions.sweeps.folder import Folder, check_host, open_or_create, read_sweep
 from t2t_flax.extensions.sweeps.report import markdown_table, report
 from t2t_flax.extensions.sweeps.resources import Resources, divide_machine
 from t2t_flax.extensions.sweeps.results import check_score, default_score, validation_score
-from t2t_flax.extensions.sweeps.search import SearchTrials, without_credentials
+from t2t_flax.extensions.sweeps.search import SearchTrials
 from t2t_flax.extensions.sweeps.space import Sweep
 from t2t_flax.extensions.sweeps.trials import expand, folder_name
 from t2t_flax.extensions.sweeps.worker import ListedTrials, Trials, Worker, count_states, has_result
+
+STORAGE = "T2T_STORAGE"
+"""Environment variable that stands for --storage, whose password all users of the machine could see."""
 
 
 def run(argv: list[str]) -> int:
@@ -68,7 +73,7 @@ def _parser() -> argparse.ArgumentParser:
     flag("--retries", type=arguments.count(), default=2, metavar="N", help="number of retries of a failing trial (2)")
     flag("--retry-failed", action="store_true", help="train failed and diverged trials of a grid again")
     flag("--extend", action="store_true", help="add rows or seeds to the sweep in the folder")
-    storage = "database of a search, for Optuna, such as postgresql://...; default: a journal file in the folder"
+    storage = f"database of a search, such as postgresql://... (default: {STORAGE}, else a journal file in the folder)"
     flag("--storage", default="", metavar="URL", help=storage)
     flag("--any-code", action="store_true", help="continue even if the code has changed since the sweep began")
     flag = parser.add_argument_group("report").add_argument
@@ -150,7 +155,8 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
         "selection": validation_score(configs[0]),
         "baseline": baseline and folder_name(baseline),
     }
-    options = dict(base=base, storage=without_credentials(args.storage), extend=args.extend)
+    storage = without_credentials(args.storage or os.environ.get(STORAGE, ""))
+    options = dict(base=base, storage=storage, extend=args.extend)
     return open_or_create(args.workdir, values, trials, any_code=args.any_code, dry_run=args.dry_run, **options)
 
 
@@ -235,9 +241,7 @@ def _train(
 
 def _storage(args: argparse.Namespace, sweep: dict[str, Any]) -> str:
     """Return the URL of a search's database: --storage, or the one that is stored without credentials."""
-    stored = sweep["study"]["storage"]
-    if args.storage and without_credentials(args.storage) != stored:
-        raise UserError(
-            f"--storage={without_credentials(args.storage)}: the sweep was created with {stored or 'none'}."
-        )
-    return args.storage or stored
+    stored, given = sweep["study"]["storage"], args.storage or os.environ.get(STORAGE, "")
+    if given and without_credentials(given) != stored:
+        raise UserError(f"--storage={without_credentials(given)}: the sweep was created with {stored or 'none'}.")
+    return given or stored

@@ -92,10 +92,17 @@ def test_joining_workers_are_checked_before_they_train(tmp_path, workers):
     assert len(workers) == 1
 
 
-@pytest.mark.parametrize(("key", "value"), [("filters.scorer", "x.py:f"), ("data.cache", "/elsewhere")])
-def test_what_a_stored_config_cannot_name_is_given_by_the_command_of_the_sweep(tmp_path, workers, key, value):
+@pytest.mark.parametrize(
+    ("key", "value", "others"),
+    [
+        ("filters.scorer", "x.py:f", []),
+        ("data.cache", "/elsewhere", []),
+        ("data.root", "/elsewhere", ["--config.data.train=tfds:wmt14_translate/de-en:train"]),
+    ],
+)
+def test_what_a_stored_config_cannot_name_is_given_by_the_command_of_the_sweep(tmp_path, workers, key, value, others):
     folder, flag = f"--workdir={tmp_path}/s", f"--config.{key}={value}"
-    assert sweep(folder, f"--config={TOY}", flag) == USER_ERROR
+    assert sweep(folder, f"--config={TOY}", flag, *others) == USER_ERROR
     (name,) = read_sweep(tmp_path / "s")["trials"]
     assert flag in training_command(Folder(tmp_path / "s"), name, Resources())
     refused_command(["sweep", folder], f"config.{key}", "--config", "--sweep")
@@ -112,12 +119,15 @@ def test_rows_may_leave_fixed_keys_without_effect(tmp_path):
         expand("toy", {}, [{"loss.label_smoothing": 0.0, "loss.label_smoothing_over": "non_target"}], 1)
 
 
-def test_a_search_is_created_and_joined(tmp_path, workers):
+@pytest.mark.parametrize("as_flag", [True, False])
+def test_a_search_is_created_and_joined(tmp_path, workers, monkeypatch, as_flag):
     pytest.importorskip("optuna")
     (tmp_path / "s.py").write_text(SEARCH)
     folder, file = f"--workdir={tmp_path}/s", f"--sweep={tmp_path}/s.py"
     url = f"sqlite:///{tmp_path}/x.db"
-    sweep(folder, file, f"--config={TOY}", f"--storage={url}")
+    if not as_flag:
+        monkeypatch.setenv("T2T_STORAGE", url)
+    sweep(folder, file, f"--config={TOY}", *([f"--storage={url}"] if as_flag else []))
     sweep(folder)
     assert len(workers) == 2 and read_sweep(tmp_path / "s")["study"]["storage"] == url
     assert not (tmp_path / "s" / "optuna.journal").exists()
