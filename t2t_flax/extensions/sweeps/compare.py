@@ -241,7 +241,10 @@ def compare_all(
         checkpoint = _checkpoint(read_record(path))
         table.append([name, checkpoint, f"{of_sentences.corpus_score:.2f}", *cells, str(len(of_sentences.values))])
     lower = "" if metric.higher_is_better else ", lower is better"
-    return table, [f"{metric.display_name}{lower}. Difference to {names[0]}, {note}.", f"{statistics[0].method}."]
+    return table, [
+        f"{metric.display_name}{lower}. Difference to {names[0]}, {note}.",
+        f"{statistics[0].method.rstrip('.')}.",
+    ]
 
 
 def _checkpoint(record: dict[str, Any]) -> str:

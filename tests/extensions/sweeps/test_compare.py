@@ -153,6 +153,7 @@ def test_runs_and_records_are_compared_in_a_table(tmp_path, capsys):
     assert main(["compare", str(run), str(bad), f"--table={tmp_path / 't.csv'}"]) == 0
     result, out = compare(bad, good), capsys.readouterr().out
     assert f"{result['difference']:+.2f} [" in out and "sacreBLEU" in out
+    assert ".." not in out.replace(str(tmp_path), "")
     with (tmp_path / "t.csv").open() as file:
         table = list(csv.DictReader(file))
     assert [line["system"] for line in table] == [str(run), str(bad)] and table[0]["difference"] == ""
