@@ -4,7 +4,6 @@ may share a folder.
 
 import dataclasses
 import os
-import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 from t2t_flax import errors
 from t2t_flax.config.overrides import values_of_user
+from t2t_flax.distributed.signals import STOP_SIGNALS
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER, child_environment
 from t2t_flax.extensions.sweeps import child_process
 from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, ENDED, FAILED, PRUNED, STOPPED, Folder
@@ -27,6 +27,8 @@ _CLAIM_INTERVAL = 1.0
 """Seconds between attempts to claim a trial while other workers hold all of them."""
 _POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
+_MOST_LOST = 5
+"""Starts of a trial that may end with their worker, without a checkpoint in between: the trial may be what kills it."""
 _SIGNAL_SECONDS = 2.0
 """Seconds in which a signal to all processes of a job reaches the worker after its training."""
 
@@ -181,10 +183,14 @@ class Worker:
         self.say(f"{name}: {verb}, {resources.description}")
         failures = 0
         while True:
+            if folder.count_start(name) > _MOST_LOST:
+                folder.end(name, FAILED, f"killed with its worker {_MOST_LOST} times")
+                break
             code = self._attempt(name, claim, resources)
+            folder.end_start(name)
             if folder.state(name) in ENDED:  # complete or pruned
                 break
-            if code in (errors.STOPPED, -signal.SIGTERM):
+            if code == errors.STOPPED or -code in STOP_SIGNALS:
                 self.stop.wait(_SIGNAL_SECONDS)
             if self.stop.is_set():
                 self.say(f"{name}: stopped")

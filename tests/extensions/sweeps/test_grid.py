@@ -48,8 +48,25 @@ def test_failed_trials_are_reopened(grid):
     sweep.behaviours |= {"bad": ok(), "wild": ok()}
     for name in sweep.names:
         sweep.folder.reopen(name)
-    sweep.work()
+    sweep.work(retries=0)
     assert sweep.states() == ["complete"] * 3 and sweep.starts() == [2, 2, 1]
+
+
+def test_a_trial_that_ends_its_worker_again_and_again_fails(grid):
+    """Unless it saves a checkpoint in between."""
+
+    def ends_worker(training):
+        if (training.workdir / "starts").read_text() == "....":
+            (training.workdir / "checkpoints" / "7").mkdir(parents=True)
+        yield 1 / 0
+
+    sweep = grid({"bad": ends_worker, "good": ok()})
+    for _ in range(4 + 5):
+        with pytest.raises(ZeroDivisionError):
+            sweep.work(retries=0)
+        sweep.stop.clear()
+    sweep.work(retries=0)
+    assert sweep.states() == ["failed", "complete"] and sweep.starts() == [9, 1]
 
 
 def test_stopped_worker_saves_and_its_trial_goes_on_first(grid):
