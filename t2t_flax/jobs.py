@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.config.overrides import check_average, values_of_user
+from t2t_flax.config.overrides import check_average, check_patience, values_of_user
 from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
@@ -179,6 +179,8 @@ def _updates(
     group, say = supervisor.group, supervisor.group.say
     setup = set_up_training(config, workdir, corpus)
     check_average(config, setup.batches.updates_per_epoch)
+    if config.eval.every_epochs:
+        check_patience(config, setup.batches.updates_per_epoch)
     say("\n".join(filter(None, [*_describe(setup, group), *notes, precision.advice(config, decoding=False)])))
     try:
         end = train_loop(setup, validation_score(setup, supervisor), say, supervisor)

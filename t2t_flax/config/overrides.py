@@ -364,26 +364,48 @@ def _check_mesh(m: Mesh) -> None:
 
 
 def check_evaluation(c: Config) -> None:
-    """Raises UserError if an evaluation that a new training relies on never takes place, and as `check_average`. Stored runs are
-    not checked.
+    """Raises UserError if an evaluation that a new training relies on never takes place, and as `check_average` and
+    `check_patience`. Stored runs are not checked.
     """
     check_average(c)
-    e = c.eval
-    if e.decode_every_steps and not c.data.valid:
+    check_patience(c)
+    if c.eval.decode_every_steps and not c.data.valid:
         raise UserError(
-            f"config.eval.decode_every_steps = {e.decode_every_steps} needs config.data.valid, which is empty: name a "
+            f"config.eval.decode_every_steps = {c.eval.decode_every_steps} needs config.data.valid, which is empty: name a "
             "validation set, or set eval.decode_every_steps = 0."
         )
+
+
+def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
+    """Raises UserError if eval.metric is computed too rarely for the keys that depend on it.
+
+    Args:
+      updates_per_epoch: 0 = not known yet; evaluations by epochs are then not counted.
+    """
+    e, steps = c.eval, c.train.steps
     decoded = e.metric not in HIGHER_IS_BETTER
-    if c.data.valid and (e.decode_every_steps if decoded else e.every_steps or e.every_epochs):
+    if c.data.valid and e.every_epochs and not (decoded or updates_per_epoch):
         return
+    intervals = [e.decode_every_steps] if decoded else [e.every_steps, e.every_epochs * updates_per_epoch]
+    count = _count_due(steps, *intervals) if c.data.valid else 0
     needed = "eval.decode_every_steps" if decoded else "eval.every_steps or eval.every_epochs"
     for name, unused in (("eval.patience", 0), ("checkpoint.keep_best", 1)):
-        if c.value(name) > unused:
+        if not count and c.value(name) > unused:
             raise UserError(
-                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed: set "
-                f"config.data.valid and {needed}."
+                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed in "
+                f"train.steps = {steps} updates: set config.data.valid and {needed}."
             )
+    if e.patience > count:
+        raise UserError(
+            f"config.eval.patience = {e.patience} is never reached: config.train.steps = {steps} updates have {count} "
+            f"evaluations. Lower eval.patience (0 = never stop early) or {needed}."
+        )
+
+
+def _count_due(steps: int, *intervals: int) -> int:
+    """Return how many of so many updates are at the end of one of up to two intervals; an interval of 0 never ends."""
+    lengths = [length for length in intervals if length]
+    return sum(steps // length for length in lengths) - (steps // math.lcm(*lengths) if len(lengths) > 1 else 0)
 
 
 def check_average(c: Config, updates_per_epoch: int = 0) -> None:
@@ -393,8 +415,7 @@ def check_average(c: Config, updates_per_epoch: int = 0) -> None:
     k, steps = c.checkpoint, c.train.steps
     if not c.data.test or (k.every_epochs and not updates_per_epoch):
         return
-    intervals = [every for every in (k.every_steps, k.every_epochs * updates_per_epoch) if every]
-    count = sum(steps // every for every in intervals) - (steps // math.lcm(*intervals) if len(intervals) > 1 else 0)
+    count = _count_due(steps, k.every_steps, k.every_epochs * updates_per_epoch)
     if not k.every_epochs and not (k.every_steps and steps % k.every_steps == 0):
         count += 1  # the last update
     if k.average_last > max(1, count):

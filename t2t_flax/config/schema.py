@@ -52,9 +52,9 @@ class Optimizer:
         "inverse_sqrt = peak_lr * sqrt(warmup / t), constant = peak_lr",
         choices=SCHEDULES,
     )
-    lr_scale: float = rate_key(1.0, "factor of the noam schedule", low=0.0, when=one_of("optimizer.schedule", "noam"))
+    lr_scale: float = rate_key(1.0, "factor of the noam schedule", low=1e-30, when=one_of("optimizer.schedule", "noam"))
     peak_lr: float = rate_key(
-        5e-4, "peak learning rate of every schedule but noam", low=0.0, when=none_of("optimizer.schedule", "noam")
+        5e-4, "peak learning rate of every schedule but noam", low=1e-30, when=none_of("optimizer.schedule", "noam")
     )
     warmup_steps: int = rate_key(4000, "updates of linear warm-up (5.3)", unit="updates", low=1)
     warmup_init: float = rate_key(

@@ -4,7 +4,7 @@ import pytest
 from helpers.refusals import refused
 
 from t2t_flax.config import default_config, load_config, override, resolve
-from t2t_flax.config.overrides import check_average
+from t2t_flax.config.overrides import check_average, check_patience
 from t2t_flax.training.checkpoint_files import regular_steps
 
 LARGE = "9" * 30
@@ -26,6 +26,8 @@ LARGE = "9" * 30
         ({"train.steps": str(2**31)}, ["train.steps", str(2**31), str(2**31 - 1)]),
         ({"optimizer.lr_scale": "inf"}, ["optimizer.lr_scale", "inf"]),
         ({"optimizer.eps": "0"}, ["optimizer.eps", "1e-30"]),
+        ({"optimizer.lr_scale": "0"}, ["optimizer.lr_scale", "1e-30"]),
+        ({"optimizer.peak_lr": "0", "optimizer.schedule": "constant"}, ["optimizer.peak_lr", "1e-30"]),
         ({"seed.init": str(2**32)}, ["seed.init", str(2**32), str(2**32 - 1)]),
         ({"data.batch_tokens": LARGE}, ["data.batch_tokens", str(2**28)]),
         ({"data.train": "a\0b"}, ["data.train"]),
@@ -56,6 +58,9 @@ def test_wrong_overrides(keys, names):
         ({"eval.metric": "loss", "eval.every_steps": "0", "checkpoint.keep_best": "2"}, ["checkpoint.keep_best"]),
         ({"eval.patience": "3", "data.valid": ""}, ["eval.patience", "data.valid"]),
         ({"eval.decode_every_steps": "5", "data.valid": ""}, ["eval.decode_every_steps", "data.valid"]),
+        ({"eval.patience": "1", "eval.every_steps": "1801"}, ["eval.patience", "eval.every_steps", "1800"]),
+        ({"checkpoint.keep_best": "2", "train.steps": "449"}, ["checkpoint.keep_best", "eval.every_steps", "449"]),
+        ({"eval.patience": "5"}, ["eval.patience", "5", "4", "1800"]),
         (
             {"checkpoint.average_last": "5"},
             ["checkpoint.average_last", "train.steps", "1800", "every_steps", "450", "4"],
@@ -88,6 +93,13 @@ def test_an_average_has_at_most_the_regular_checkpoints_of_the_run(keys, updates
     check_average(more.with_values({"data.test": ""}), updates_per_epoch)
     if keys.get("checkpoint.every_epochs"):
         check_average(more)
+
+
+def test_evaluations_by_epochs_are_counted_when_an_epoch_is_known():
+    config = load_config("toy", {"eval.every_epochs": "1", "eval.patience": "5"})
+    check_patience(config, 600)  # 4 by updates, and 2 by epochs alone
+    with refused("eval.patience", "5", "4"):
+        check_patience(config, 900)
 
 
 @pytest.mark.parametrize(
