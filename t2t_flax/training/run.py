@@ -380,9 +380,11 @@ def worse_than_start(setup: TrainingSetup) -> str:
     """Return a note where eval.metric is worse at the end of a run than before its first update; "" for any other run."""
     name = f"valid_{setup.config.eval.metric}"
     values = [(line["step"], line[name]) for line in read_metrics(setup.workdir) if name in line]
-    (first, start), (last, end) = values[0] if values else (1, 0.0), values[-1] if values else (1, 0.0)
-    worse = end > start if lower_is_better(setup.config.eval.metric) else end < start
-    if first or not worse:
+    if not values or values[0][0]:
+        return ""
+    (_, start), (last, end) = values[0], values[-1]
+    as_good = end <= start if lower_is_better(setup.config.eval.metric) else end >= start
+    if as_good or math.isnan(start):
         return ""
     return (
         f"{name} is {end:.4f} after update {last}, worse than the {start:.4f} of the parameters that the run started from: "

@@ -66,8 +66,9 @@ class TrainingSetup:
         """
         parts: dict[str, Any] = {name: store.digest for name, store in self.corpus.valid.items()}
         if self.config.eval.metric not in HIGHER_IS_BETTER:
-            names = {"eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)} - {"eval.bootstrap_samples"}
-            parts |= self.config.compared(names)
+            names = {"eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)}
+            # The model decodes by itself, in the precision of its training.
+            parts |= self.config.compared(names - {"eval.bootstrap_samples", "decode.engine", "decode.precision"})
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 

@@ -14,7 +14,7 @@ from t2t_flax.config import Config
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.run import note_metric
+from t2t_flax.training.run import note_metric, worse_than_start
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import completed
@@ -125,7 +125,7 @@ def test_only_metrics_of_translations_depend_on_the_search(tmp_path, cache, metr
         ({"alignments.layer": 1, "alignments.row": "reads"}, True),
         ({"decode.batch_size": 8}, True),
         ({"eval.bootstrap_samples": 0}, True),
-        ({"decode.precision": "float32"}, False),
+        ({"decode.precision": "float32", "decode.engine": "ctranslate2"}, True),
         ({"decode.strategy": "sample", "decode.seed": 3}, False),
     ],
 )
@@ -150,6 +150,23 @@ def test_a_run_that_has_passed_its_last_update_ends_though_an_evaluation_was_due
     loop.train(start(tiny_run(tmp_path, steps=6, **keys), tmp_path, cache), score=interrupted)
     outcome = loop.train(start(tiny_run(tmp_path, steps=3, **keys), tmp_path, cache), score=None)
     assert (outcome.reason, outcome.step) == ("steps", 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "noted"),
+    [
+        ([(0, 2.0), (4, 2.1)], True),
+        ([(0, 2.0), (4, float("nan"))], True),
+        ([(0, 2.0), (2, 2.1), (4, 2.0)], False),
+        ([(0, float("nan")), (4, 9.0)], False),
+        ([(2, 2.0), (4, 2.1)], False),
+        ([], False),
+    ],
+)
+def test_an_end_that_is_worse_than_the_start_is_noted(tmp_path, values, noted):
+    lines = [json.dumps({"step": step, "valid_nll": value}) + "\n" for step, value in values]
+    (tmp_path / "metrics.jsonl").write_text("".join(lines))
+    assert bool(worse_than_start(SimpleNamespace(config=Config(), workdir=tmp_path))) == noted
 
 
 def test_non_finite_metric_is_never_the_best():

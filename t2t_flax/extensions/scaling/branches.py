@@ -56,14 +56,16 @@ def plan(
 
     The learning rate is that of update `step` times the root of the factor, as Adam's should grow. The updates are numbered as if
     the run had had the batch size from its start, so that a branch reads on where the run stood in its corpus. Seed 0 has the
-    run's own order of pairs and dropout, seed s adds s to them. Raises UserError for a batch that is too small, and for
-    fewer tokens than two of the largest batches.
+    run's own order of pairs and dropout, seed s adds s to them. Raises UserError for a batch that is too small, for fewer
+    tokens than two of the largest batches, and after an update at rate 0.
     """
     rate, batch = float(learning_rate_schedule(stored)(step)), stored.data.batch_tokens
     if tokens < 2 * batch * max(factors):
         raise UserError(
             f"--tokens={tokens}: the largest batch has {int(batch * max(factors)):,} tokens: a branch needs two updates or more."
         )
+    if not rate:
+        raise UserError(f"--step={step}: the learning rate of that update is 0: name an earlier checkpoint.")
     # Keys that name the test sets, or take what is in them out of the training data, which must stay the same.
     reads_test = any(stored.value(key) for key in _READ_TEST if key in fields())
     branches = []

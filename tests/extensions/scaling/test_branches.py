@@ -42,6 +42,14 @@ def test_branches_see_equally_many_tokens_at_the_rate_of_their_batch():
         plan(stored, 100, [ONE, FOUR], 7000, 1, {}, "cache")
 
 
+def test_branches_do_not_begin_where_the_rate_is_0():
+    decay = {"optimizer.schedule": "linear", "optimizers.decay_steps": 5000}
+    stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000)).with_values(decay)
+    plan(stored, 4999, [ONE], 16_000, 1, {}, "cache")
+    with refused("--step=5000"):
+        plan(stored, 5000, [ONE], 16_000, 1, {}, "cache")
+
+
 def test_a_branch_starts_after_an_update_even_of_a_large_batch():
     stored = small_config(data=dict(valid="toy:valid", batch_tokens=1000))
     assert plan(stored, 1, [FOUR], 8_000, 1, {}, "cache")[0].start == 1
