@@ -20,7 +20,7 @@ import threading
 import time
 from pathlib import Path
 
-from restarts import PROGRESS, USER_ERROR, Children, Restarts, outcome, say, signal_group, take
+from restarts import PROGRESS, USER_ERROR, Children, Restarts, outcome, say, signal_group, take, whole_number
 
 
 class Pod(Children):
@@ -102,7 +102,7 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, list[str]]:
     parser = argparse.ArgumentParser(prog="local_pod", usage=usage, description=__doc__, allow_abbrev=False)
     numbers = {"N": 1, "--restarts": 0, "--restart-with": 1, "--grace": 0}
     for name, default in zip(numbers, (None, 0, None, 30), strict=True):
-        parser.add_argument(name, type=int, default=default)
+        parser.add_argument(name, type=whole_number, default=default)
     parser.add_argument("--dry-run", action="store_true")
     end = argv.index("--") if "--" in argv else len(argv)
     args, command = parser.parse_args(argv[:end]), argv[end + 1 :]
@@ -127,7 +127,11 @@ def main(argv: list[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="t2t_restarts.") as folder:
         saved = Path(folder, "saved")
         while True:
-            code = outcome(pod.run(n, command, saved))
+            try:
+                code = outcome(pod.run(n, command, saved))
+            except OSError as error:  # such as a script without its first line
+                say("local_pod", f"the command cannot be started: {error}")
+                return USER_ERROR
             message = "" if pod.signal else restarts.again(code, take(saved))
             if not message:
                 return code

@@ -129,9 +129,10 @@ class Children:
 
     def start(self, name, command, **options):
         """Start a process; options: of Popen."""
-        self.running[name] = process = subprocess.Popen(command, start_new_session=True, **options)
+        process = subprocess.Popen(command, start_new_session=True, **options)
         print(process.pid, file=self._guard)
-        if self.signal:  # it came while the process was starting
+        self.running[name] = process  # last, so that a signal until here is sent once
+        if self.signal:
             self.send(self.signal)
         return process
 
@@ -220,11 +221,13 @@ def slurm(command, *, patience=6, pause=10.0):
       pause: seconds between two questions.
     """
     job, start = os.environ["SLURM_JOB_ID"], int(os.environ.get("SLURM_RESTART_COUNT") or 0) + 1
+    if index := os.environ.get("SLURM_ARRAY_TASK_ID"):  # the number of one job of an array means all of them
+        job = f"{os.environ['SLURM_ARRAY_JOB_ID']}_{index}"
     folder = Path(f".t2t_restarts.{job}").absolute()  # all tasks and starts of the job share it
     used, saved = folder / "used", folder / "saved"
     restarts = Restarts(int(os.environ.get("T2T_RESTARTS") or 20), int(used.read_text()) if used.exists() else 0)
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(exist_ok=True)
     for number in SIGNALS:
         signal.signal(number, lambda *_: None)  # a requeue signals this process too, which has to read the tasks' codes
     wrapper = [sys.executable, str(Path(__file__).absolute()), "task", str(folder)]
@@ -235,16 +238,16 @@ def slurm(command, *, patience=6, pause=10.0):
     codes = [exit_code(srun), *(int(path.read_text() or FAILURE) for path in folder.iterdir() if path.name.isdecimal())]
     code, state = outcome(codes), ""
     message = restarts.again(code, saved.exists())
+    shutil.rmtree(folder, ignore_errors=True)
     if message:
         answer = ask(["squeue", "--noheader", f"--job={job}", "--format=%T"], patience, pause)
         # SLURM kills a cancelled job long before all questions are asked.
         state = "RUNNING" if answer is None else answer.strip() or "unknown"
     print(f"slurm: start {start} of job {job} ended with exit code {code}" + (f", state {state}" if state else ""))
-    shutil.rmtree(folder)
     if state != "RUNNING":  # final, or the job was cancelled or requeued by someone
         return code
     if restarts.used:
-        folder.mkdir()
+        folder.mkdir(exist_ok=True)
         used.write_text(str(restarts.used))
     print(f"slurm: {message}", flush=True)
     if ask(["scontrol", "requeue", job], patience, pause) is not None:
@@ -264,25 +267,29 @@ def ask(command, patience, pause):
     return None
 
 
+def whole_number(text):
+    """Return the number that a flag has; `08`, `+1` and `1_0` are refused."""
+    if not (text.isascii() and text.isdecimal() and str(int(text)) == text):
+        raise argparse.ArgumentTypeError(f"{text!r}: expected a whole number")
+    return int(text)
+
+
 def parse_retry(argv):
     """Return the flags of `retry`, and the command after `--`."""
     usage = "launch/retry.sh [--restarts=R] [--delay=S] [--exit-file=FILE] -- COMMAND..."
     parser = argparse.ArgumentParser(prog="retry", usage=usage, allow_abbrev=False)
-    parser.add_argument("--restarts", default="20")
-    parser.add_argument("--delay", default="30")
+    parser.add_argument("--restarts", type=whole_number, default=20)
+    parser.add_argument("--delay", type=whole_number, default=30)
     parser.add_argument("--exit-file", type=Path)
     end = argv.index("--") if "--" in argv else len(argv)
     args, command = parser.parse_args(argv[:end]), argv[end + 1 :]
-    for name in ("restarts", "delay"):
-        value = getattr(args, name)
-        if not (value.isascii() and value.isdecimal() and str(int(value)) == value):
-            parser.error(f"--{name}={value}: expected a whole number")
     if not command:
         parser.error("the command is missing; it follows --")
     if args.exit_file:
         try:
-            args.exit_file.write_text("")  # refused now, not when the command has ended
-            args.exit_file.unlink()
+            args.exit_file.open("a").close()  # refused now, not when the command has ended
+            if args.exit_file.is_file() and not args.exit_file.is_symlink():  # not /dev/null
+                args.exit_file.unlink()
         except OSError as error:
             parser.error(f"--exit-file={args.exit_file} cannot be written: {error.strerror}")
     return args, command
@@ -292,7 +299,7 @@ def main(argv):
     action, words = argv[0], argv[1:]
     if action == "retry":
         args, command = parse_retry(words)
-        return retry(command, int(args.restarts), int(args.delay), args.exit_file)
+        return retry(command, args.restarts, args.delay, args.exit_file)
     if action == "judge":
         print(judge(words))
         return OK

@@ -94,7 +94,7 @@ def test_dry_run_prints_the_commands_only(tmp_path):
     [
         ("", "N"), ("0 -- true", "N"), ("x -- true", "'x'"), ("2 --restart=1 -- true", "--restart=1"), ("2 true", "true"),
         ("2 --restarts=-1 -- true", "--restarts"), ("2 --restarts= -- true", "--restarts"), ("2", "--"), ("2 --", "--"),
-        ("2 --restart-with=0 -- true", "--restart-with"), ("2 -- no-such-program", "no-such-program"),
+        ("2 --restart-with=0 -- true", "--restart-with"), ("2 --grace=1_0 -- true", "1_0"), ("2 -- no-such-program", "no-such-program"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_refused(arguments, name, capsys):
@@ -102,6 +102,15 @@ def test_wrong_arguments_are_refused(arguments, name, capsys):
         local_pod.parse(arguments.split())
     assert error.value.code == 2
     assert_names(capsys.readouterr().err, name)
+
+
+def test_command_that_cannot_be_started_is_a_user_error(tmp_path):
+    script = tmp_path / "script"
+    script.write_text("no interpreter is named here\n")
+    script.chmod(0o755)
+    _, err = pod(2, "--restarts=3", "--", script, cwd=tmp_path, code=2)
+    assert_names(err, str(script))
+    assert "Traceback" not in err
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 
 import pytest
@@ -127,6 +128,36 @@ def test_slurm_is_asked_again(slurm, hiccups, requeued, tmp_path):
 def test_job_that_someone_cancelled_or_requeued_is_left_alone(slurm):
     assert slurm("exit 75", squeue="echo CANCELLED") == (75, False)
     assert slurm("exit 1", squeue="true") == (1, False)  # squeue no longer knows it
+
+
+@needs_bash
+def test_job_of_an_array_is_requeued_alone(slurm, tmp_path):
+    """The array has the number of its last job; SLURM takes it for all of them."""
+    squeue = 'echo RUNNING; [[ $* != *7 ]] || echo RUNNING'
+    array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
+    assert slurm("exit 75", squeue=squeue, scontrol='echo "$@" >requeue', **array) == (0, True)
+    assert (tmp_path / "requeue").read_text() == "requeue 7_3\n"
+
+
+def test_signal_while_a_process_starts_reaches_it_once(monkeypatch):
+    """A second one would cut off its saving."""
+    sent = []
+
+    class Process:
+        pid = 0
+        send_signal = sent.append
+
+    class Guard:
+        def write(self, text):
+            if text.strip():
+                children.forward(signal.SIGINT, None)
+
+    monkeypatch.setattr(restarts, "start_guard", Guard)
+    monkeypatch.setattr(restarts.signal, "signal", lambda *_: None)
+    monkeypatch.setattr(restarts.subprocess, "Popen", lambda *_, **__: Process())
+    children = restarts.Children()
+    children.start("command", ["true"])
+    assert sent == [signal.SIGINT]
 
 
 @needs_bash

@@ -1,5 +1,6 @@
 """launch/retry.sh: the restart loop of a host."""
 
+import os
 import shutil
 import signal
 import subprocess
@@ -46,6 +47,15 @@ def test_signal_is_forwarded_and_nothing_restarts(name, tmp_path):
     out, err = process.communicate(timeout=300)
     assert process.returncode == 75 and out == "saved\n" and not err
     assert (tmp_path / "code").read_text() == "75\n"
+
+
+def test_exit_file_may_be_a_device(tmp_path):
+    """Root could remove it."""
+    link = tmp_path / "code"
+    link.symlink_to(os.devnull)
+    process = retry("--exit-file=code", "--", "true", cwd=tmp_path)
+    process.communicate(timeout=300)
+    assert process.returncode == 0 and link.is_symlink() and Path(os.devnull).is_char_device()
 
 
 def test_hangup_that_nohup_ignores_stays_ignored(tmp_path):
