@@ -6,14 +6,14 @@
 #   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes|no --jobset-version=v0.10.1]
 # `run` replaces a JobSet of this name that has ended. --env: environment variables of this machine, by name, that the command
 # gets, such as WANDB_API_KEY, through the Secret NAME-env.
-# --hosts: per slice; --chips: per host; --volume: a volume claim, which all hosts mount at PATH. The image: docker build
+# --slices: as many at `delete` as at `create`; --hosts: per slice; --chips: per host; --volume: a volume claim, which all hosts mount at PATH. The image: docker build
 # --build-arg ACCELERATOR=tpu (launch/README.md).
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20
 cluster='' zone='' machine=ct5lp-hightpu-4t spot=no jobset_version=v0.10.1 nodes=no volume=''
 parse "name image slices hosts chips accelerator topology restarts volume cluster zone machine spot jobset_version nodes env" "$@"
-require name
+require name accelerator topology
 require_env
 require_number 0 restarts
 require_number 1 slices hosts chips
@@ -45,7 +45,7 @@ json() { # the words as a JSON array
 secret() { # the Secret with the variables of --env
   local variable value values=''
   for variable in ${env//,/ }; do
-    if [ -n "$dry_run" ]; then value='["(not shown)"]'; else value=$(json "$(printenv "$variable")"); fi
+    if [ -n "$dry_run" ]; then value='["(not shown)"]'; else value=$(json "${!variable}"); fi
     value=${value#[} && values+=", $variable: ${value%]}"
   done
   printf '%s\n' "apiVersion: v1" "kind: Secret" "metadata: {name: $name-env}" "stringData: {${values#, }}" ---

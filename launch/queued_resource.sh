@@ -91,7 +91,7 @@ babysit_command() { # as babysit_slice, for the command on an active slice
     return 1
   fi
   # shellcheck disable=SC2086 # one word per host
-  verdict=$(python "$here/restarts.py" judge $states) || return 1
+  verdict=$(python3 "$here/restarts.py" judge $states) || return 1
   case $verdict in
     wait)
       started=yes
@@ -115,6 +115,8 @@ case $action in
       create && vm status && vm run --idle=yes && delete && create && vm run --idle=yes
       exit
     fi
+    git -C "$here/.." rev-parse --verify --quiet HEAD >/dev/null ||
+      usage_error "$here/.. has no commit of git, which the hosts would get"
     while true; do
       if ! babysit_slice; then
         failed=$((failed + 1))

@@ -103,13 +103,15 @@ require_env() { # --env is a list of names that are set
 
 exports() { # the variables of --env as commands of a shell
   local variable
-  for variable in ${env//,/ }; do echo "export $variable=$(quoted "$(printenv "$variable")")"; done
+  for variable in ${env//,/ }; do echo "export $variable=$(quoted "${!variable}")"; done
 }
 
-require() { # the flags with these variables must have a value
+require() { # the flags with these variables are given, and no program takes their names for a flag or a list
   local key
   for key in "$@"; do
     [ -n "${!key}" ] || usage_error "--${key//_/-} is missing"
+    [[ ${!key} =~ ^[A-Za-z0-9][A-Za-z0-9._:/@-]*$ ]] ||
+      usage_error "--${key//_/-}=${!key}: expected letters, digits and . _ : / @ -"
   done
 }
 
@@ -138,17 +140,13 @@ require_nfs() { # --nfs, if given, is what mount_nfs.sh takes
   [[ ${nfs-} =~ ^([^=]+:/[^=]*=/[^=]+)?$ ]] || usage_error "--nfs=$nfs: expected SERVER:/EXPORT=/PATH"
 }
 
-python() { # this machine's Python: `python` as in the commands of the documentation, or python3
-  "$(type -P python || echo python3)" "$@"
-}
-
 quoted() { # the words as one line that a shell splits into the same words
   local word line='' quote="'\\''"
   for word in "$@"; do
     [[ $word =~ ^[A-Za-z0-9_./:=,@%+-]+$ ]] || word="'${word//\'/"$quote"}'"
     line+=" $word"
   done
-  echo "${line# }"
+  printf '%s\n' "${line# }"
 }
 
 run() { # prints the command and runs it; a dry run only prints it

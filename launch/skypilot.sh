@@ -21,7 +21,7 @@ require_yes_no spot
 start() {
   local accelerator=cuda variable secrets=() install market=--no-use-spot
   [ -z "$spot" ] || market=--use-spot
-  [[ $accelerators != tpu-* ]] || accelerator=tpu
+  [[ ${accelerators,,} != tpu-* ]] || accelerator=tpu
   install=$(extras_of "$accelerator")
   for variable in ${env//,/ }; do secrets+=("--secret=$variable"); done # SkyPilot reads its value here
   cd "$here/.."

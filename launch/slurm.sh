@@ -14,9 +14,10 @@ require_extras
 require_number 0 restarts gpus_per_node
 require_number 1 nodes
 : "${tasks_per_node:=$((gpus_per_node > 0 ? gpus_per_node : 1))}"
+require_number 1 tasks_per_node
 ((gpus_per_node == 0 || tasks_per_node == gpus_per_node)) ||
   usage_error "--tasks-per-node=$tasks_per_node with --gpus-per-node=$gpus_per_node: JAX gives each task one GPU"
-
+[[ $options != *[\"\'$'\n']* ]] || usage_error "--options=$options: expected words between blanks, without quotes"
 [[ $here != *,* ]] || usage_error "$here: sbatch cannot pass on a path with a comma"
 
 start() {

@@ -22,7 +22,7 @@ require_nfs
 where=("--zone=$zone" ${project:+"--project=$project"})
 vm=(gcloud compute tpus tpu-vm)
 mark=$(quoted ${command[@]+"${command[@]}"} | cksum | tr ' ' -) # identifies the command
-in_progress='[ -e t2t.lock ] && ! flock -n t2t.lock true' # a lock per host keeps two runs from sharing the chips
+in_progress='[ -e t2t.lock ] && ! flock -sn t2t.lock true' # a lock per host keeps two runs from sharing the chips
 refuse="echo 'a run is in progress on this host' >&2; exit 1"
 folder="${TMPDIR:-/tmp}/t2t_flax.XXXXXX" # of start
 secrets=''                               # whether t2t.env may be on hosts
@@ -47,15 +47,16 @@ start() {
     [ -n "$dry_run" ] || { (umask 077 && exports >"$folder/t2t.env") && secrets=yes; }
     run "${vm[@]}" scp "$folder/t2t.env" "$name:t2t.env" --worker=all "${where[@]}"
   fi
-  # The shell of a host removes the secrets however it ends. uv, because the image's Python may be older than 3.11.
+  # The shell of a host removes the secrets however it ends, and passes the lock on to retry.sh.
+  # uv, because the image's Python may be older than 3.11.
   remote="${env:+trap 'rm -f ~/t2t.env' EXIT; trap 'exit 1' HUP INT TERM; }\
-touch t2t.lock && { flock -n t2t.lock true || { $([ -n "$idle" ] && echo 'exit 0' || echo "$refuse"); }; } && \
+exec 9>>t2t.lock && { flock -w 1 9 || { $([ -n "$idle" ] && echo 'exit 0' || echo "$refuse"); }; } && \
 ${env:+chmod 600 t2t.env && . ./t2t.env && rm t2t.env && }\
 rm -rf t2t_flax && mkdir t2t_flax && tar -xzf t2t_flax.tgz -C t2t_flax && cd t2t_flax && \
 python3 -m pip install --quiet --user uv && { [ -d ../t2t_venv ] || python3 -m uv venv --python 3.12 ../t2t_venv; } && \
 python3 -m uv pip install --quiet --python ../t2t_venv/bin/python -e '.[$(extras_of tpu)]' && ${nfs:+launch/mount_nfs.sh $(quoted "$nfs") && }\
 export PATH=\$HOME/t2t_venv/bin:\$PATH JAX_COORDINATOR_PORT=8476 && rm -f ../t2t.exit && echo $mark >../t2t.command && \
-{ nohup flock -n ../t2t.lock launch/retry.sh --restarts=$restarts --exit-file=../t2t.exit -- $(quoted "${command[@]}") \
+{ nohup launch/retry.sh --restarts=$restarts --exit-file=../t2t.exit -- $(quoted "${command[@]}") \
 >>../t2t.log 2>&1 </dev/null & }"
   on_hosts "$remote"
   secrets=''

@@ -114,10 +114,12 @@ def test_value_of_a_variable_stands_on_no_command_line(launcher, tmp_path):
 
 
 def test_gke_passes_variables_in_a_secret(tmp_path):
-    env = recording_programs(tmp_path) | {"TOKEN": SECRET, "OTHER": "two words"}
-    launch("gke", "run", *FLAGS["gke"], "--env=TOKEN,OTHER", "--", *TRAIN, cwd=tmp_path, **env)
+    values = {"TOKEN": SECRET, "OTHER": "two\nlines\n"}
+    env = recording_programs(tmp_path) | values
+    launch("gke", "run", "--name=007", "--image=i", "--env=TOKEN,OTHER", "--", *TRAIN, cwd=tmp_path, **env)
     secret, jobset = (each for each in yaml.safe_load_all((tmp_path / "manifests").read_text()) if each)
-    assert secret["kind"] == "Secret" and secret["stringData"] == {"TOKEN": SECRET, "OTHER": "two words"}
+    assert secret["kind"] == "Secret" and secret["stringData"] == values
+    assert jobset["metadata"]["name"] == "007"
     (container,) = jobset["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]["containers"]
     assert container["envFrom"] == [{"secretRef": {"name": secret["metadata"]["name"]}}]
 
@@ -125,6 +127,8 @@ def test_gke_passes_variables_in_a_secret(tmp_path):
 def test_skypilot_and_xpk_read_the_values_themselves(tmp_path):
     (words,) = dry("skypilot", "run", "--name=n", "--env=TOKEN", "--", *TRAIN, cwd=ROOT, TOKEN=SECRET)
     assert "--secret=TOKEN" in words
+    (words,) = dry("skypilot", "run", "--name=n", "--accelerators=TPU-v6e-8", "--", *TRAIN, cwd=ROOT)
+    assert "--env=T2T_EXTRAS=tpu" in words
     programs = recording_programs(tmp_path)
     Path(programs["PATH"].split(":")[0], "xpk").write_text(
         f'#!/bin/sh\nfor word; do case $word in --env-file=*) cat "${{word#*=}}" >{tmp_path}/names ;; esac; done\n'

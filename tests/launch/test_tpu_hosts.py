@@ -47,6 +47,10 @@ elif action == "ssh":
     env = lambda host: os.environ | {"HOME": str(host), "HOST": host.name}
     sys.exit(max(subprocess.run(["bash", "-c", command], cwd=host, env=env(host)).returncode for host in hosts))
 """
+INSTALL = """echo "$@" >>"$CLOUD/python3"
+until [ ! -e "$CLOUD/install_slowly" ]; do sleep 0.05; done
+exit "${INSTALL_CODE-0}"
+"""
 
 
 @pytest.fixture
@@ -56,8 +60,7 @@ def cloud(tmp_path):
     programs.mkdir()
     for name, text in (
         ("gcloud", f"#!{sys.executable}\n{GCLOUD}"),
-        ("python3", '#!/bin/bash\necho "$@" >>"$CLOUD/python3"\nexit "${INSTALL_CODE-0}"\n'),
-        ("python", f'#!/bin/bash\nexec {sys.executable} "$@"\n'),
+        ("python3", f'#!/bin/bash\n[ "$1" = -m ] || exec {sys.executable} "$@"\n{INSTALL}'),
         (
             "git",
             f'#!/bin/bash\nfor word in "$@"; do case $word in --output=*) tar -czf "${{word#*=}}" -C {LAUNCH}/.. launch ;; esac; done\n',
@@ -160,9 +163,7 @@ def test_host_that_reboots_gets_its_command_again(cloud):
     process = subprocess.Popen(babysit, cwd=folder, env=env, stderr=subprocess.DEVNULL)
     ran = lambda host: (folder / f"ran.{host}").read_text().split() if (folder / f"ran.{host}").exists() else []  # noqa: E731
     wait_for(lambda: ran("host") and ran("other"), "both hosts run it")
-    retry = psutil.Process(int(ran("other")[0]))
-    for reboot in (retry.parent(), retry):  # the holder of the lock, and retry.sh; the guard ends the command
-        reboot.kill()
+    psutil.Process(int(ran("other")[0])).kill()  # retry.sh; its guard ends the command
     wait_for(lambda: len(ran("other")) == 2, "the second host runs it again")
     (folder / "go").touch()
     assert process.wait(300) == 0 and len(ran("host")) == 1
@@ -173,6 +174,22 @@ def test_other_hosts_tell_how_the_command_ended(cloud):
     command = ["bash", "-c", '[ "$HOST" = host ] || exit 2; exit 1']
     result = launch("queued_resource", "babysit", "--poll=0", "--restarts=0", "--", *command, cloud=cloud)
     assert result.returncode == 2, result.stderr
+
+
+def test_second_run_is_refused_while_the_first_is_installed(cloud):
+    folder, env = cloud
+    assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
+    (folder / "install_slowly").touch()
+    run = [LAUNCH / "tpu_vm.sh", "run", "--name=n", "--zone=z", "--restarts=0", "--"]
+    first = subprocess.Popen([*run, "sh", "-c", "exit 3"], cwd=folder, env=env, stderr=subprocess.DEVNULL)
+    wait_for((folder / "python3").exists, "it is installed")
+    assert status(cloud) == "running"
+    second = subprocess.Popen([*run, "true"], cwd=folder, env=env, stderr=subprocess.DEVNULL)
+    wait_for(lambda: second.poll() is not None or (folder / "python3").read_text().count("pip install") > 1, "its end")
+    (folder / "install_slowly").unlink()
+    assert second.wait(300) == 1 and first.wait(300) == 0
+    wait_for(lambda: status(cloud) != "running", "the first has ended")
+    assert status(cloud) == "3"
 
 
 @pytest.mark.parametrize("failure", ["INSTALL_CODE", "a running command"])
@@ -201,12 +218,30 @@ def test_secrets_are_removed_from_hosts_that_were_not_reached(cloud):
     assert result.returncode != 0 and not (folder / "host" / "t2t.env").exists(), result.stderr
 
 
+def test_values_of_variables_arrive_as_they_are(cloud):
+    folder, env = cloud
+    assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
+    values = {"OPTION": "-n", "LINES_": "two\nlines\n\n", "QUOTES": "it's \\ \"$HOME\" `x`"}
+    show = [sys.executable, "-c", f"import os; print(repr([os.environ[name] for name in {list(values)}]))"]
+    call = ["run", f"--env={','.join(values)}", "--", *show]
+    assert launch("tpu_vm", *call, cloud=(folder, env | values)).returncode == 0
+    wait_for(lambda: status(cloud) == "0", "the run has ended")
+    assert (folder / "host" / "t2t.log").read_text().splitlines()[-1] == repr(list(values.values()))
+
+
 def test_status_distinguishes_commands(cloud):
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
     wait_for(lambda: status(cloud) == "0", "the run has ended")
     assert launch("tpu_vm", "status", "--", "true", cloud=cloud).stdout.strip() == "0"
     assert launch("tpu_vm", "status", "--", "true ", cloud=cloud).stdout.strip() == "other-0"
+
+
+def test_babysit_needs_a_commit_before_it_pays_for_a_slice(cloud):
+    folder, _ = cloud
+    (folder / "bin" / "git").write_text("#!/bin/sh\nexit 128\n")
+    result = launch("queued_resource", "babysit", "--poll=0", "--failures=1", "--", "true", cloud=cloud)
+    assert result.returncode == 2 and "commit" in result.stderr and not (folder / "calls").exists()
 
 
 @pytest.mark.parametrize("error", ["CREATE_ERROR", "DESCRIBE_ERROR"])
