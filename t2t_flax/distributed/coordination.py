@@ -255,8 +255,10 @@ def appears(path, exists: bool = True) -> bool:
 
 def end(code: int, message: str = "") -> NoReturn:
     """Ends the process without the barrier at exit that would wait for processes that are gone."""
-    if message:
-        print(message, file=sys.stderr)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    os._exit(code)
+    try:
+        if message:
+            print(message, file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:  # also where nobody reads the output
+        os._exit(code)

@@ -1,10 +1,9 @@
 """Signals that ask a command to stop, and what it tells the launcher that started it."""
 
 import contextlib
-import errno
 import os
+import select
 import signal
-import termios
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -21,8 +20,7 @@ def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
     """
 
     def on_signal(number: int, frame: object) -> None:
-        if number == signal.SIGHUP:
-            leave_terminal()
+        leave_closed_outputs()
         handle(number)
 
     ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
@@ -35,16 +33,18 @@ def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def leave_terminal() -> None:
-    """Send output to /dev/null where its terminal was closed: writing there would fail, and end the command unsaved."""
+def leave_closed_outputs() -> None:
+    """Send output to /dev/null where nobody reads it: writing there would fail, and end the command unsaved.
+
+    A closed terminal sends SIGHUP; Ctrl-C also ends the reader of a pipe, such as `tee`, and may do so a moment later.
+    """
+    outputs = select.poll()
     for descriptor in (1, 2):
-        try:
-            termios.tcgetattr(descriptor)
-        except termios.error as error:
-            if error.args[0] == errno.EIO:  # another error: it is no terminal
-                null = os.open(os.devnull, os.O_WRONLY)
-                os.dup2(null, descriptor)
-                os.close(null)
+        outputs.register(descriptor, 0)  # 0: errors only
+    for descriptor, _ in outputs.poll(100):  # milliseconds
+        null = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(null, descriptor)
+        os.close(null)
 
 
 def report_progress() -> None:

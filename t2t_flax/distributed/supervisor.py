@@ -22,7 +22,7 @@ from t2t_flax.distributed.coordination import (
     end,
     initialize,
 )
-from t2t_flax.distributed.signals import STOP_SIGNALS, leave_terminal, on_stop_signals
+from t2t_flax.distributed.signals import STOP_SIGNALS, leave_closed_outputs, on_stop_signals
 from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
 
@@ -161,14 +161,15 @@ class RunSupervisor:
     def say(self, text: str) -> None:
         """A line on standard error, with this process's number where it is one of several."""
         name = f"process {self.group.index}: " if self.group.count > 1 else ""
-        print(f"t2t_flax: {name}{text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it: the supervisor goes on
+            print(f"t2t_flax: {name}{text}", file=sys.stderr, flush=True)
 
     def _supervise(self) -> None:
         while not self._closed.is_set():
             ready, _, _ = select.select([self._pipe[0]], [], [], watching.INTERVAL / 4)
             for number in os.read(self._pipe[0], 64) if ready else b"":
-                if number == signal.SIGHUP:
-                    leave_terminal()
+                if number in STOP_SIGNALS:
+                    leave_closed_outputs()
                 if number == signal.SIGINT and self.signal:
                     self.say("interrupted twice, exiting at once")
                     end(130)

@@ -92,7 +92,7 @@ def test_hangup_that_nohup_ignores_stays_ignored():
         signal.signal(signal.SIGHUP, before)
 
 
-CLOSED_TERMINAL = """
+WAITS_FOR_A_SIGNAL = """
 import os, time
 from t2t_flax.distributed.signals import on_stop_signals
 came = []
@@ -109,10 +109,42 @@ def test_command_whose_terminal_is_closed_can_still_write_and_save():
     terminal, its_end = pty.openpty()
     claim = lambda: fcntl.ioctl(its_end, termios.TIOCSCTTY, 0)  # noqa: E731
     options = dict(stdin=its_end, stdout=its_end, stderr=its_end, start_new_session=True, preexec_fn=claim)
-    process = subprocess.Popen([sys.executable, "-c", CLOSED_TERMINAL], env=environment(), **options)
+    process = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_SIGNAL], env=environment(), **options)
     os.close(its_end)
     assert b"ready" in os.read(terminal, 1000)
     os.close(terminal)  # the kernel sends SIGHUP, and refuses all further output
+    assert process.wait(100) == 75
+
+
+def test_command_whose_reader_has_gone_can_still_write_and_save():
+    """Ctrl-C goes to all programs of a pipe, as in `train ... | tee log`."""
+    pipes = dict(stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen([sys.executable, "-c", WAITS_FOR_A_SIGNAL], env=environment(), **pipes)
+    assert b"ready" in process.stdout.readline()
+    process.stdout.close()
+    process.send_signal(signal.SIGINT)
+    assert process.wait(100) == 75
+
+
+@pytest.mark.parametrize("call", ["end(75, 'why')", "supervise()"])
+def test_process_ends_where_nobody_reads_its_output(call):
+    """Also in the supervisor's thread, whose death would leave a process that no signal stops."""
+    program = f"""
+import sys, time
+from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup, end
+from t2t_flax.distributed.supervisor import RunSupervisor
+def supervise():
+    with RunSupervisor(ProcessGroup(), Config()) as run, run.exit_on_signal("compiling"):
+        run.request_stop("SIGTERM")
+        time.sleep(1000)
+sys.stdin.read()
+{call}
+"""
+    pipes = dict(stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    process = subprocess.Popen([sys.executable, "-c", program], env=environment(), **pipes)
+    process.stdout.close()
+    process.stdin.close()
     assert process.wait(100) == 75
 
 
