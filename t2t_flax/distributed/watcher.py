@@ -1,9 +1,8 @@
 """End a process that hangs, and all processes of a run where one is dead or has failed."""
 
 import contextlib
-import faulthandler
+import os
 import sys
-import tempfile
 import threading
 import time
 import traceback
@@ -20,6 +19,8 @@ if TYPE_CHECKING:
 
 INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
+LAST_WORDS = 30.0
+"""Seconds in which a process that hangs may write its stack traces: what hangs may be its disk."""
 
 
 class AwakeClock:
@@ -182,23 +183,27 @@ class Watcher:
 
     def _end(self, reason: str) -> None:
         """End this process, with the stack traces of its threads on standard error and in the folder `stacks`."""
+        timer = threading.Timer(LAST_WORDS, os._exit, (FAILURE,))
+        timer.daemon = True
+        timer.start()
         self._run.say(f"{reason}. Stack traces follow; the last checkpoint stays")
         stacks = stacks_of_all_threads()
-        print(stacks, file=sys.stderr, flush=True)
+        with contextlib.suppress(OSError):  # nobody reads it
+            print(stacks, file=sys.stderr, flush=True)
         if self._run.stacks:
             with contextlib.suppress(Exception):
                 atomic_write(self._run.stacks / f"process-{self._group.index}.txt", f"{reason}\n{stacks}")
         if self._group.count > 1 and self._group.is_lead:
             # JAX ends the others as soon as the coordinator is gone: their stack traces must be written first.
             time.sleep(3 * INTERVAL)
+        timer.cancel()
         end(FAILURE)
 
 
 def stacks_of_all_threads() -> str:
-    """Return all stack traces, the main thread's first: faulthandler leaves out the oldest of more than 100."""
-    main = sys._current_frames().get(threading.main_thread().ident or 0)
-    of_main = "".join(["Main thread:\n", *traceback.format_stack(main), "\n"]) if main else ""
-    with tempfile.TemporaryFile("w+") as file:  # faulthandler writes to real files alone
-        faulthandler.dump_traceback(file=file, all_threads=True)
-        file.seek(0)
-        return of_main + file.read()
+    """Return all stack traces, the main thread's first."""
+    main = threading.main_thread().ident
+    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
+    names = ["Main thread" if ident == main else f"Thread 0x{ident:x}" for ident, _ in frames]
+    stacks = ["".join(traceback.format_stack(frame)) for _, frame in frames]
+    return "\n".join(f"{name}:\n{stack}" for name, stack in zip(names, stacks, strict=True))

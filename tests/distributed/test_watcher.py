@@ -1,5 +1,7 @@
 """Heartbeats and hangs, with threads as the processes of a run."""
 
+import tempfile
+import threading
 from types import SimpleNamespace
 
 import pytest
@@ -61,6 +63,34 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
         wait_until(lambda: exits)
     assert_names(capsys.readouterr().err, "hang_timeout")
     assert "test_watcher.py" in (tmp_path / "process-0.txt").read_text()
+
+
+def test_process_ends_where_what_hangs_is_its_disk(exits, monkeypatch, tmp_path):
+    disk, ended = threading.Event(), []
+
+    def exit_process(code):
+        ended.append(code)
+        disk.set()
+
+    def write(path, text):
+        assert disk.wait(20)
+        raise SystemExit
+
+    monkeypatch.setattr(watcher, "LAST_WORDS", 0.01, raising=False)
+    monkeypatch.setattr(watcher, "os", SimpleNamespace(_exit=exit_process), raising=False)
+    monkeypatch.setattr(watcher, "atomic_write", write)
+    run = RunSupervisor(ProcessGroup(), Config(), stacks=tmp_path)
+    with pytest.raises(SystemExit):
+        run.watcher._end("no update")
+    assert ended == [1] and not exits
+
+
+def test_stacks_are_written_where_no_temporary_file_can_be(exits, monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no" / "such"))
+    run = RunSupervisor(ProcessGroup(), Config(), stacks=tmp_path)
+    with pytest.raises(Exit):
+        run.watcher._end("no update")
+    assert exits == [1] and __file__ in (tmp_path / "process-0.txt").read_text()
 
 
 def test_suspended_process_does_not_count_as_hanging_or_silent(exits, monkeypatch):
