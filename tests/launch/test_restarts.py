@@ -133,7 +133,7 @@ def test_job_that_someone_cancelled_or_requeued_is_left_alone(slurm):
 @needs_bash
 def test_job_of_an_array_is_requeued_alone(slurm, tmp_path):
     """The array has the number of its last job; SLURM takes it for all of them."""
-    squeue = 'echo RUNNING; [[ $* != *7 ]] || echo RUNNING'
+    squeue = "echo RUNNING; [[ $* != *7 ]] || echo RUNNING"
     array = {"SLURM_ARRAY_JOB_ID": "7", "SLURM_ARRAY_TASK_ID": "3"}
     assert slurm("exit 75", squeue=squeue, scontrol='echo "$@" >requeue', **array) == (0, True)
     assert (tmp_path / "requeue").read_text() == "requeue 7_3\n"

@@ -221,7 +221,7 @@ def test_secrets_are_removed_from_hosts_that_were_not_reached(cloud):
 def test_values_of_variables_arrive_as_they_are(cloud):
     folder, env = cloud
     assert launch("tpu_vm", "create", cloud=cloud).returncode == 0
-    values = {"OPTION": "-n", "LINES_": "two\nlines\n\n", "QUOTES": "it's \\ \"$HOME\" `x`"}
+    values = {"OPTION": "-n", "LINES_": "two\nlines\n\n", "QUOTES": 'it\'s \\ "$HOME" `x`'}
     show = [sys.executable, "-c", f"import os; print(repr([os.environ[name] for name in {list(values)}]))"]
     call = ["run", f"--env={','.join(values)}", "--", *show]
     assert launch("tpu_vm", *call, cloud=(folder, env | values)).returncode == 0
