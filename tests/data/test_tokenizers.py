@@ -121,7 +121,7 @@ def test_model_with_other_special_ids_is_renumbered(tmp_path, ids):
 def test_invalid_tokenizer_files_are_rejected(tmp_path):
     with refused("none.model"):
         load_tokenizer(tmp_path / "none.model")
-    for content in (b"", b"some text\n"):
+    for content in (b"", b"some text\n", b'{"kind": "symbols split at spaces", "symbols": [1]}'):
         (tmp_path / "bad.model").write_bytes(content)
         with refused("bad.model"):
             load_tokenizer(tmp_path / "bad.model")

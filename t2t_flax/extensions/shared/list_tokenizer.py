@@ -21,6 +21,8 @@ class ListTokenizer(Tokenizer):
         super().__init__(data)
         self.content = parse_json(data)
         self._pieces = [*SPECIAL, *self.content[self.PIECES]]
+        if not all(isinstance(piece, str) for piece in self._pieces):
+            raise ValueError(f"{self.PIECES} holds a piece that is no text")
         self.ids = {piece: i for i, piece in enumerate(self._pieces)}
 
     @classmethod
