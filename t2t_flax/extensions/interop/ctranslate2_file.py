@@ -105,7 +105,9 @@ def _dequantized(reader: _Reader, arrays: dict[str, np.ndarray]) -> dict[str, np
         x = out[name].astype(np.float32)
         if divisor.size != 1 and divisor.shape != x.shape[: divisor.ndim]:
             raise reader.error(f"has scales of shape {divisor.shape} for {name!r} of shape {x.shape}: it is")
-        out[name] = x / divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim) if divisor.size != 1 else ())
+        divisor = divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim) if divisor.size != 1 else ())
+        with np.errstate(all="ignore"):  # a number that is not finite is refused where it is used
+            out[name] = x / divisor
     return out
 
 
@@ -147,9 +149,15 @@ def read_tokens(path: Path) -> list[str]:
     """The tokens of a vocabulary, JSON or one on each line. Raises UserError."""
     try:
         text = path.read_bytes().decode()
-        tokens = parse_json(text) if path.suffix == ".json" else text.removesuffix("\n").split("\n")
+        tokens = parse_json(text) if path.suffix == ".json" else _lines(text)
     except (UnicodeDecodeError, ValueError) as error:
         raise UserError(f"{path} is not a list of tokens: {error}") from None
     if not isinstance(tokens, list) or not all(isinstance(token, str) for token in tokens):
         raise UserError(f"{path} is not a list of tokens.")
     return tokens
+
+
+def _lines(text: str) -> list[str]:
+    """Return the lines of a text in which "\\r\\n" ends all lines, or "\\n" alone: then "\\r" may be a token."""
+    end = "\r\n" if all(line.endswith("\r") for line in text.removesuffix("\n").split("\n")) else "\n"
+    return text.removesuffix(end).split(end)

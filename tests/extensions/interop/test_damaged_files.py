@@ -223,6 +223,8 @@ NESTED = '{"a":' * 3000 + "1" + "}" * 3000
 def test_only_a_newline_ends_a_token_of_a_list(tmp_path):
     (tmp_path / "vocabulary.txt").write_bytes("<unk>\n\r\na\u2028\n".encode())
     assert read_tokens(tmp_path / "vocabulary.txt") == ["<unk>", "\r", "a\u2028"]
+    (tmp_path / "vocabulary.txt").write_bytes("<unk>\r\n\r\r\na\u2028\r\n".encode())
+    assert read_tokens(tmp_path / "vocabulary.txt") == ["<unk>", "\r", "a\u2028"]
 
 
 def test_nested_json(toy_file, tmp_path):
