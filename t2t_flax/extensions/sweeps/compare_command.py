@@ -34,7 +34,7 @@ def run(argv: list[str]) -> int:
         "--html", metavar="FILE.html", help="also write a page that sets two systems side by side, sentence by sentence"
     )
     parser.add_argument(
-        "--tags", metavar="FILE", help="a tag for each sentence, such as its domain, for the page's counts"
+        "--tags", metavar="FILE", help="a tag for each line of the test set, such as its domain, for the page's counts"
     )
     args, overrides = arguments.parse(parser, argv)
     if overrides:

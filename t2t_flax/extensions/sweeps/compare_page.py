@@ -22,16 +22,19 @@ def comparison_page(
     """HTML of the difference b - a by sentences, by lengths and by tags.
 
     score: of the difference; that of sentences is chrF, unless `score` is one of sentences itself, such as a learned metric.
-    tags: a file with the tag of each sentence, such as its domain; "" = none. Raises UserError as `compare.systems`, and for
-    tags of another number of sentences.
+    tags: a file with the tag of each line of the test set, such as its domain; "" = none. Raises UserError as
+    `compare.systems`, and for tags of another number of lines.
     """
     task, score, _ = systems([path_a, path_b], score)
     of_sentences = score if task.metric(score).of_entry else _sentence_score(task, score)
     overall = [compare(path_b, path_a, score=name) for name in dict.fromkeys((score, of_sentences))]
     _, _, statistics = systems([path_a, path_b], of_sentences)
     a, b = (np.array([each.score(row) for row in each.values], np.float64) for each in statistics)
-    (lines_a, references), (lines_b, _) = (texts(read_record(path), path) for path in (path_a, path_b))
-    labels = _tags(tags, len(a)) if tags else None
+    records = [read_record(path) for path in (path_a, path_b)]
+    (lines_a, references), (lines_b, _) = map(texts, records, (path_a, path_b))
+    not_scored = records[0]["data"].get("not_scored", {})
+    scored = [n for n in range(1, len(a) + len(not_scored) + 1) if str(n) not in not_scored]
+    labels = _tags(tags, scored, len(a) + len(not_scored)) if tags else None
     metric = task.metric(of_sentences)
     sign = 1 if metric.higher_is_better else -1
     words = [len(line.split()) for line in references[0]]
@@ -44,7 +47,7 @@ def comparison_page(
         "metric": metric.display_name,
         "lower": not metric.higher_is_better,
         "sentences": [
-            {"n": i + 1, "ref": [lines[i] for lines in references], "a": lines_a[i], "b": lines_b[i]}
+            {"n": scored[i], "ref": [lines[i] for lines in references], "a": lines_a[i], "b": lines_b[i]}
             | {"scores": [round(float(a[i]), 2), round(float(b[i]), 2)], "words": words[i]}
             | ({"tag": labels[i]} if labels else {})
             for i in range(len(a))
@@ -77,11 +80,11 @@ def _sentence_score(task: Any, score: str) -> str:
     return "chrf" if "chrf" in comparable_names(task) and "bleu" in score else score
 
 
-def _tags(path: str, count: int) -> list[str]:
+def _tags(path: str, scored: Sequence[int], count: int) -> list[str]:
     lines = [*iterate_lines(path)]
     if len(lines) != count:
-        raise UserError(f"--tags={path} has {len(lines)} lines, the records have {count} sentences: give each its tag.")
-    return [line.strip() or "(none)" for line in lines]
+        raise UserError(f"--tags={path} has {len(lines)} lines, the test set has {count}: give each its tag.")
+    return [lines[n - 1].strip() or "(none)" for n in scored]
 
 
 def _within(words: Sequence[int], low: int, high: int | None) -> list[int]:

@@ -51,6 +51,19 @@ def test_counts_by_length_and_tag(page):
     assert groups["news"]["means"][1] == 100.0
 
 
+def test_lines_have_their_numbers_and_tags_in_the_test_set(tmp_path):
+    """Also where some lines of it are not scored."""
+    paths = [record(tmp_path, name, lines[:3], REFERENCES[:3]) for name, lines in (("a", WORSE), ("b", BETTER))]
+    for path in paths:
+        stored = json.loads(path.read_text())
+        stored["data"]["not_scored"] = {"2": "without_source", "4": "without_reference"}
+        path.write_text(json.dumps(stored))
+    (tmp_path / "tags").write_text("one\ntwo\nthree\nfour\nfive\n")
+    assert main(["compare", *map(str, paths), f"--html={tmp_path / 'page'}", f"--tags={tmp_path / 'tags'}"]) == 0
+    sentences = content(tmp_path / "page")["sentences"]
+    assert [(one["n"], one["tag"]) for one in sentences] == [(1, "one"), (3, "three"), (5, "five")]
+
+
 def test_invalid_input_is_refused_before_the_page_is_written(page, tmp_path):
     a, b = (str(page.parent / f"{name}.json") for name in ("worse", "better"))
     (tmp_path / "short").write_text("news\n")
