@@ -176,7 +176,7 @@ def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[
     if not spec.strip():
         return {}
     parts = [part for part in spec.split(";") if part.strip()]
-    if not _ENTRY.fullmatch(parts[0]):
+    if not parts or not _ENTRY.fullmatch(parts[0]):
         if any(map(_ENTRY.fullmatch, parts[1:])):
             raise UserError(f"{key}: the first {what} has no name. Write several as {FORM!r}.")
         return {split: spec}

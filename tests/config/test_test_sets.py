@@ -20,6 +20,7 @@ from t2t_flax.config import Data
         ("gs://b/l=en/a,gs://b/l=de/a", {"test": "gs://b/l=en/a,gs://b/l=de/a"}),
         ("odd;name.en,odd;name.de", {"test": "odd;name.en,odd;name.de"}),
         ("toy:test", {"test": "toy:test"}),
+        (" ; ;", {"test": " ; ;"}),
     ],
 )
 def test_named_sets_keep_their_order(spec, expected):

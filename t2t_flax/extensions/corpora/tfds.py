@@ -4,6 +4,7 @@ New datasets are prepared as ArrayRecord. A folder that was prepared earlier as 
 is installed) is read as it is.
 """
 
+import contextlib
 import importlib
 import pkgutil
 import re
@@ -124,7 +125,9 @@ def _prepared(name: str, data_dir: str | None, label: str):
         ) from None
     except (ValueError, AssertionError) as error:
         base = name.partition("/")[0].partition(":")[0]
-        configs = list(tfds.builder_cls(base).builder_configs)
+        configs: list[str] = []
+        with contextlib.suppress(ValueError, registered.DatasetNotFoundError):
+            configs = list(tfds.builder_cls(base).builder_configs)
         first_line = str(error).partition("\n")[0]
         raise UserError(f"{label}: {first_line} Configurations of {base}: {', '.join(configs) or 'none'}") from None
     try:

@@ -100,6 +100,8 @@ def test_tfds_folder_prepared_as_tfrecord_is_read(tfds_dir, tmp_path):
         ("tfds:t2t_pairs/de-en:train[:31]", ("'train[:31]'", "30 examples")),
         ("tfds:t2t_pairs/en-de:train", ("en-de", "de-en, broken")),
         ("tfds:no_such_data:train", ("'no_such_data'",)),
+        ("tfds:no_such_data/de,en:train", ("no_such_data/de,en",)),
+        ("tfds:no_such.data/de-en:train", ("no_such.data",)),
         ("tfds:wmt14_translate/en-de:train", ("wmt14_translate", "cs-en, de-en")),
         ("tfds:t2t_pairs/broken:train", ("t2t_pairs/broken", "ConnectionError: statmt.org", "data.root")),
         ("tfds:wmt14_translate", ("tfds:NAME:SPLIT",)),
