@@ -5,7 +5,7 @@
 #   [--failures=20] [--nfs=SERVER:/EXPORT=/PATH] [--env=NAME,NAME] [--extras=EXTRA,EXTRA] [-- COMMAND...]
 # `babysit` creates the slice and runs the command; after a loss it deletes, creates and runs again with the same --workdir
 # (gs://...), until the command ends: exit code 0 (finished), 2 (user error), 3 (diverged), or 1 (its restarts on one slice
-# are used up, or --failures rounds in a row have failed). It looks at all hosts, and starts the command again on one that has
+# are used up, or it did not run in --failures rounds in a row). It looks at all hosts, and starts the command again on one that has
 # rebooted. Results of runs before `babysit` do not count: it runs again.
 source "$(dirname "$0")/shared.sh"
 name='' zone='' project='' accelerator=v5litepod-16 version=v2-alpha-tpuv5-lite spot=no restarts=20 poll=60 failures=20 nfs=''
@@ -18,7 +18,7 @@ require_env
 require_nfs
 where=("--zone=$zone" ${project:+"--project=$project"})
 queue=(gcloud compute tpus queued-resources)
-started='' # whether babysit has started the command on the current slice, or seen it running: yes, or unconfirmed
+started='' # yes if babysit has started the command on the current slice or seen it running; unconfirmed where it has gone
 failed=0   # rounds in a row without a running command
 
 vm() { # a slice that exists is a TPU VM
@@ -46,58 +46,51 @@ state() { # ABSENT only if gcloud says so; an expired login, for example, is an 
   fi
 }
 
-start_command() { vm run --idle=yes && started=yes; }
-
-babysit_slice() { # one round; returns 1 if a step failed, exits if the command has ended
+babysit_slice() { # one round; returns 1 unless something runs or the slice is on its way, exits if the command has ended
   local slice
   slice=$(state) || return 1
   case $slice in
-    ABSENT) create || return 1 ;;
-    SUSPENDED | SUSPENDING | FAILED)
-      echo "the slice is $slice: requesting another one" >&2
-      delete || return 1
-      create || return 1
-      ;;
     ACTIVE)
       babysit_command
       return
+      ;;
+    ABSENT) create ;;
+    SUSPENDED | SUSPENDING | FAILED)
+      echo "the slice is $slice: requesting another one" >&2
+      delete && create
       ;;
     *)
       echo "the queued resource is $slice" >&2
       return 0
       ;;
   esac
-  failed=$((failed + 1)) # reset when the command runs
+  return 1
 }
 
 babysit_command() { # as babysit_slice, for the command on an active slice
-  local states verdict
-  states=$(vm status) && [ -n "$states" ] || states=unreachable
+  local states verdict=start # any result is that of an earlier run
+  states=$(vm status) && [ -n "$states" ] || return 1
   states=${states//$'\n'/ }
   echo "the slice is ACTIVE, the command: $states" >&2
   case $states in
-    unreachable) return 1 ;;
     *other-running*) return 0 ;;
-    *running*) ;;
-    *)
-      if [ -z "$started" ]; then # any result is that of an earlier run
-        start_command
-        return
-      fi
-      ;;
+    *running*) started=${started:-yes} ;;
   esac
-  if [[ $states == *never* && $started == yes ]]; then # it may not be up yet on this host
+  if [[ $states == *never* && $started == yes ]]; then # the slice is being lost, or a host has rebooted: the next round knows
     started=unconfirmed
     return 1
   fi
   # shellcheck disable=SC2086 # one word per host
-  verdict=$(python3 "$here/restarts.py" judge $states) || return 1
+  [ -z "$started" ] || verdict=$(python3 "$here/restarts.py" judge $states) || return 1
   case $verdict in
     wait)
       started=yes
       failed=0
       ;;
-    start) start_command ;;
+    start)
+      vm run --idle=yes && started=yes
+      return 1
+      ;;
     1)
       echo "the command ended with 1 after all its restarts; see logs" >&2
       exit 1
@@ -120,10 +113,10 @@ case $action in
     while true; do
       if ! babysit_slice; then
         failed=$((failed + 1))
-        echo "that failed; next attempt in $poll s" >&2
+        echo "the command does not run yet; next look in $poll s" >&2
       fi
       if [ "$failed" -gt "$failures" ]; then
-        echo "giving up: $failed rounds in a row have failed" >&2
+        echo "giving up: the command did not run in $failed rounds in a row" >&2
         exit 1
       fi
       sleep "$poll"

@@ -263,3 +263,14 @@ def test_hosts_get_the_committed_files(cloud):
     assert f"--output={folder}/t2t_flax.XXXXXX/t2t_flax.tgz" in archive
     assert launch("tpu_vm", "run", "--", "true", cloud=cloud).returncode == 0
     assert not list(folder.glob("t2t_flax*"))  # the temporary folder is removed
+
+
+def test_babysit_gives_up_where_the_command_never_runs(cloud):
+    """What starts it is killed at once on each host, before it can write how it ended."""
+    folder, env = cloud
+    (folder / "bin" / "nohup").write_text("#!/bin/sh\n")
+    (folder / "bin" / "nohup").chmod(0o755)
+    result = launch("queued_resource", "babysit", "--poll=0", "--failures=4", "--", "true", cloud=cloud)
+    assert result.returncode == 1, result.stderr
+    calls = (folder / "calls").read_text().splitlines()
+    assert calls.count("tpu-vm scp") == 2 and calls.count("queued-resources create") == 1
