@@ -21,8 +21,10 @@ from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, FAILED, Folder
 from t2t_flax.extensions.sweeps.results import (
     MissingScore,
     complete_marker,
+    is_per_token,
     record_path,
     selection_score,
+    tokenizer_digest,
     trial_score,
 )
 from t2t_flax.extensions.sweeps.trials import folder_name
@@ -87,8 +89,8 @@ def make_rows(folder: Folder, sweep: dict[str, Any], score: str, baseline: str =
                 continue
             try:
                 value, ranked = (trial_score(folder, trial, each) for each in (score, selection))
-                anchor = anchor or _comparable_record(folder, trial, score, anchor)
-                _comparable_record(folder, trial, score, anchor)
+                anchor = anchor or trial
+                _check_comparable(folder, trial, anchor, score)
             except UserError as error:
                 missing = error if isinstance(error, MissingScore) else missing
                 row = dataclasses.replace(row, problem=str(error))
@@ -113,17 +115,17 @@ def _differences(rows: list[Row], reference: int) -> list[Difference | None]:
     return compare_rows([list(row.scores.values()) for row in rows], reference)
 
 
-def _comparable_record(folder: Folder, trial: str, score: str, anchor: str) -> str:
-    """Return the path of a trial's record; "" for a score of the validation set.
-
-    Raises UserError if it cannot be compared with the record `anchor`, such as one of another test set.
-    """
-    path = "" if score.startswith("valid_") else record_path(folder, trial, score)
-    if path and anchor:
+def _check_comparable(folder: Folder, trial: str, anchor: str, score: str) -> None:
+    """Raises UserError if a trial cannot be compared with the trial `anchor`, such as one with another test set."""
+    if is_per_token(score) and tokenizer_digest(folder, trial) != tokenizer_digest(folder, anchor):
+        raise UserError(f"{score} is per token, and {trial} has another tokenizer than {anchor}.")
+    if score.startswith("valid_"):
+        return
+    first, path = record_path(folder, anchor, score), record_path(folder, trial, score)
+    if path:
         record, name = read_record(path), score.rpartition(":")[2]
         known = comparable_names(task_of_record(record))
-        check_comparable(read_record(anchor), record, anchor, path, name if name in known else known[-1])
-    return path
+        check_comparable(read_record(first), record, first, path, name if name in known else known[-1])
 
 
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
@@ -208,6 +210,8 @@ def _notes(folder: Folder, table: list[Row], score: str, selection: str, referen
     notes = [f"Mean and spread (standard deviation) of {score}{lower} over seeds."]
     if selection != score:
         notes.append(f"Rows are ranked by {selection}, on the validation set; {score} is of the test set.")
+        if is_per_token(selection) and len({tokenizer_digest(folder, row.trials[0]) for row in table}) > 1:
+            notes.append(f"The ranks mean little: {selection} is per token, and rows have different tokenizers.")
     elif not score.startswith("valid_"):
         notes.append(f"No score of the validation set: ranked by {score} on the test set, which flatters the best row.")
     if any(row.difference for row in table):

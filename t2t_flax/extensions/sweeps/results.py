@@ -1,6 +1,7 @@
 """Scores of the trials of a sweep."""
 
 import contextlib
+import hashlib
 import math
 import os
 from collections.abc import Iterator
@@ -12,7 +13,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.compare import read_record
 from t2t_flax.extensions.sweeps.folder import Folder
 from t2t_flax.json_file import parse_json
-from t2t_flax.tasks import NAMES_IN_RECORDS, lower_is_better, model_metrics, task_of
+from t2t_flax.tasks import NAMES_IN_RECORDS, find_metric, lower_is_better, model_metrics, task_of
 from t2t_flax.training.progress import read_metrics
 
 
@@ -90,6 +91,17 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
             raise MissingScore(f"{path} has no score {metric!r}; it has {', '.join(scores)}.")
         value = scores[metric]["score"] if isinstance(scores[metric], dict) else scores[metric]
         return float(value) if value is not None and math.isfinite(value) else None
+
+
+def is_per_token(score: str) -> bool:
+    """Return whether a score is a mean over tokens, so that models with different tokenizers are not compared by it."""
+    return find_metric(model_metrics(), score.partition("/")[0]) is not None
+
+
+def tokenizer_digest(folder: Folder, name: str) -> str:
+    """Return a digest of the tokenizers of a trial."""
+    files = sorted((folder.workdir(name) / "tokenizer").glob("*.model"))
+    return hashlib.sha256(b"".join(hashlib.sha256(file.read_bytes()).digest() for file in files)).hexdigest()
 
 
 def selection_score(sweep: dict[str, Any], metric: str) -> str:

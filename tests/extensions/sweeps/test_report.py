@@ -66,6 +66,19 @@ def test_rows_are_ranked_by_the_validation_set(finished):
     assert "69.00" in report(finished.folder.path, score="valid_nll"), "the test score of the selected row"
 
 
+@pytest.mark.parametrize("score", ["nll", "valid_nll", "sacrebleu"])
+def test_rows_with_other_tokenizers_are_not_compared_by_scores_per_token(finished, score):
+    for name in finished.names:
+        tokenizer = finished.folder.workdir(name) / "tokenizer" / "tokenizer.model"
+        tokenizer.parent.mkdir()
+        tokenizer.write_text("other" if name.startswith("same") else "one")
+    table, reference = rows_of(finished, score)
+    verdicts = {row.name: verdict(row, reference, score) for row in table}
+    assert verdicts["poor"] == "worse"
+    assert verdicts["same"] == ("no clear difference" if score == "sacrebleu" else "see the note")
+    assert ("tokenizers" if score == "sacrebleu" else "tokenizer") in report(finished.folder.path, score=score)
+
+
 def test_rows_with_lost_seeds_come_last(grid):
     """Their complete seed is the best of all."""
     sweep = grid({"wild": (ok(0), diverges), "bad": (ok(0), fails, fails)[:2], "steady": (ok(20), ok(21))}, seeds=2)
