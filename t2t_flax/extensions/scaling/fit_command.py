@@ -69,6 +69,9 @@ def _runs(workdirs: Sequence[str]) -> list[RunPoint]:
         print(f"left out, not complete: {', '.join(left_out)}")
     if not runs:
         raise UserError(f"{', '.join(workdirs)}: no run is complete.")
+    tokenizers = {run.tokenizer: run.name for run in runs}
+    if len(tokenizers) > 1:
+        print(f"losses per token mean little here: {' and '.join(tokenizers.values())} have different tokenizers")
     return runs
 
 

@@ -24,6 +24,7 @@ class RunPoint:
       corpus: target tokens of its training pairs.
       flops: FLOPs of training, 6 for each parameter and token of its side.
       loss: lowest validation loss, nats per token without label smoothing.
+      tokenizer: digest of the run's tokenizers.
     """
 
     name: str
@@ -33,6 +34,7 @@ class RunPoint:
     corpus: float
     flops: float
     loss: float
+    tokenizer: str = ""
 
     @property
     def parameters(self) -> int:
@@ -110,6 +112,7 @@ def _read(workdir: epath.Path) -> RunPoint:
         corpus=float(meta["corpus_target_tokens"]),
         flops=6.0 * (sizes["encoder"] * source + sizes["decoder"] * target),
         loss=best["valid_nll"],
+        tokenizer=meta["digests"]["tokenizer"],
     )
 
 

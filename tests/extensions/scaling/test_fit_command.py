@@ -88,6 +88,16 @@ def test_points_that_follow_no_such_law_are_told(monkeypatch, capsys):
     assert "p =" in shown and "L_inf  0 (" in shown
 
 
+@pytest.mark.parametrize("different", [False, True])
+def test_runs_with_different_tokenizers_are_named(monkeypatch, capsys, different):
+    made(
+        monkeypatch,
+        [dataclasses.replace(run, tokenizer="b" if different and i else "a") for i, run in enumerate(ladder())],
+    )
+    assert fit_command.run(["runs"]) == 0
+    assert ("r0 and r13" in capsys.readouterr().out) == different
+
+
 @pytest.mark.parametrize(("flags", "name"), [
     (["--hold-out=7"], "--hold-out=7"), (["--predict=1e7,1e7"], "--predict=1e7,1e7"), (["--law=sizes"], "--law"),
     (["--law=iso_flop", "--predict=1e7"], "--law=iso_flop"), (["--config.train.steps=3"], "--config.KEY=VALUE."),
