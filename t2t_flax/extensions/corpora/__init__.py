@@ -46,6 +46,11 @@ class Filters:
             )
         if self.held_out and not (config.data.valid_sets or config.data.test_sets):
             raise UserError(f"config.filters.held_out = {self.held_out!r}: data.valid and data.test name no set.")
+        if self.held_out in ("target", "either") and config.data.task == "parsing":
+            raise UserError(
+                f"config.filters.held_out = {self.held_out!r} would drop trees that are equal but for their words, with "
+                "config.data.task = parsing: use source or pair."
+            )
         if self.scorer and not re.fullmatch(r".+:\w+", self.scorer):
             raise UserError(
                 f"config.filters.scorer = {self.scorer[:100]!r}: expected FILE.py:FUNCTION or PACKAGE.MODULE:FUNCTION."

@@ -29,9 +29,9 @@ class Subwords:
                 continue
             d = config.data
             if d.task != "translation" or d.tokenizer != tokenizer:
-                found = f"task = {d.task}" if d.task != "translation" else f"tokenizer = {d.tokenizer}"
                 raise UserError(
-                    f"config.subwords.{name} = {value} needs data.tokenizer = {tokenizer}, not data.{found}."
+                    f"config.subwords.{name} = {value} needs data.task = translation and data.tokenizer = {tokenizer}, not "
+                    f"{d.task} and {d.tokenizer}."
                 )
 
 

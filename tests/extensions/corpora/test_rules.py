@@ -43,9 +43,11 @@ def test_all_filters_of_a_config_are_set_and_shown():
         ("language", "0.3", ("0.3",)),
         ("language", "1.5", ("1.5",)),
         ("language", "0.95", ("data.task", "parsing")),
+        ("held_out", "either", ("data.task", "parsing")),
+        ("held_out", "target", ("data.task", "parsing")),
     ],
 )
 def test_impossible_values_are_refused(key, value, names):
-    task = {"data.task": "parsing"} if "data.task" in names else {}
+    task = {"data.task": "parsing", "data.valid": "trees"} if "data.task" in names else {}
     with refused(f"filters.{key}", *names):
         resolve(override(default_config(), {f"filters.{key}": value} | task))
