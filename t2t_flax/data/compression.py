@@ -25,7 +25,7 @@ HEAD = 10
 _BLOCK = 1 << 16
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f\x7f]")
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-"""What reading damaged data raises; of .bz2 and .zst also an OSError without a number (`is_damage`)."""
+"""Errors of damaged data; .bz2 and .zst also raise an OSError without a number (`is_damage`)."""
 
 
 def form_of(head: bytes, suffix: str = "") -> str:
@@ -87,7 +87,7 @@ class _Blocks(io.RawIOBase):
 
 
 def is_damage(error: Exception, form: str) -> bool:
-    """Whether an error of reading is that of damaged data, not of the disk or the network."""
+    """Return whether a read failed because of damaged data, not of the disk or the network."""
     if isinstance(error, _DAMAGED):
         return True
     unnumbered = isinstance(error, OSError) and error.errno is None

@@ -82,7 +82,7 @@ class ProcessGroup(Protocol):
 
 log = logging.getLogger("t2t_flax")
 _CHECKED_TARGETS = 2000
-"""Targets of which `prepare` says how many cannot be written."""
+"""Targets that `prepare` checks for text that cannot be written."""
 _SHOWN = 20
 """Characters of a target that are shown before and after what cannot be written."""
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
@@ -110,7 +110,7 @@ def prepare_corpus(
 
 
 def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenStore]:
-    """The stores of the validation sets, then those of the training pairs."""
+    """Return the stores of the validation sets, then the training store."""
     config = task.config
     cache = epath.Path(_cache(config, workdir))
     check_reachable(cache)
@@ -143,7 +143,7 @@ def _remove_leftovers(cache: epath.Path) -> None:
             contextlib.suppress(UserError, OSError),  # it is being written, or another account's
             exclusive_writer(cache / match[1], "prepare", wait=False),
         ):
-            """What is half written is removed on entering."""
+            """Entering removes half-written files."""
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:
@@ -222,7 +222,7 @@ def _training_source(task: DataTask) -> Source:
 
 
 def _sets(config: Config) -> dict[str, dict[str, str]]:
-    """The sources of each split by the names of its sets, those of training text as one."""
+    """Return the sources of each split by set name; training text is one set."""
     d = config.data
     train = {"train": d.train} if d.train else {}
     return {"train": train, "valid": d.valid_sets, "test": d.test_sets}
@@ -268,7 +268,7 @@ def split_store(
 
 
 def training_policies(config: Config) -> Policies:
-    """How pairs of data.train are handled; those of other splits are kept as they are."""
+    """Return the policies for data.train. Other splits keep every pair."""
     d = config.data
     filters = tuple(pair_filter for hook in data_hooks(config) for pair_filter in hook.filters())
     return Policies(d.max_length, d.on_too_long, "drop", d.source_eos, filters, draws_pairs(config))

@@ -92,7 +92,7 @@ def _read(index: epath.Path | None) -> dict[str, Any]:
 
 
 def _recall(path: epath.Path, state: list | None, stored: dict[str, Any]) -> bool:
-    """Whether the hash of the file in this state is known."""
+    """Return whether the hash of the file in this state is known."""
     name = _name(path)
     if not state:
         return False

@@ -1,4 +1,4 @@
-"""What extensions change in the data of a run: `registry.DATA_HOOKS` names modules, whose `hook(config)` makes one."""
+"""Hooks by which extensions change data: `hook(config)` of the modules in `registry.DATA_HOOKS`."""
 
 import functools
 from collections.abc import Mapping, Sequence
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DataHook:
-    """What an extension changes in the data of a run; every method may be left out. Called in the order of registration."""
+    """Changes of an extension to the data of a run, called in the order of registration."""
 
     def config_of_set(self, config: Config, name: str) -> Config:
         """The config with which a source of data.train, a validation or a test set is read and scored, by its name."""
@@ -42,10 +42,10 @@ class DataHook:
         """Raises UserError if they lack something, before anything is written."""
 
     draws = False
-    """Whether `draw` draws the training pairs anew in each pass. Their store then keeps their texts."""
+    """True if `draw` draws the pairs anew in each pass; their store then keeps the texts."""
 
     def draw(self, store: TokenStore, tokenizers: TokenizerPair) -> Draw | None:
-        """What draws the ids of the training pairs in place of those of the store."""
+        """Return a `Draw` of the training pairs, which replaces the stored ids."""
         return None
 
     def filters(self) -> Sequence[PairFilter]:
@@ -102,12 +102,12 @@ def control_symbols(config: Config) -> dict[str, str]:
 
 
 def draws_pairs(config: Config) -> bool:
-    """Whether the text or the ids of the training pairs are drawn anew in each pass, for which their texts are needed."""
+    """Return whether training pairs are drawn anew in each pass, which needs their texts."""
     return any(hook.draws for hook in data_hooks(config))
 
 
 def drawn_pairs(config: Config, store: TokenStore, tokenizers: TokenizerPair) -> Draw | None:
-    """What draws the pairs of the training store anew in each pass; None where nothing does."""
+    """Return the hook's `Draw` of the training store; None without one."""
     return next((hook.draw(store, tokenizers) for hook in data_hooks(config) if hook.draws), None)
 
 

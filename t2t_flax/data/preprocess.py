@@ -66,7 +66,7 @@ class PairFilter:
     """Whether it reads the ids; if so, the text on which a tokenizer is trained is not filtered by it."""
 
     def as_stored(self) -> dict[str, Any]:
-        """As part of a store's recipe, in JSON values. Raises UserError for what the filter lacks."""
+        """Return the filter's part of a store's recipe, as JSON. Raises UserError for a missing package."""
         return {}
 
     def rows(
@@ -78,7 +78,7 @@ class PairFilter:
         return rows
 
     def drops(self, pairs: Sequence[Pair]) -> Sequence[bool]:
-        """Which pairs are dropped, of those of a chunk that are left; in any order, in worker processes."""
+        """Return which pairs of a chunk are dropped. Called in worker processes, in any order."""
         return [False] * len(pairs)
 
 
@@ -100,7 +100,7 @@ class Policies:
     keep_texts: bool = False
 
     def as_stored(self) -> dict[str, Any]:
-        """The policies as JSON values, of which the digest of a store is computed."""
+        """Return the policies as JSON; part of the digest of a store."""
         stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts")}
         stored |= {"keep_texts": True} if self.keep_texts else {}
         for pair_filter in self.filters:
@@ -115,7 +115,7 @@ class Encoder:
     tokenizers: TokenizerPair
     policies: Policies
     part: int = 0
-    """Number of the part of the source from which the pairs are."""
+    """Part of the source that the pairs come from."""
     tag: str = ""
     """Before the source sentences, its space included; filters do not see it."""
 

@@ -1,4 +1,4 @@
-"""How a preparation says what it does."""
+"""Progress of a preparation."""
 
 from collections.abc import Callable, Iterable, Iterator
 from typing import TypeVar

@@ -20,7 +20,7 @@ from t2t_flax.filesystem import atomic_directory, by_storage, file_state, is_rem
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
-"""Of the files; a store of another version is written again."""
+"""Version of the files; a store of another one is written again."""
 SIDES = ("source", "target")
 TEXTS = ("source_text", "target_text")
 """Further sides of a store that keeps the texts of its pairs: their bytes in UTF-8, as ids."""

@@ -49,7 +49,7 @@ class Tokenizer(abc.ABC):
 
     @staticmethod
     def inputs(data: Data) -> dict[str, str]:
-        """What `train` reads beside the text. Without anything, data.tokenizer_model is an existing tokenizer."""
+        """Return further inputs of `train`; {} if data.tokenizer_model is a finished tokenizer."""
         return {}
 
     @staticmethod
@@ -151,7 +151,7 @@ class SentencePieceTokenizer(Tokenizer):
         return self.renumbered(encode(self._processor, text))
 
     def renumbered(self, ids: list[int]) -> list[int]:
-        """Our ids of those of the model."""
+        """Return our ids for ids of the model."""
         return ids if self._from_model is None else [self._from_model[i] for i in ids]
 
     def decode(self, ids):
@@ -277,7 +277,7 @@ class TokenizerPair:
 
     @staticmethod
     def is_complete(folder: epath.PathLike) -> bool:
-        """Whether the folder holds every file that `save` writes."""
+        """Return whether the folder holds every file that `save` writes."""
         folder = epath.Path(folder)
         joint, *sides = (folder / name for name in ("tokenizer.model", "source.model", "target.model"))
         return joint.exists() or all(side.exists() for side in sides)

@@ -114,7 +114,7 @@ class Task(abc.ABC):
 
     metrics: Sequence[Metric]
     supports_prefixes: ClassVar[bool] = True
-    """Whether users can force the beginning of an output."""
+    """True if users can force the beginning of an output."""
     tokenizer_keys: Sequence[str] = ()
     """Config keys of an extension that `train_tokenizers` reads."""
 
@@ -203,7 +203,7 @@ def task_of(config: Config) -> Task:
 
 
 def lower_is_better(name: str) -> bool:
-    """Whether a lower value of a metric is better, by any of the names of `find_metric`.
+    """Return whether a lower value of a metric is better, by any name of `find_metric`.
 
     A metric is the same in all tasks, and on each of several sets (`NAME/SET`). Raises UserError for a name that no task has.
     """
@@ -214,7 +214,7 @@ def lower_is_better(name: str) -> bool:
 
 
 NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}
-"""Of the metrics computed with the validation loss, those that records have too."""
+"""Names in records of metrics that are computed with the validation loss."""
 
 
 def model_metrics() -> list[Metric]:

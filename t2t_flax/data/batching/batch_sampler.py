@@ -30,7 +30,7 @@ class Lengths(NamedTuple):
 
     @property
     def longer(self) -> np.ndarray:
-        """Of the longer side of each pair."""
+        """Tokens of the longer side of each pair."""
         return np.maximum(self.source, self.target)
 
 
@@ -42,9 +42,9 @@ class BatchSampler:
     """
 
     key: Any = ()
-    """What the updates depend on beside the arguments, as JSON."""
+    """Further inputs of the updates, as JSON."""
     alike = True
-    """Whether packed updates need about the same number of rows, so that all get one size."""
+    """True if packed updates need about the same number of rows and share one size."""
     room = 1.05
     """Rows of a bucket relative to the most in the sample: other windows cut their pairs elsewhere."""
 

@@ -1,4 +1,4 @@
-"""Which pairs a window of updates has: an endless stream of seeded permutations of the corpus, one for each pass."""
+"""Pairs of each window of updates: an endless stream of seeded permutations, one a pass."""
 
 import dataclasses
 import math
@@ -25,7 +25,7 @@ class Visits(NamedTuple):
     passes: np.ndarray
 
     def at(self, index: np.ndarray | slice) -> "Visits":
-        """Those at `index`."""
+        """Return the visits at `index`."""
         return Visits(self.pairs[index], self.passes[index])
 
 
@@ -79,7 +79,7 @@ class WholePasses:
 
 
 def whole_passes(store: TokenStore, config: Data, seed: int) -> WholePasses:
-    """Windows of a store, of which every pass has each pair once."""
+    """Return windows whose passes have each pair of a store once."""
     return WholePasses(store.num_pairs, windows_in_pass(store.num_pairs, store, config), seed)
 
 

@@ -20,7 +20,7 @@ from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 
 VERSION = 6
-"""Of the algorithms in `data.batching` and `data.hashing`: plans of another version are not used."""
+"""Version of `data.batching` and `data.hashing`; plans of another version are not used."""
 SAMPLE, SAMPLED_WINDOWS = 64, 4
 """Updates that are enough for a sample, from which sizes are chosen, and the most windows in it: a pass of no more is sampled
 whole, unless pairs are drawn, which takes long and gives each pass other lengths.
@@ -67,7 +67,7 @@ class WindowLayout(NamedTuple):
         return len(self.ends)
 
     def visits_from(self, update: int) -> np.ndarray:
-        """Which of the window's visits are those of this update and the ones after it, int64."""
+        """Return the window's visits from this update on, int64."""
         return self.order[int(self.ends[update - 1]) if update else 0 :]
 
     def size(self, update: int) -> Size:
@@ -105,7 +105,7 @@ class Layouter:
 
     @property
     def key(self) -> list[Any]:
-        """What the layouts depend on, as JSON, but for `sizes`, which follow from the rest."""
+        """Inputs of the layouts, as JSON; `sizes` follow from them."""
         c = self.config
         keys: list[Any] = [VERSION, self.store.digest, self.seed, c.batching, c.batch_tokens, self.rules.key]
         return [*keys, c.pack_length if self.packed else 0, self.windows.key, self.draw and self.draw.key]

@@ -28,7 +28,7 @@ _BLOCK = 4096
 """Pairs drawn at a time."""
 Item = TypeVar("Item")
 Row = tuple[str, ...] | str
-"""Source, target and further references of a pair; or the reason for which its source drops it."""
+"""Source, target and further references of a pair, or the reason why its source drops it."""
 
 
 class Source(abc.ABC):
@@ -42,12 +42,12 @@ class Source(abc.ABC):
     """The reasons for which the source drops pairs, and how each is shown after a number: "with a low score"."""
 
     pair_a_line = False
-    """Whether each line of the first file is a pair."""
+    """True if each line of the first file is a pair."""
 
     def __init__(self, spec: str, count: int | None = None, *, files: Iterable[epath.Path] = ()):
         self.spec = spec
         self.files = tuple(files)
-        """Those whose content the fingerprint covers."""
+        """Files whose content the fingerprint covers."""
         self.count = count
         """Number of pairs, dropped ones too; None until it is known (a text file is counted by its first full reading)."""
 
@@ -105,7 +105,7 @@ class Source(abc.ABC):
 
     @property
     def parts(self) -> tuple["Source", ...]:
-        """The sources of which this one consists, in order: several for a `JoinedSource`, else itself."""
+        """The sources of a `JoinedSource`, in order; else this one."""
         return (self,)
 
     def references(self) -> Iterator[tuple[str, ...]]:
@@ -183,7 +183,7 @@ class JoinedSource(Source):
 
 
 def counted(counts: Mapping[str, Any], shown: Mapping[str, str]) -> str:
-    """The counts that are not 0, with what is shown of each: "3 duplicates, 1,000 with equal sides"."""
+    """Return the counts above 0 as text: "3 duplicates, 1,000 with equal sides"."""
     return ", ".join(f"{counts[name]:,} {text}" for name, text in shown.items() if counts.get(name))
 
 
@@ -208,7 +208,7 @@ class Context:
 
 @dataclasses.dataclass
 class Drawn(Generic[Item]):
-    """Pairs drawn of `seen`, in order; draws: of which they have the smallest."""
+    """Pairs drawn from `seen`, in order; draws: their numbers, the smallest of all."""
 
     seen: int
     pairs: list[Item]
@@ -241,7 +241,7 @@ def draw_pairs(pairs: Iterable[Item], count: int, key: int = 0) -> Drawn[Item]:
 
 
 def sha256_of(*parts: str) -> str:
-    """Of the parts, one a line; in hex."""
+    """Return the sha256 of the parts, one a line, in hex."""
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -287,7 +287,7 @@ def _uncompressed(spec: str) -> str:
 
 
 def file_part(spec: str) -> str:
-    """What stands before a colon, that of gs:// apart: the files of which the rest names columns."""
+    """Return the files of a spec: the part before the colon that begins columns, if there is one."""
     return _FILE.match(spec.strip())[0]  # type: ignore[index]  # it matches everything
 
 

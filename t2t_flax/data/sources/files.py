@@ -38,6 +38,6 @@ def path_of(name: str, context: Context) -> epath.Path:
 
 
 def relative_to(name: str, context: Context) -> str:
-    """What a relative path is relative to, for messages."""
+    """Return a note for messages on the folder of a relative path."""
     relative = not (context.root or path_of(name, context).is_absolute())
     return f" (relative to {os.getcwd()}; config.data.root is empty)" if relative else ""

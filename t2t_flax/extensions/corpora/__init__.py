@@ -9,7 +9,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import COMMANDS, DATA_HOOKS, FILE_PATTERNS, GROUPS, SOURCES, Command, SourceForm
 
 SIDES = ("source", "target", "either", "pair")
-"""What of a held-out pair is looked for in the training pairs: one side, each of them, or both together."""
+"""Values of filters.held_out: one side of a held-out pair, each of them, or both together."""
 
 
 @dataclass(frozen=True)

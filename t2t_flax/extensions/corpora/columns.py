@@ -59,7 +59,7 @@ class Columns:
 
 
 def _number(score: Any) -> float:
-    """nan for what is no number, or an integer beyond every float."""
+    """Return a number; nan for other values and for integers beyond every float."""
     try:
         return math.nan if isinstance(score, bool) else float(score)
     except (TypeError, ValueError, OverflowError):

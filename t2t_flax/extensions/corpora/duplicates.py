@@ -75,7 +75,7 @@ def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator
 
 
 _marks: dict[str, Sequence[np.ndarray]] = {}
-"""Those of the last corpus, by its content."""
+"""Marks of the last corpus, by its content."""
 
 
 def _find(parts: Sequence[Source]) -> Sequence[np.ndarray]:
@@ -133,7 +133,7 @@ class Partitions:
 
 
 def _digests(part: Source) -> Iterator[bytes]:
-    """Of each row 16 bytes; none where the source drops a pair."""
+    """Yield 16 bytes for each row; none where the source drops a pair."""
     language = [word for word in part.tag.split() if word.startswith("<2")]  # to write
     for row in part.rows():
         if isinstance(row, str):

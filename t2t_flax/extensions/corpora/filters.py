@@ -18,7 +18,7 @@ class FiltersHook(DataHook):
         self._config, self._keys = config, config.group("filters")
 
     def filters(self) -> Sequence[Rule]:
-        """Those that are set, the slower ones last: each sees what the ones before have left."""
+        """Return the filters that are set, slow ones last. Each sees what the ones before have left."""
         keys: Filters = self._keys
         names = self._config.data.train_sources
         languages = tuple(direction for name in names for direction in directions_of(self._config, [name]))

@@ -14,7 +14,7 @@ from t2t_flax.extensions.shared.directions import directions_of
 
 _NOT_COMPARED = regex.compile(r"[^\p{L}\p{M}\p{N}]+")
 _VARIATION_SELECTORS = regex.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]+")
-"""Of emoji and ideographs; they are \\p{M}, too."""
+"""Variation selectors of emoji and ideographs; they are \\p{M}, too."""
 _COMPARED = regex.compile(r"[\p{L}\p{N}]")
 
 
@@ -53,7 +53,7 @@ class HeldOut(Rule):
 
     @functools.cached_property
     def _texts(self) -> frozenset[str]:
-        """The keys of what is looked for."""
+        """Keys of the held-out texts."""
         from t2t_flax.data.dataset import split_source
         from t2t_flax.tasks import task_of
 

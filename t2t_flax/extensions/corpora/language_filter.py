@@ -10,7 +10,7 @@ from t2t_flax.extensions.corpora.rules import Rule
 from t2t_flax.language import Language
 
 _NO_LANGUAGE = "zxx"
-"""What py3langid calls numbers, markup and the like."""
+"""py3langid's label of numbers and markup."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -81,7 +81,7 @@ def _labels() -> frozenset[str]:
 
 @functools.cache
 def _labels_of(code: str) -> frozenset[str]:
-    """The labels of a language: also those of the languages in its group, as Nynorsk for "no" and Cantonese for "zh"."""
+    """Return the labels of a language and of its group: Nynorsk for "no", Cantonese for "zh"."""
     language = Language.read(code)
     label = language.spelling(_labels())
     in_group = {label for label in _labels() if Language.read(label).group == language.base}

@@ -15,7 +15,7 @@ class Rule(PairFilter):
         return self.shown
 
     def accepts(self, pair: Pair) -> bool:
-        """Whether a pair is kept."""
+        """Return whether a pair is kept."""
         return True
 
     def drops(self, pairs):
@@ -24,7 +24,7 @@ class Rule(PairFilter):
 
 @dataclasses.dataclass(frozen=True)
 class LengthRatio(Rule):
-    """Drops pairs of which one side has more than `most` times the tokens of the other."""
+    """Drops pairs with more than `most` times as many tokens on one side as on the other."""
 
     reason: ClassVar[str] = "length_ratio"
     shown: ClassVar[str] = "of unlike lengths"

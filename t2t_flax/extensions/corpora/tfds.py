@@ -75,7 +75,7 @@ def open_spec(spec: str, context: Context) -> TfdsSource:
 
 
 def writes(spec: str, root: str) -> bool:
-    """Whether the dataset is not prepared in `root` yet."""
+    """Return whether the dataset is not prepared in `root` yet."""
     folder = epath.Path(root) / spec.split(":")[1].partition("/")[0]
     levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
     return not any(any(folder.glob(level)) for level in levels)

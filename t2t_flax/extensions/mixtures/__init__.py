@@ -114,7 +114,7 @@ class Phase(NamedTuple):
 
     @property
     def shares(self) -> tuple:
-        """What of the phase has an effect: its start, and the weights in proportion."""
+        """The start and the proportions of the weights; other differences have no effect."""
         return self.start, self.weights and {name: w / sum(self.weights.values()) for name, w in self.weights.items()}
 
 

@@ -78,7 +78,7 @@ class RandomPairs(DerivedSource):
         )
 
     def _draws(self) -> Iterator[bool]:
-        """Whether each pair is one of the sample."""
+        """Yield for each pair whether the sample has it."""
         count, key = _count(self.source), key_of(self._seed, zlib.crc32(self._name.encode()))
         if count < self._size:
             raise UserError(

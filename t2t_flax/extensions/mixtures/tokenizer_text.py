@@ -17,7 +17,7 @@ class Shares(NamedTuple):
     power: float
 
     def of(self, pairs: Sequence[float]) -> list[float]:
-        """Of the first sources, by their numbers of pairs."""
+        """Return the shares of the first sources, given their numbers of pairs."""
         amounts = [weight * count**self.power for weight, count in zip(self.weights, pairs, strict=False)]
         return [amount / (sum(amounts) or 1.0) for amount in amounts]
 

@@ -28,7 +28,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 WORDS = (1, 11, 21, 31, 46, 10**6)
-"""Numbers of words from which records give F1 apart."""
+"""Bounds, in words, of the length groups for which records give F1."""
 
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts

@@ -181,5 +181,5 @@ def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
 
 
 def is_bracket(symbol: str) -> bool:
-    """Whether a symbol of the linearized form is one, and no tag."""
+    """Return whether a symbol of the linearized form is a bracket, not a tag."""
     return symbol[0] in "()" and len(symbol) > 1

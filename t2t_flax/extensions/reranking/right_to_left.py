@@ -33,7 +33,7 @@ class RightToLeft(Translation):
     supports_prefixes = False
 
     def validate_config(self) -> None:
-        """Raises UserError as that of translation, and for keys that need targets in the order of their words."""
+        """Raises UserError as `Translation` does, and for keys that need words in order."""
         super().validate_config()
         if self.config.data.on_too_long == "truncate":
             raise UserError(

@@ -44,7 +44,7 @@ class DrawnPairs:
 
     @property
     def key(self) -> list[Any]:
-        """What the ids depend on beside the store, as JSON."""
+        """Further inputs of the ids, as JSON."""
         return [self.seed, self.most, self.kind, self.strength]
 
     @property

@@ -16,9 +16,9 @@ from t2t_flax.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from t2t_flax.errors import UserError
 
 _KEPT_LENGTH = 20
-"""What is known of texts of at most this many characters is kept: words, not sentences without spaces."""
+"""Longest text in characters whose states are kept: words, not sentences without spaces."""
 _KEPT = 100_000
-"""Words, or states of them, of which it is kept."""
+"""Words, or states of words, that are kept."""
 
 Ids = tuple[int, ...]
 
@@ -105,7 +105,7 @@ class _Recent(dict):
         self._older: dict[Any, Any] = {}
 
     def __missing__(self, key: Any) -> Any:
-        """Of an entry that was not used for long; None if there is none."""
+        """Return an entry that was not used for long; None if there is none."""
         if (value := self._older.pop(key, None)) is not None:
             self.add(key, value)
         return value
