@@ -15,7 +15,8 @@ from t2t_flax import registry
 from t2t_flax.cli import prepare
 from t2t_flax.config import load_config
 from t2t_flax.data.dataset import check_sources
-from t2t_flax.data.sources import JoinedSource, Source, has_text, open_source
+from t2t_flax.data.sources import Context, JoinedSource, Source, has_text, open_source
+from t2t_flax.data.sources.files import path_of
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
@@ -211,6 +212,21 @@ def test_every_source_yields_texts_of_one_line():
         assert list(source.pairs()) == [(f"{tag}Dear Sir,  yes\u2028", "Ja ")]
         assert list(source.references()) == [("Ja ", "Doch ")]
     assert list(JoinedSource("letters", [Letters("letters")]).pairs()) == [("Dear Sir,  yes\u2028", "Ja ")]
+
+
+@pytest.mark.parametrize(
+    ("root", "name", "path"),
+    [
+        ("", "s3://bucket/a.en", "s3://bucket/a.en"),
+        ("/data", "gs://bucket/a*.en", "gs://bucket/a*.en"),
+        ("s3://other", "s3://bucket/a.en", "s3://bucket/a.en"),
+        ("s3://bucket", "text/a.en", "s3://bucket/text/a.en"),
+        ("/data", "/text/a.en", "/text/a.en"),
+        ("", "a.en", "a.en"),
+    ],
+)
+def test_a_file_of_a_spec_is_relative_to_the_root_or_absolute(root, name, path):
+    assert os.fspath(path_of(name, Context(root, ("en", "de"), "data.train"))) == path
 
 
 def test_errors_name_the_config_key(tmp_path):

@@ -34,7 +34,7 @@ def check_rereadable(path: epath.Path, label: str) -> None:
 
 def path_of(name: str, context: Context) -> epath.Path:
     """The path of a file named in a spec."""
-    return epath.Path(context.root or ".") / expand_home(name, context.label)
+    return epath.Path(context.root or ".") / epath.Path(expand_home(name, context.label))
 
 
 def relative_to(name: str, context: Context) -> str:

@@ -11,10 +11,10 @@ from etils import epath
 
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
+from t2t_flax.data.sources.files import path_of
 from t2t_flax.errors import UserError, first_line, require
 from t2t_flax.extensions.corpora.arrow import is_damage, language_columns, of_schema, read_pairs
 from t2t_flax.extensions.corpora.columns import Columns, parse_columns
-from t2t_flax.filesystem import expand_home
 from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
@@ -138,7 +138,6 @@ def open_spec(spec: str, context: Context) -> SavedDatasetSource:
     require("pyarrow", "arrow", context.label)
     match = _SPEC.fullmatch(spec.strip().removeprefix(f"{_PREFIX}:"))
     assert match  # the last part takes anything
-    path = epath.Path(context.root or ".") / expand_home(match["folder"].strip(), context.label)
-    folder = _split_folder(path, (match["split"] or "").strip(), context.label)
+    folder = _split_folder(path_of(match["folder"].strip(), context), (match["split"] or "").strip(), context.label)
     columns = parse_columns(match["columns"] or "", context)[1]
     return SavedDatasetSource(spec, folder, _data_files(folder), context.languages, columns)
