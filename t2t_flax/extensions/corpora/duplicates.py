@@ -1,8 +1,6 @@
 """The filter of pairs that occurred before, in bounded memory."""
 
-import copy
 import dataclasses
-import functools
 import hashlib
 import itertools
 import logging
@@ -13,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from t2t_flax.data.preprocess import Unread
-from t2t_flax.data.progress import Report, reported
+from t2t_flax.data.progress import Report, reported, silent
 from t2t_flax.data.sources import Source, sha256_of, total
 from t2t_flax.extensions.corpora.rules import Rule
 
@@ -39,10 +37,10 @@ class Duplicates(Rule):
         return {"drop_duplicates": True}
 
     def rows(self, parts, rows, report):
-        marks = self.marks(_reported(parts, f"look for {self.shown}", report))
+        marks = self.marks(parts, report)
         return [_marked(*of_part, self.reason) for of_part in zip(rows, marks, strict=True)]
 
-    def marks(self, parts: Sequence[Source]) -> Sequence[np.ndarray]:
+    def marks(self, parts: Sequence[Source], report: Report = silent) -> Sequence[np.ndarray]:
         """For each part, bool [rows]: which of its rows are dropped.
 
         Digests of the pairs are divided into partitions, temporary files where they are large, of which one at a time is
@@ -52,21 +50,8 @@ class Duplicates(Rule):
         corpus = sha256_of(*(f"{part.fingerprint()} {part.tag}" for part in parts))
         if corpus not in _marks:  # the tokenizer's text, the store and `list_dropped` ask for the same
             _marks.clear()
-            _marks[corpus] = _find(parts)
+            _marks[corpus] = _find(parts, report)
         return _marks[corpus]
-
-
-def _reported(parts: Sequence[Source], stage: str, report: Report) -> list[Source]:
-    """The parts, whose reading is reported."""
-    numbers = itertools.count()
-
-    def rows(part: Source) -> Iterator[Unread]:
-        return reported(part.rows(), numbers, stage, report, lambda: total(one.expected_count() for one in parts))
-
-    watched = [copy.copy(part) for part in parts]
-    for part, one in zip(parts, watched, strict=True):
-        one.rows = functools.partial(rows, part)  # type: ignore[method-assign]
-    return watched
 
 
 def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
@@ -78,12 +63,16 @@ _marks: dict[str, Sequence[np.ndarray]] = {}
 """Marks of the last corpus, by its content."""
 
 
-def _find(parts: Sequence[Source]) -> Sequence[np.ndarray]:
+def _find(parts: Sequence[Source], report: Report) -> Sequence[np.ndarray]:
     counts = []
+    numbers = itertools.count()
     with Partitions() as partitions:
         for part in parts:
             log.info("looking for duplicates in %s", part.spec)
-            counts.append(partitions.add(part))
+            rows = reported(
+                part.rows(), numbers, "look for duplicates", report, lambda: total(p.expected_count() for p in parts)
+            )
+            counts.append(partitions.add(_digests(part, rows)))
         marked = np.zeros(sum(counts), bool)
         for records in partitions:
             marked[_repeated(records)] = True
@@ -106,9 +95,9 @@ class Partitions:
         for file in self._files:
             file.close()
 
-    def add(self, part: Source) -> int:
-        """Reads a part of the corpus; returns its number of rows."""
-        before, rows = self._rows, enumerate(_digests(part), self._rows)
+    def add(self, digests: Iterator[bytes]) -> int:
+        """Takes the digests of a part of the corpus; returns its number of rows."""
+        before, rows = self._rows, enumerate(digests, self._rows)
         while block := list(itertools.islice(rows, _BLOCK)):
             self._rows += len(block)
             digested = [(row, digest) for row, digest in block if digest]
@@ -132,10 +121,10 @@ class Partitions:
             yield np.frombuffer(file.read(), _RECORD)
 
 
-def _digests(part: Source) -> Iterator[bytes]:
+def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
     """Yield 16 bytes for each row; none where the source drops a pair."""
     language = [word for word in part.tag.split() if word.startswith("<2")]  # to write
-    for row in part.rows():
+    for row in rows:
         if isinstance(row, str):
             yield b""
             continue
