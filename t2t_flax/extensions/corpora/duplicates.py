@@ -102,8 +102,8 @@ class Partitions:
             self._rows += len(block)
             digested = [(row, digest) for row, digest in block if digest]
             records = np.empty(len(digested), _RECORD)
-            digests = np.frombuffer(b"".join(digest for _, digest in digested), "<u8").reshape(-1, 2)
-            records["high"], records["low"] = digests[:, 0], digests[:, 1]
+            halves = np.frombuffer(b"".join(digest for _, digest in digested), "<u8").reshape(-1, 2)
+            records["high"], records["low"] = halves[:, 0], halves[:, 1]
             records["row"] = [row for row, _ in digested]
             self._write(records)
         return self._rows - before
