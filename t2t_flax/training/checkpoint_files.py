@@ -2,11 +2,12 @@
 
 import errno
 import hashlib
+import itertools
 import json
 import re
 import time
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
 import jax
@@ -141,6 +142,14 @@ def regular_steps(config: Config, updates_per_epoch: int, last: int) -> Iterator
     """
     end = 0 if config.checkpoint.every_epochs else config.train.steps
     return (step for step in range(last, 0, -1) if step == end or is_scheduled(config, updates_per_epoch, step))
+
+
+def lost_to_average(config: Config, updates_per_epoch: int, steps: Collection[int]) -> list[int]:
+    """Return the steps of checkpoint.average_last that a run with checkpoints of `steps` has passed and lacks."""
+    wanted = itertools.islice(
+        regular_steps(config, updates_per_epoch, config.train.steps), config.checkpoint.average_last
+    )
+    return [step for step in wanted if step < max(steps, default=0) and step not in steps]
 
 
 def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int) -> set[int]:
