@@ -84,7 +84,9 @@ node_pools() { # create or delete: one node pool per slice
     fi
   done
 }
-remove() { run kubectl delete "jobset/$name" "secret/$name-env" --ignore-not-found --wait; }
+remove() { # returns when all pods have saved and ended
+  run kubectl delete "jobset/$name" "secret/$name-env" --ignore-not-found --cascade=foreground --wait
+}
 
 case $action in
   create)

@@ -187,7 +187,7 @@ def _place() -> tuple[str, dict[str, Any]]:
         return "", {}
     if e.get("T2T_NUM_PROCESSES") or e.get("T2T_PROCESS_ID"):
         return _place_by_hand()
-    if int(e.get("SLURM_NTASKS", "1")) > 1 and "SLURM_STEP_NODELIST" in e:
+    if int(e.get("SLURM_NTASKS") or 1) > 1 and "SLURM_STEP_NODELIST" in e:
         return f"SLURM task {e.get('SLURM_PROCID')} of {e['SLURM_NTASKS']}", {}
     if e.get("MEGASCALE_COORDINATOR_ADDRESS"):
         return f"slice {e.get('MEGASCALE_SLICE_ID')} of {e.get('MEGASCALE_NUM_SLICES')}", {}
@@ -201,8 +201,8 @@ def _place() -> tuple[str, dict[str, Any]]:
 def _place_by_hand() -> tuple[str, dict[str, Any]]:
     names = ("T2T_NUM_PROCESSES", "T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS")
     count, index, address = values = [os.environ.get(name, "") for name in names]
-    port = address.rpartition(":")[2]
-    if not (count.isdecimal() and index.isdecimal() and port.isdecimal() and int(index) < int(count)):
+    host, _, port = address.rpartition(":")
+    if not (host and count.isdecimal() and index.isdecimal() and port.isdecimal() and int(index) < int(count)):
         given = ", ".join(f"{name} = {value!r}" for name, value in zip(names, values, strict=True))
         raise UserError(
             f"{given}: a process of several needs the number of processes N, its own number from 0 to N - 1, and HOST:PORT of "

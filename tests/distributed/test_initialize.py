@@ -41,7 +41,7 @@ def test_failed_initialization_names_its_cause(monkeypatch):
         initialize(Distributed())
 
 
-@pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a")])
+@pytest.mark.parametrize(("index", "address"), [("0", ""), ("2", "a:1"), ("x", "a:1"), ("1", "a"), ("1", ":1")])
 def test_invalid_variables_are_refused(index, address, monkeypatch):
     set_environment(monkeypatch, "2", index, address)
     with refused("T2T_PROCESS_ID", "JAX_COORDINATOR_ADDRESS", f"'{index}'", f"'{address}'"):

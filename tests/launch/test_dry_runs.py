@@ -44,9 +44,9 @@ CASES = {
         "kubectl apply --server-side --filename=https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml",
     ],
     ("gke", "logs", "--name=n"): [f"kubectl logs --follow --prefix --tail=200 --max-log-requests=64 --selector={FIRST_PODS}"],
-    ("gke", "delete", "--name=n", "--nodes=no"): ["kubectl delete jobset/n secret/n-env --ignore-not-found --wait"],
+    ("gke", "delete", "--name=n", "--nodes=no"): ["kubectl delete jobset/n secret/n-env --ignore-not-found --cascade=foreground --wait"],
     ("gke", "delete", "--name=n", "--nodes=yes", "--cluster=c", "--zone=z"): [
-        "kubectl delete jobset/n secret/n-env --ignore-not-found --wait",
+        "kubectl delete jobset/n secret/n-env --ignore-not-found --cascade=foreground --wait",
         "gcloud container node-pools delete n-0 --cluster=c --location=z --quiet",
     ],
     ("skypilot", "create", "--name=n"): ["sky check"],
