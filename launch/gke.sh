@@ -6,8 +6,8 @@
 #   create, delete --nodes=yes: [--cluster=C --zone=Z --machine=ct5lp-hightpu-4t --spot=yes|no --jobset-version=v0.10.1]
 # `run` replaces a JobSet of this name that has ended. --env: environment variables of this machine, by name, that the command
 # gets, such as WANDB_API_KEY, through the Secret NAME-env.
-# --slices: as many at `delete` as at `create`; --hosts: per slice; --chips: per host; --volume: a volume claim, which all hosts mount at PATH. The image: docker build
-# --build-arg ACCELERATOR=tpu (launch/README.md).
+# --slices: as many at `delete` as at `create`; --hosts: per slice; --chips: per host; --volume: a volume claim, which all
+# hosts mount at PATH. The image: docker build --build-arg ACCELERATOR=tpu (launch/README.md).
 source "$(dirname "$0")/shared.sh"
 # shellcheck disable=SC2034 # read by name in manifest()
 name='' image='' slices=1 hosts=4 chips=4 accelerator=tpu-v5-lite-podslice topology=4x4 restarts=20

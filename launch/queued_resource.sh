@@ -76,7 +76,8 @@ babysit_command() { # as babysit_slice, for the command on an active slice
     *other-running*) return 0 ;;
     *running*) started=${started:-yes} ;;
   esac
-  if [[ $states == *never* && $started == yes ]]; then # the slice is being lost, or a host has rebooted: the next round knows
+  # The slice is being lost, or a host has rebooted: the next round knows.
+  if [[ $states == *never* && $started == yes ]]; then
     started=unconfirmed
     return 1
   fi

@@ -41,10 +41,11 @@ def leave_closed_outputs() -> None:
     outputs = select.poll()
     for descriptor in (1, 2):
         outputs.register(descriptor, 0)  # 0: errors only
-    for descriptor, _ in outputs.poll(100):  # milliseconds
-        null = os.open(os.devnull, os.O_WRONLY)
-        os.dup2(null, descriptor)
-        os.close(null)
+    for descriptor, events in outputs.poll(100):  # milliseconds
+        if events & (select.POLLERR | select.POLLHUP):
+            null = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(null, descriptor)
+            os.close(null)
 
 
 def report_progress() -> None:
