@@ -59,8 +59,8 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
 
 
 def _file_names(spec: str) -> str:
-    """A corpus without the folders of the author's machine: `/home/me/a.en,b.de` as `a.en,b.de`."""
-    return ",".join(part.rpartition("/")[2] for part in spec.split(","))
+    """Sources without the folders of the author's machine: `x=/home/me/a.en,b.de` as `x=a.en,b.de`."""
+    return re.sub(r"[^,;=]*/", "", spec)
 
 
 def front_matter(config: Config, directions: Sequence[Direction], kind: str, license: str) -> str:

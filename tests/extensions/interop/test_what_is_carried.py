@@ -14,7 +14,7 @@ from t2t_flax.extensions.interop import ctranslate2_export, marian_export, maria
 from t2t_flax.extensions.interop import export as export_lib
 from t2t_flax.extensions.interop.export import export
 from t2t_flax.extensions.interop.import_model import read_model
-from t2t_flax.extensions.interop.model_card import front_matter
+from t2t_flax.extensions.interop.model_card import front_matter, sections
 from t2t_flax.extensions.interop.safetensors_file import check_representable, flatten, read_tensors
 from t2t_flax.extensions.shared.directions import Direction
 
@@ -107,6 +107,12 @@ def test_the_example_of_ctranslate2_keeps_to_the_positions_of_the_model(workdir,
 def test_the_card_names_tags_that_are_no_language_codes_as_undetermined():
     head = front_matter(Config(), [Direction("en", "de"), Direction("en", "ze_zh")], "safetensors", "")
     assert 'language: ["en", "de", "und"]' in head
+
+
+def test_the_card_names_all_files_of_several_sources_without_their_folders():
+    train = "a=/home/me/a.en,/home/me/a.de; b=/my data/b.en,b.de"
+    parts = sections(Config().with_values({"data.train": train}), [Direction("en", "de")], [], "float32")
+    assert "Trained on a=a.en,a.de; b=b.en,b.de (" in "".join(parts)
 
 
 @pytest.mark.torch
