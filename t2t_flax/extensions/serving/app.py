@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import json
-import math
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from pathlib import Path
@@ -11,15 +10,15 @@ from typing import Annotated, Any
 
 import numpy as np
 from fastapi import FastAPI, HTTPException, Request
-from fastapi.exceptions import RequestValidationError, StarletteHTTPException
+from fastapi.exceptions import StarletteHTTPException
 from fastapi.middleware.cors import CORSMiddleware
 from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
-from pydantic import AfterValidator, BaseModel, Field, ValidationError
+from pydantic import BaseModel, Field, ValidationError
 
 from t2t_flax.errors import UserError
-from t2t_flax.extensions.serving import libretranslate
+from t2t_flax.extensions.serving import bodies, libretranslate
 from t2t_flax.extensions.serving.batching import Closed, QueueFull
 from t2t_flax.extensions.serving.metrics import Metrics
 from t2t_flax.extensions.serving.model import NotFinite, ServedModel
@@ -29,32 +28,26 @@ from t2t_flax.version import __version__
 PAGE = Path(__file__).parent / "page"
 LAST_BATCH = 5.0
 """Seconds for which the end of a server waits for the batches on the device."""
-
-
-def _whole(text: str) -> str:
-    text.encode()  # raises ValueError for half of a surrogate pair, which JSON may spell
-    return text
-
-
-Text = Annotated[str, AfterValidator(_whole)]
+_WEIGHTS = 10
+"""Weights of attention that are written while a character is read."""
 
 
 class TranslateRequest(BaseModel):
     """Body of POST /api/translate."""
 
-    text: Annotated[list[Text], Field(fail_fast=True)]
-    model: Annotated[Text | None, Field(description="a name of GET /api/models")] = None
+    text: Annotated[list[str], Field(fail_fast=True)]
+    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
     n_best: Annotated[int, Field(ge=1)] = 1
-    target_language: Text | None = None
+    target_language: Annotated[str | None, Field(max_length=100)] = None
 
 
 class AttentionRequest(BaseModel):
     """Body of POST /api/attention."""
 
-    source: Text
-    target: Annotated[Text | None, Field(description="without it, the model's own translation")] = None
-    model: Annotated[Text | None, Field(description="a name of GET /api/models")] = None
-    target_language: Text | None = None
+    source: str
+    target: Annotated[str | None, Field(description="without it, the model's own translation")] = None
+    model: Annotated[str | None, Field(description="a name of GET /api/models")] = None
+    target_language: Annotated[str | None, Field(max_length=100)] = None
 
 
 def create_app(
@@ -110,9 +103,10 @@ def create_app(
         service.require_ready()
         return [model.describe() for model in models]
 
-    @app.post("/api/translate", tags=["models"])
-    async def translate(request: Request, body: TranslateRequest) -> dict[str, Any]:
+    @app.post("/api/translate", tags=["models"], openapi_extra=bodies.described(TranslateRequest))
+    async def translate(request: Request) -> dict[str, Any]:
         """Hypotheses of each line of `text`, with scores and pieces."""
+        body = await bodies.read(service, request, TranslateRequest)
         with service.admitted(request):
             service.check_text("text", body.text)
             if any("\n" in line for line in body.text):
@@ -123,9 +117,10 @@ def create_app(
             translations = [{"source": line, "hypotheses": hypotheses} for line, hypotheses in pairs]
             return {"model": model.name, "translations": translations}
 
-    @app.post("/api/attention", tags=["models"])
-    async def attention(request: Request, body: AttentionRequest) -> Response:
+    @app.post("/api/attention", tags=["models"], openapi_extra=bodies.described(AttentionRequest))
+    async def attention(request: Request) -> Response:
         """Attention weights [layer][head][row][column] of a pair, in thousandths."""
+        body = await bodies.read(service, request, AttentionRequest)
         with service.admitted(request):
             for field, text in (("source", body.source), ("target", body.target)):
                 if text is not None and not text.strip():
@@ -134,9 +129,11 @@ def create_app(
             service.check_text("source", texts)
             model = service.model(body.model)
             arguments = body.source, body.target, body.target_language
-            job = await service.work(sum(map(len, texts)), model.attend, *arguments)
-            (maps,) = await service.wait(request, job)
-            return Response(await service.work(math.inf, _attention_json, maps), media_type="application/json")
+            job = await service.work(request, sum(map(len, texts)), model.attend, *arguments)
+            (maps,) = await service.wait(request, job.future)
+            size = sum(weights.size for weights in (maps.cross, maps.encoder, maps.decoder)) // _WEIGHTS
+            answer = await service.work(request, size, _attention_json, maps)
+            return Response(answer, media_type="application/json")
 
     files = StaticFiles(directory=PAGE)
 
@@ -205,9 +202,6 @@ def _routes(openapi: dict[str, Any]) -> str:
     for path, methods in openapi["paths"].items():
         for method, entry in methods.items():
             schema = entry.get("requestBody", {}).get("content", {}).get("application/json", {}).get("schema", {})
-            schema = (
-                openapi.get("components", {})["schemas"][schema["$ref"].split("/")[-1]] if "$ref" in schema else schema
-            )
             fields = f"\n    {', '.join(schema['properties'])}" if "properties" in schema else ""
             parts.append(f"{method.upper()} {path}\n    {entry.get('description', '')}{fields}")
     return "\n\n".join([*parts, "/openapi.json describes every field.\n"])
@@ -232,16 +226,15 @@ def _handler(status: int, message: Callable[[Any], str], **headers: str) -> Call
     return handle
 
 
-def _invalid(error: ValidationError | RequestValidationError) -> str:
+def _invalid(error: ValidationError) -> str:
     first = error.errors()[0]  # one, as lists end at their first error
-    where = ".".join(str(part) for part in first["loc"] if part != "body") or "the body"
+    where = ".".join(map(str, first["loc"])) or "the body"
     return f"{where[:100]}: {first['msg']}."
 
 
 _LATER = {"Retry-After": "2"}
 _HANDLERS: dict[Any, Any] = {
     StarletteHTTPException: _handler(500, lambda error: error.detail),
-    RequestValidationError: _handler(400, _invalid),
     ValidationError: _handler(400, _invalid),
     UserError: _handler(400, str),
     NotFinite: _handler(500, str),

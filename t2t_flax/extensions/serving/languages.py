@@ -59,16 +59,17 @@ def can_detect() -> bool:
     return importlib.util.find_spec("py3langid") is not None
 
 
-def detected(text: str, known: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the known languages with the probability in percent that the text is in each, the most probable first.
-
-    Raises HTTPException without py3langid.
-    """
+def load() -> None:
+    """Read what `detected` goes by, once; it takes a second. Raises HTTPException without py3langid."""
     if not can_detect():
         raise HTTPException(501, f"the server lacks py3langid, which detects languages: {install_hint('langid')}.")
-    with _loading:  # once, in one of the threads that want it
-        identifier = _identifier()
-    ranked = dict(identifier.rank(text)) if any(map(str.isalpha, text)) else {}
+    with _loading:
+        _identifier()
+
+
+def detected(text: str, known: Sequence[str]) -> list[tuple[str, int]]:
+    """Return the known languages with the probability in percent that the text is in each, the most probable first."""
+    ranked = dict(_identifier().rank(text)) if any(map(str.isalpha, text)) else {}
     shares = {code: ranked.get(Language.read(code).spelling(ranked) or "", 0.0) for code in known}
     return [(code, round(100 * shares[code])) for code in sorted(known, key=lambda code: -shares[code])]
 

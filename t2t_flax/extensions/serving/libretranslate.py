@@ -1,19 +1,16 @@
 """LibreTranslate's API: GET /languages and /frontend/settings, POST /translate and /detect."""
 
+import asyncio
 import functools
-import io
-import math
-import urllib.parse
 from collections.abc import Sequence
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any
 
-import python_multipart
 from fastapi import APIRouter, HTTPException, Request
 from pydantic import BaseModel, Field
-from python_multipart.exceptions import FormParserError
 
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.extensions.serving.languages import can_detect, detected, matching, name_of
+from t2t_flax.extensions.serving.bodies import described, read
+from t2t_flax.extensions.serving.languages import can_detect, detected, load, matching, name_of
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 from t2t_flax.extensions.serving.service import Service, by_rank
 from t2t_flax.extensions.shared.directions import Direction
@@ -21,9 +18,6 @@ from t2t_flax.registry import ANALYSES
 
 _PAUSE = 500
 """Milliseconds for which LibreTranslate's page waits for more typing."""
-_FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
-_MOST_FIELDS = 1100
-"""Most fields of a form: as many as lines of a request, and some."""
 
 
 class DetectRequest(BaseModel):
@@ -42,9 +36,6 @@ class TranslateRequest(BaseModel):
     format: Annotated[str, Field(description='"text" or "html"')] = "text"
     alternatives: Annotated[int, Field(ge=0)] = 0
     api_key: str | None = None
-
-
-Body = TypeVar("Body", bound=BaseModel)
 
 
 def router(service: Service) -> APIRouter:
@@ -79,21 +70,21 @@ def router(service: Service) -> APIRouter:
             "supportedFilesFormat": [],
         }
 
-    @routes.post("/detect", openapi_extra=_body(DetectRequest))
+    @routes.post("/detect", openapi_extra=described(DetectRequest, forms=True))
     async def detect(request: Request) -> list[dict[str, Any]]:
         """Languages of the models, with the probability in percent that the text is in each; the most probable first."""
-        body = await _read(service, request, DetectRequest)
+        body = await read(service, request, DetectRequest, forms=True)
         with service.admitted(request, body.api_key):
             service.check_text("q", [body.q])
             pairs = _directions(_translation_models(service))
             codes = list(dict.fromkeys(code for pair in pairs for code in pair))
-            found = await service.work(math.inf, detected, body.q, codes)
+            found = await _detected(service, request, body.q, codes)
             return [{"confidence": confidence, "language": code} for code, confidence in found]
 
-    @routes.post("/translate", openapi_extra=_body(TranslateRequest))
+    @routes.post("/translate", openapi_extra=described(TranslateRequest, forms=True))
     async def translate(request: Request) -> dict[str, Any]:
         """Translate each line of a text, or of several texts; HTML block by block, with tags around the aligned words."""
-        body = await _read(service, request, TranslateRequest)
+        body = await read(service, request, TranslateRequest, forms=True)
         with service.admitted(request, body.api_key):
             return await _translated(service, request, body)
 
@@ -111,11 +102,11 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
         raise HTTPException(400, f"format = {body.format[:50]!r} is not supported: send {' or '.join(formats)}.")
     kind = ANALYSES.load("html") if body.format == "html" else None
     size = sum(map(len, texts))
-    documents = await service.work(size, lambda: list(map(kind, texts))) if kind else []
+    documents = await service.work(request, size, lambda: list(map(kind, texts))) if kind else []
     parts = [document.lines for document in documents] or [_split_lines(text) for text in texts]
     lines = [line for part in parts for line in part]
     service.check_lines("q", len(lines))
-    model, source, into, confidence = await _choose(service, body, lines)
+    model, source, into, confidence = await _choose(service, request, body, lines)
     n_best = min(1 + body.alternatives, model.max_n_best)
     target = into if model.target_languages else None
     if documents:
@@ -127,7 +118,7 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
     results = [[next(remaining) for _ in part] for part in parts]
     if documents:
         job = model.run(functools.partial(_html, documents, results, n_best, target))
-        (answers,) = await service.wait(request, job)
+        (answers,) = await service.wait(request, job.future)
     else:
         joins = [functools.partial(_join_lines, text) for text in texts]
         answers = [by_rank(result, n_best, join) for result, join in zip(results, joins, strict=True)]
@@ -140,7 +131,9 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
     return {name: values[0] for name, values in content.items()} if single else content
 
 
-async def _choose(service: Service, body: TranslateRequest, lines: Sequence[str]) -> tuple[ServedModel, str, str, int]:
+async def _choose(
+    service: Service, request: Request, body: TranslateRequest, lines: Sequence[str]
+) -> tuple[ServedModel, str, str, int]:
     """Return the model, its codes of the source and the target language, and the confidence of a detected source.
 
     A model of several directions translates from any of its languages without being told which, so that it fits `auto`.
@@ -153,7 +146,7 @@ async def _choose(service: Service, body: TranslateRequest, lines: Sequence[str]
     if body.source.lower() == "auto":
         source = sources[0] if len(sources) == 1 else "auto"
         if sources and can_detect():
-            source, confidence = (await service.work(math.inf, detected, "\n".join(lines), sources))[0]
+            source, confidence = (await _detected(service, request, "\n".join(lines), sources))[0]
     for model in models:
         if any(pair.target == into and source in ("auto", pair.source) for pair in model.directions):
             if source == "auto" and not {pair.source for pair in model.directions if pair.target == into} >= {*sources}:
@@ -161,6 +154,11 @@ async def _choose(service: Service, body: TranslateRequest, lines: Sequence[str]
             return model, source, into, confidence
     known = ", ".join(f"{pair.source} to {pair.target}" for pair in pairs) or "nothing"
     raise HTTPException(400, f"{source[:20]} to {into[:20]} is not supported; this server has {known}.")
+
+
+async def _detected(service: Service, request: Request, text: str, known: Sequence[str]) -> list[tuple[str, int]]:
+    await asyncio.to_thread(load)
+    return await service.work(request, len(text), detected, text, known)
 
 
 def _translation_models(service: Service) -> Sequence[ServedModel]:
@@ -196,52 +194,3 @@ def _join_lines(text: str, lines: Sequence[str]) -> str:
     """Join lines with the line ends of `text`."""
     ends = ["\r" if line.endswith("\r") else "" for line in text.split("\n")]
     return "\n".join(line + end for line, end in zip(lines, ends, strict=True))
-
-
-async def _read(service: Service, request: Request, shape: type[Body]) -> Body:
-    """Return the body of a request: JSON or a form. Raises HTTPException for another type, and ValidationError."""
-    form = request.headers.get("content-type", "")
-    kind = form.partition(";")[0].strip().lower()
-    if kind not in ("application/json", *_FORMS):
-        raise HTTPException(415, f"the content type is {kind[:50] or 'missing'}: send application/json or a form.")
-    body = await request.body()
-    if kind == "application/json":
-        return await service.work(len(body), shape.model_validate_json, body)
-    return await service.work(len(body), _read_form, form, body, shape)
-
-
-def _read_form(form: str, body: bytes, shape: type[Body]) -> Body:
-    names: dict[str, list[str]] = {}
-    try:
-        for name, value in _fields(form, body):
-            names.setdefault(name, []).append(value)
-    except (FormParserError, ValueError) as error:
-        raise HTTPException(400, f"the form cannot be read: {error}.") from None
-    return shape.model_validate({name: values[0] if len(values) == 1 else values for name, values in names.items()})
-
-
-def _fields(form: str, body: bytes) -> list[tuple[str, str]]:
-    """Return names and values. Raises ValueError for too many, or a file."""
-    if not form.lower().startswith(_FORMS[1]):
-        text = body.decode(errors="replace")
-        return urllib.parse.parse_qsl(text, keep_blank_values=True, max_num_fields=_MOST_FIELDS)
-    found: list[tuple[str, str]] = []
-
-    def add(field: Any) -> None:
-        if len(found) >= _MOST_FIELDS:
-            raise ValueError(f"it has more than {_MOST_FIELDS} fields")
-        found.append(
-            ((field.field_name or b"").decode(errors="replace"), (field.value or b"").decode(errors="replace"))
-        )
-
-    def refuse(file: Any) -> None:
-        raise ValueError("it has a file")
-
-    python_multipart.parse_form({"Content-Type": form.encode("latin-1")}, io.BytesIO(body), add, refuse)
-    return found
-
-
-def _body(shape: type[BaseModel]) -> dict[str, Any]:
-    """Describe a body that `_read` returns, for OpenAPI."""
-    content = {name: {"schema": shape.model_json_schema()} for name in ("application/json", *_FORMS)}
-    return {"requestBody": {"required": True, "content": content}}

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
 
-from t2t_flax.extensions.serving.batching import Closed, Job, QueueFull
+from t2t_flax.extensions.serving.batching import Closed, QueueFull
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 
 _RETRY = {"Retry-After": "2"}
@@ -21,6 +21,8 @@ _KEY_IN_BODY = ("/translate", "/detect")
 """Routes whose clients may send their key in the body."""
 SMALL = 2000
 """Characters or bytes that are read within a millisecond."""
+_LINE = 50
+"""Characters that are read as fast as a line without any."""
 MOST_SLOW = 64
 """Most requests with more that wait for the thread that reads them."""
 _REST = 9.0
@@ -55,6 +57,42 @@ class Settings:
     split_sentences: bool = False
 
 
+class _Slow:
+    """A thread for slow work, and the number of requests that wait for it."""
+
+    def __init__(self) -> None:
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "slow")
+        self._waiting = 0
+        self._worked = 0.0
+
+    @contextlib.contextmanager
+    def queued(
+        self, function: Callable[..., _Result], *arguments: Any
+    ) -> Iterator["concurrent.futures.Future[_Result]"]:
+        """Yield the future of function(*arguments), which is awaited within the block. Raises QueueFull."""
+        if self._waiting >= MOST_SLOW:
+            raise QueueFull
+        self._waiting += 1
+        try:
+            future = self._thread.submit(self._timed, function, *arguments)
+            self._thread.submit(self._rest)
+            yield future
+        finally:
+            self._waiting -= 1
+
+    def _timed(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
+        began = time.thread_time()
+        try:
+            return function(*arguments)
+        finally:
+            self._worked = time.thread_time() - began
+
+    def _rest(self) -> None:
+        """Leave the interpreter to the other threads for a while after slow work."""
+        time.sleep(_REST * self._worked)
+        self._worked = 0.0
+
+
 class Service:
     """The models of a server, by name, and the requests that are answered."""
 
@@ -63,9 +101,7 @@ class Service:
         self.settings = settings
         self._keys = {_digest(key) for key in settings.keys}
         self._active: collections.Counter[str] = collections.Counter()
-        self._thread = concurrent.futures.ThreadPoolExecutor(1, "slow")
-        self._slow = 0
-        self._worked = 0.0
+        self._slow, self._unknown = _Slow(), _Slow()
 
     def require_ready(self) -> None:
         """Raise HTTPException while models are loaded."""
@@ -85,34 +121,20 @@ class Service:
         names = ", ".join(model.name for model in self.models)
         raise HTTPException(404, f"there is no model {str(name)[:100]!r}; there is {names}.")
 
-    async def work(self, size: float, function: Callable[..., _Result], *arguments: Any) -> _Result:
+    async def work(
+        self, request: Request, size: float, function: Callable[..., _Result], *arguments: Any, known: bool = True
+    ) -> _Result:
         """Return function(*arguments), computed in a thread that all slow work shares if `size` is above `SMALL`.
 
         What has not begun is dropped when the request ends. Raises QueueFull.
+
+        Args:
+          known: whether the client's key is known; those whose key is not wait for each other alone.
         """
         if size <= SMALL:
             return function(*arguments)
-        if self._slow >= MOST_SLOW:
-            raise QueueFull
-        self._slow += 1
-        try:
-            result = asyncio.get_running_loop().run_in_executor(self._thread, self._timed, function, *arguments)
-            self._thread.submit(self._rest)
-            return await result
-        finally:
-            self._slow -= 1
-
-    def _timed(self, function: Callable[..., _Result], *arguments: Any) -> _Result:
-        began = time.thread_time()
-        try:
-            return function(*arguments)
-        finally:
-            self._worked = time.thread_time() - began
-
-    def _rest(self) -> None:
-        """Leave the interpreter to the other threads for a while after slow work."""
-        time.sleep(_REST * self._worked)
-        self._worked = 0.0
+        with (self._slow if known else self._unknown).queued(function, *arguments) as result:
+            return await self.wait(request, result)
 
     def check_before_body(self, request: Request) -> None:
         """Raise HTTPException for a request that is refused whatever its body holds."""
@@ -120,6 +142,10 @@ class Service:
         key = _header_key(request)
         if key is not None or request.url.path not in _KEY_IN_BODY:
             self._check_key(key)
+
+    def has_known_key(self, request: Request) -> bool:
+        """Return whether the client's key is known before the body is read, or none is needed."""
+        return not self._keys or _header_key(request) is not None  # which `check_before_body` has checked
 
     def _check_key(self, key: str | None) -> None:
         if self._keys and _digest(key or "") not in self._keys:
@@ -161,8 +187,9 @@ class Service:
         self, request: Request, model: ServedModel, lines: Sequence[str], n_best: int, target_language: str | None
     ) -> list[Hypotheses]:
         """Return the hypotheses of each line. Empty lines do not wait for the device."""
-        job = await self.work(sum(map(len, lines)), model.translate, lines, n_best, target_language)
-        found = await self.wait(request, job)
+        size = sum(len(line) + _LINE for line in lines)
+        job = await self.work(request, size, model.translate, lines, n_best, target_language)
+        found = await self.wait(request, job.future)
         results = {item.number: result for item, result in zip(job.items, found, strict=True)}
         return [results.get(i) or model.untranslated(line, n_best) for i, line in enumerate(lines)]
 
@@ -178,8 +205,8 @@ class Service:
         """Return the hypotheses of each line, with --split-sentences as texts made of the translations of its sentences."""
         if not self.settings.split_sentences:
             return await self.translate(request, model, lines, n_best, target_language)
-        size = sum(map(len, lines))
-        paragraphs = await self.work(size, model.sentences, lines, target_language, source_language)
+        size = sum(len(line) + _LINE for line in lines)
+        paragraphs = await self.work(request, size, model.sentences, lines, target_language, source_language)
         sentences = [sentence for paragraph in paragraphs for sentence in paragraph.sentences]
         self.check_lines("q", len(sentences))
         results = iter(await self.translate(request, model, sentences, n_best, target_language))
@@ -190,9 +217,9 @@ class Service:
             answers.append([{"text": text} for text in texts])
         return answers
 
-    async def wait(self, request: Request, job: Job) -> list[Any]:
-        """Return the results of a job, which leaves the queue if the client goes or the request's time is up."""
-        result: asyncio.Future[Any] = asyncio.wrap_future(job.future)
+    async def wait(self, request: Request, future: "concurrent.futures.Future[_Result]") -> _Result:
+        """Return the result of work, which leaves its queue if the client goes or the request's time is up."""
+        result = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_disconnected(request))
         either: set[asyncio.Future[Any]] = {result, gone}
         try:

@@ -20,7 +20,8 @@ for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and httpx")
 from helpers.http_server import as_kind, serving  # noqa: E402
 
-from t2t_flax.extensions.serving import service  # noqa: E402
+from t2t_flax.extensions.serving import bodies, service  # noqa: E402
+from t2t_flax.extensions.serving.languages import can_detect  # noqa: E402
 from t2t_flax.extensions.serving.service import SMALL  # noqa: E402
 
 PAIR = {"source": "en", "target": "de"}
@@ -148,13 +149,37 @@ def slow(run):
         server.gate.set()
 
 
+def gone():
+    """A client that closes the connection after its body."""
+    ended = []
+
+    async def then():
+        if not ended:
+            ended.append(True)
+            return {"type": "http.request", "body": b"", "more_body": False}
+        return {"type": "http.disconnect"}
+
+    return then
+
+
 def test_large_requests_wait_for_each_other_within_their_time_and_for_nobody_else(slow):
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+    """The others too are large: bodies of our own API, texts of many lines."""
+    short = [("/translate", BODY), ("/api/attention", {"source": "a", "target": "b"})]
+    short += [("/detect", {"q": "It is late."})] if can_detect() else []
+    large = [
+        ("/translate", LARGE),
+        ("/translate", BODY | {"q": "a\n" * 500}),
+        ("/api/translate", {"text": "x" * SMALL}),
+    ]
+    large += [("/api/attention", {"source": ["x" * SMALL]})]
+    assert {slow.post(*each).status_code for each in short} == {200}
+    with concurrent.futures.ThreadPoolExecutor(5) as pool:
         first = pool.submit(slow.post, "/translate", LARGE)
         assert slow.begun.acquire(timeout=250)
-        second = pool.submit(slow.post, "/translate", LARGE)
-        assert slow.post("/translate", BODY).status_code == 200
-        assert first.result().status_code == second.result().status_code == 504
+        others = [pool.submit(slow.post, *each) for each in large]
+        assert {slow.post(*each).status_code for each in short} == {200}
+        assert asgi(slow, json.dumps(LARGE).encode(), then=gone()) == 499
+        assert {answer.result().status_code for answer in (first, *others)} == {504}
         slow.gate.set()
         assert slow.post("/translate", LARGE).status_code == 400  # its line is too long
     assert slow.begun.acquire(blocking=False) and not slow.begun.acquire(blocking=False), "the second never began"
@@ -168,6 +193,25 @@ def test_more_large_requests_than_may_wait_are_refused(slow, monkeypatch):
         assert slow.post("/translate", LARGE).status_code == 429
         slow.gate.set()
         assert first.result().status_code == 400
+
+
+def test_clients_without_a_key_keep_no_large_request_of_others_waiting(run, monkeypatch):
+    gate, begun, fields = threading.Event(), threading.Event(), bodies._fields
+
+    def wait(*form):
+        begun.set()
+        assert gate.wait(250)
+        return fields(*form)
+
+    monkeypatch.setattr(service, "MOST_SLOW", 1)
+    monkeypatch.setattr(bodies, "_fields", wait)
+    with serving({"tiny": run}, keys=["right"]) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        without = pool.submit(server.post, "/translate", data=LARGE)
+        assert begun.wait(250)
+        assert server.post("/translate", LARGE).status_code == 429
+        assert server.post("/translate", LARGE, headers=with_key("right")).status_code == 400  # its line is too long
+        gate.set()
+        assert without.result().status_code == 403
 
 
 @pytest.mark.parametrize(
@@ -186,18 +230,11 @@ def test_addresses_that_count_as_one_client(one, other, same):
 
 
 def test_a_client_that_goes_leaves_the_queue(gated):
-    async def gone():
-        if not ended:
-            ended.append(True)
-            return {"type": "http.request", "body": b"", "more_body": False}
-        return {"type": "http.disconnect"}
-
-    ended = []
     with serving({"tiny": gated}) as server, concurrent.futures.ThreadPoolExecutor(1) as pool:
         gated.hold()
         first = pool.submit(server.post, "/translate", BODY)
         gated.wait_until_busy()
-        assert asgi(server, json.dumps(BODY).encode(), then=gone) == 499
+        assert asgi(server, json.dumps(BODY).encode(), then=gone()) == 499
         assert server.models[0]._lanes[0].batcher.waiting == 0
         gated.gate.set()
         assert first.result().status_code == 200
