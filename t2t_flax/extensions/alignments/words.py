@@ -25,8 +25,16 @@ class WordTokens(NamedTuple):
         return (np.arange(self.count)[:, None] == np.array(self.words)).astype(np.float32)
 
 
-@functools.lru_cache(2**16)
+_KEPT = 32
+"""Most characters of a word whose ids are kept: longer ones seldom come again."""
+
+
 def _ids_of_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
+    return _kept_ids(tokenizer, word) if len(word) <= _KEPT else tuple(tokenizer.encode_text(word))
+
+
+@functools.lru_cache(2**16)
+def _kept_ids(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
     return tuple(tokenizer.encode_text(word))
 
 

@@ -10,6 +10,7 @@ from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import toy
 from t2t_flax.data.tokenizers import SentencePieceTokenizer
+from t2t_flax.extensions.alignments import words
 from t2t_flax.extensions.alignments.words import tokens_of
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 
@@ -30,6 +31,14 @@ def words_by_position(model: SentencePieceTokenizer, text: str) -> list[int]:
     return [
         content[: piece.begin + 1].count(b" ") for piece in pieces
     ]  # a piece may begin with the space before its word
+
+
+def test_ids_of_long_words_are_not_kept():
+    """They would be what fills the memory of a server."""
+    model, before = tokenizer("bpe"), words._kept_ids.cache_info().currsize
+    for text in ("x" * 200, "häuser" * 40):
+        assert tokens_of(model, text, limit=400, eos=False).ids == model.encode_text(text)
+    assert words._kept_ids.cache_info().currsize == before
 
 
 @pytest.mark.parametrize("kind", ["bpe", "unigram"])
