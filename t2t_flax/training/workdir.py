@@ -192,7 +192,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
         return None
     how = f"raise --config.{key} (now {now}{'; 0 = no limit' if reason == 'patience' else ''})"
     how = f"give --config.{key}=false" if key == reason else how
-    how += _also_needed(config, key, now) if reason == "steps" else ""
+    how += _also_needed(config, key, now + 1) if reason == "steps" else ""
     why = "" if reason == "steps" else f" (stopped early: {reason})"
     scores = f"; {summary}{paths}" if records else ""
     if other := [key for key in ("data.test", "checkpoint.average_last") if config.value(key) != stored.value(key)]:
@@ -202,10 +202,10 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
     return f"{workdir} is complete: {step} updates{why}{scores}\nTo continue, {how.rstrip('.')}."
 
 
-def _also_needed(config: Config, key: str, now: int) -> str:
-    """What else must change for one update more: the refusal of it alone; "" if nothing must."""
+def _also_needed(config: Config, key: str, value: float) -> str:
+    """Return what else must change with a key: the refusal of this value alone; "" if nothing must."""
     try:
-        check_combinations(config.with_values({key: now + 1}))
+        check_combinations(config.with_values({key: value}))
     except UserError as error:
         return f". Not alone: {error}"
     return ""
@@ -220,10 +220,11 @@ def advice(config: Config, workdir: epath.Path) -> str:
     o, steps = config.optimizer, checkpoint_steps(workdir)
     name = "lr_scale" if o.schedule == "noam" else "peak_lr"
     current, norm = getattr(o, name), o.max_grad_norm
+    lower = min(current / 2, getattr(Optimizer, name))
     lines = [
         "The update was not applied and the run stopped. The same command would repeat it: rerun it with a lower learning "
         "rate, gradient clipping, or both:",
-        f"  --config.optimizer.{name}={min(current / 2, getattr(Optimizer, name)):g}  (now {current:g})",
+        f"  --config.optimizer.{name}={lower:g}  (now {current:g}){_also_needed(config, f'optimizer.{name}', lower)}",
         f"  --config.optimizer.max_grad_norm={min(1.0, norm / 10) or 1.0:g}  (now {norm:g})",
         "or, if single batches cause it, with --config.train.non_finite=skip.",
     ]

@@ -11,7 +11,7 @@ from helpers.refusals import assert_names, refused
 
 from t2t_flax.config import Config, default_config, override, resolve
 from t2t_flax.training.optimizer import learning_rate_schedule
-from t2t_flax.training.workdir import adopt_config, completed
+from t2t_flax.training.workdir import adopt_config, advice, completed
 
 KEYS = {"optimizer.peak_lr": 1e-3, "optimizer.warmup_steps": 100, "optimizer.warmup_init": 1e-5}
 KEYS |= {"optimizers.decay_steps": 1000, "optimizers.min_lr": 1e-4}
@@ -97,3 +97,10 @@ def test_advice_to_train_on_names_the_end_of_the_decay(tmp_path):
     assert_names(ends, "config.train.steps", "optimizers.decay_steps", "optimizers.min_lr")
     floor = config.with_values({"optimizers.min_lr": 1e-5})
     assert "decay_steps" not in completed(epath.Path(tmp_path), floor)
+
+
+@pytest.mark.parametrize(("min_lr", "named"), [(1e-4, False), (8e-4, True)])
+def test_advice_of_a_lower_peak_names_the_final_rate_above_it(tmp_path, min_lr, named):
+    config = CONFIGS["cosine"].with_values({"optimizers.min_lr": min_lr})
+    said = advice(config, epath.Path(tmp_path))
+    assert "optimizer.peak_lr=0.0005" in said and ("optimizers.min_lr" in said) == named
