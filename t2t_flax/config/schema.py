@@ -386,7 +386,7 @@ class Config:
         """The dataclass of a group of keys, of the core or of an extension."""
         if name in CORE_GROUPS:
             return getattr(self, name)
-        return dict(self.extensions).get(name) or GROUPS[name]()
+        return dict(self.extensions).get(name) or groups()[name]()
 
     def value(self, name: str) -> Any:
         """The value of a key by its dotted name."""
