@@ -16,6 +16,7 @@ from fastapi.middleware.trustedhost import TrustedHostMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from fastapi.staticfiles import StaticFiles
 from pydantic import BaseModel, Field, ValidationError
+from starlette.requests import ClientDisconnect
 
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.serving import bodies, libretranslate
@@ -236,6 +237,7 @@ _LATER = {"Retry-After": "2"}
 _HANDLERS: dict[Any, Any] = {
     StarletteHTTPException: _handler(500, lambda error: error.detail),
     ValidationError: _handler(400, _invalid),
+    ClientDisconnect: _handler(499, lambda _: "the client closed the connection."),
     UserError: _handler(400, str),
     NotFinite: _handler(500, str),
     QueueFull: _handler(429, lambda _: "too many requests are waiting: try again in a second.", **_LATER),

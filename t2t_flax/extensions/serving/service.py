@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from fastapi import HTTPException, Request
+from starlette.requests import ClientDisconnect
 
 from t2t_flax.extensions.serving.batching import Closed, QueueFull
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
@@ -225,7 +226,7 @@ class Service:
         try:
             await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not result.done():
-                raise HTTPException(499, "the client closed the connection.")
+                raise ClientDisconnect
             if result.cancelled():
                 raise Closed
             return result.result()

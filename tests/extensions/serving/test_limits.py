@@ -120,6 +120,16 @@ def test_a_body_that_does_not_arrive_is_504_and_a_large_one_413(run):
         assert server.post("/api/translate", {"text": ["a" * 1000]}).status_code == 413
 
 
+def test_a_client_that_goes_within_its_body_is_no_error_of_the_server(run):
+    async def closed():
+        return {"type": "http.disconnect"}
+
+    with serving({"tiny": run}) as server:
+        for path in ("/translate", "/api/translate"):
+            assert asgi(server, b'{"q":', then=closed, path=path) == 499
+            assert server.metric("requests_total", path=path, status="499") == 1
+
+
 def test_a_key_in_the_header_is_checked_before_the_body_is_read(run):
     async def unread():
         raise AssertionError("the body is read")
