@@ -247,13 +247,17 @@ def answer_windows(
     verb: str,
     answer: Answer,
     windows: Iterator[list[Line]],
-    write: Callable[[list[Line], str], None],
+    write: Callable[[list[Line], str, int], None],
     *,
     check: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = to_stderr,
 ) -> int:
-    """Answers windows one after the other and calls write(lines, output) for each; says at the end which lines each note is of.
-    verb: what progress reports, such as "translated". check() is called after each batch; it may raise.
+    """Answers windows one after the other; says at the end which lines each note is of.
+
+    Args:
+      verb: what progress reports, such as "translated".
+      write: called for each window with its lines, their output, and the number of those with the note `FAILED`.
+      check: called after each batch; it may raise.
 
     Returns:
       The exit code.
@@ -273,7 +277,7 @@ def answer_windows(
     try:
         for window in windows:
             output, notes = answer(window, progress)
-            write(window, output)
+            write(window, output, sum(note.event == FAILED for note in notes))
             before += len(window)
             for note in notes:
                 counts[note.event] = counts.get(note.event, 0) + 1

@@ -64,7 +64,7 @@ def run(argv: list[str]) -> int:
             arriving = windows(pairs, window_size(loaded), live=arrives_slowly(args.input), check=check)
             with open_output(args.output) as write:
                 answer = translating(loaded, scores=args.scores, flags=arguments.given_flags(args))
-                code = answer_windows("translated", answer, arriving, lambda _, text: write(text), check=check)
+                code = answer_windows("translated", answer, arriving, lambda _, text, failed: write(text), check=check)
     except Signalled as signalled:
         to_stderr(f"t2t_flax translate: stopped by {signalled}.")
         return 128 + signalled.number

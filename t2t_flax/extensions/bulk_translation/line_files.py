@@ -68,16 +68,17 @@ def run_lines(
             loaded, answer, settings = start()
             check()
 
-            def answer_to(write: Callable[[list[Line], str], None]) -> int:
+            def answer_to(write: Callable[[list[Line], str, int], None]) -> int:
                 arriving = windows(lines, window_size(loaded), live=arrives_slowly(source), check=check)
                 return answer_windows(verb, answer, arriving, write, check=check)
 
             if is_stream(output) or is_remote(output):
                 with open_output(output) as write:
-                    return answer_to(lambda _, text: write(text))
+                    return answer_to(lambda _, text, failed: write(text))
             with ResumableOutput(output, settings, resume=resume, command=command) as writer:
                 writer.skip(lines)
-                code = answer_to(writer.append)
+                answer_to(writer.append)
+                code = writer.code()
                 writer.finish()
     except Signalled as signalled:
         to_stderr(f"t2t_flax {command}: stopped by {signalled}.{writer.how_to_go_on() if writer else ''}")

@@ -12,14 +12,14 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from t2t_flax.cli.arguments import check_output
-from t2t_flax.cli.lines import Line, is_stream
+from t2t_flax.cli.lines import FAILED, Line, is_stream, to_stderr
 from t2t_flax.distributed.signals import report_progress
-from t2t_flax.errors import UserError
+from t2t_flax.errors import OK, USER_ERROR, UserError
 from t2t_flax.filesystem import PARTIAL, atomic_write, delete, fsync_file, fsync_folder, is_remote, read_if_exists
 from t2t_flax.json_file import parse_json
 
@@ -65,6 +65,7 @@ class ResumableOutput:
         self._digest = hashlib.blake2b(digest_size=16)
         self._resume, self._command = resume, command
         self.done = 0
+        self._failed = 0
         _check_same_division(self.partial)
 
     def path_of(self, part: str) -> Path:
@@ -81,6 +82,7 @@ class ResumableOutput:
             self._file = stack.enter_context(open(self.partial, "ab"))
             record = self._read_record()
             self.done, self._expected = record["lines"], record["digest"]
+            self._failed, self._before = record["failed"], (record["failed"], record["lines"])
             self._file.truncate(record["bytes"])
             self._open = stack.pop_all()
         return self
@@ -108,6 +110,7 @@ class ResumableOutput:
         try:
             record = parse_json(text)
             theirs, lines, written = dict(record["settings"]), int(record["lines"]), int(record["bytes"])
+            int(record["failed"])
         except (ValueError, LookupError, TypeError):
             raise UserError(f"{self._record} is damaged: remove {self.partial} to start again.") from None
         if not self._resume and lines:
@@ -140,14 +143,15 @@ class ResumableOutput:
                 "holds the output. Use the same input, or remove the file to start again."
             )
 
-    def append(self, lines: Sequence[Line], text: str) -> None:
-        """Writes the output of the next input lines, and records that it is complete."""
+    def append(self, lines: Sequence[Line], text: str, failed: int) -> None:
+        """Writes the output of the next input lines, and records that it is complete, and how many of them failed."""
         for line in lines:
             self._hash(line)
         self._file.write(text.encode())
         self._file.flush()
         fsync_file(self.partial)
         self.done += len(lines)
+        self._failed += failed
         self._write_record()
         report_progress()
 
@@ -155,6 +159,13 @@ class ResumableOutput:
         """What an unfinished output holds, and what to do with it; "" without a line."""
         held = f" {self.partial} holds the output of {self.done} lines: the same command with --resume goes on."
         return held if self.done else ""
+
+    def code(self, say: Callable[[str], None] = to_stderr) -> int:
+        """Return the exit code of all lines; says how many failed before a stop, whose command has named them."""
+        failed, lines = self._before
+        if failed:
+            say(f"warning: {failed} of the {lines} lines before the stop {FAILED}")
+        return USER_ERROR if self._failed else OK
 
     def finish(self) -> None:
         """Renames the file."""
@@ -170,6 +181,7 @@ class ResumableOutput:
         record = {
             "lines": self.done,
             "bytes": self._file.tell() if self.done else 0,
+            "failed": self._failed,
             "digest": self._digest.hexdigest(),
             "settings": self._settings,
         }

@@ -95,7 +95,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 output.skip(own)
                 ready = share.windows(own, window_size(loaded))
                 with supervisor.expect_progress():
-                    code = answer_windows(
+                    answer_windows(
                         "translated",
                         answer,
                         ready,
@@ -115,7 +115,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                 raise UserError(f"{error} ({advice})" if output.done else str(error)) from None
             group.barrier("the outputs are joined")
             output.remove()
-    return code
+    return output.code(supervisor.say)
 
 
 class _Counter:

@@ -71,7 +71,7 @@ def run(argv: list[str]) -> int:
             found.append(None if isinstance(states, UserError) else states)
         return "", notes
 
-    lines.answer_windows("inspected", answer, lines.windows(pairs, window_size(loaded)), lambda window, text: None)
+    lines.answer_windows("inspected", answer, lines.windows(pairs, window_size(loaded)), lambda *_: None)
     if not found:
         raise UserError(f"{args.input} has no lines.")
     save(args.output, layers, found, model.d_model, targets=targets is not None)

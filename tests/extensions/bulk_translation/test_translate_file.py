@@ -62,6 +62,17 @@ def test_lines_after_a_stop_that_all_fail_are_named(run, t2t, tmp_path):
     assert (tmp_path / "out").read_text() == "A\nB\nC\nD\n\n\n"
 
 
+def test_a_line_that_failed_before_the_stop_counts(run, t2t, tmp_path):
+    (tmp_path / "in").write_text("a\nno\nc\nd\ne\n")
+    stop_at_window(run, 1)
+    run.refused = ("no",)
+    t2t("--input=in", "--output=out", code=75)
+    run.before_window = lambda number: None
+    _, err = t2t("--input=in", "--output=out", "--resume", code=2)
+    assert_names(err, "1 of", "4 lines")
+    assert (tmp_path / "out").read_text() == "A\n\nC\nD\nE\n"
+
+
 def test_resume_refuses_other_settings_and_other_input(run, t2t, tmp_path):
     (tmp_path / "in").write_text("a\nb\nc\nd\ne\n")
     stop_at_window(run, 1)

@@ -85,7 +85,7 @@ def test_an_output_is_not_resumed_with_another_glossary(tmp_path):
         return ResumableOutput(str(tmp_path / "out"), settings, **keys)
 
     with output("dog\tHund\n", "terms") as first:
-        first.append([Line(0, "A dog.")], "Ein Hund.\n")
+        first.append([Line(0, "A dog.")], "Ein Hund.\n", 0)
     with output("dog\tHund\n", "moved", resume=True) as again:
         assert again.done == 1
     with refused("--resume", "constraints.glossary"):
