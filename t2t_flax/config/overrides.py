@@ -364,8 +364,8 @@ def _check_mesh(m: Mesh) -> None:
 
 
 def check_evaluation(c: Config) -> None:
-    """Raises UserError if an evaluation that a new training relies on never takes place, and as `check_average` and
-    `check_patience`. Stored runs are not checked.
+    """Raises UserError if an evaluation that a new training relies on never takes place; warns as `check_average` and
+    `check_patience` do. Stored runs are not checked.
     """
     check_average(c)
     check_patience(c)
@@ -377,7 +377,7 @@ def check_evaluation(c: Config) -> None:
 
 
 def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
-    """Raises UserError if eval.metric is computed too rarely for the keys that depend on it.
+    """Raises UserError if eval.metric is never computed, but a key depends on it; warns if patience cannot end the run.
 
     Args:
       updates_per_epoch: 0 = not known yet; evaluations by epochs are then not counted.
@@ -387,18 +387,17 @@ def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
     if c.data.valid and e.every_epochs and not (decoded or updates_per_epoch):
         return
     intervals = [e.decode_every_steps] if decoded else [e.every_steps, e.every_epochs * updates_per_epoch]
-    count = _count_due(steps, *intervals) if c.data.valid else 0
     needed = "eval.decode_every_steps" if decoded else "eval.every_steps or eval.every_epochs"
     for name, unused in (("eval.patience", 0), ("checkpoint.keep_best", 1)):
-        if not count and c.value(name) > unused:
+        if not (c.data.valid and any(intervals)) and c.value(name) > unused:
             raise UserError(
-                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed in "
-                f"train.steps = {steps} updates: set config.data.valid and {needed}."
+                f"config.{name} = {c.value(name)} depends on eval.metric = {e.metric}, which is never computed: set "
+                f"config.data.valid and {needed}."
             )
-    if e.patience > count:
-        raise UserError(
+    if e.patience > (count := _count_due(steps, *intervals)):
+        _warn(
             f"config.eval.patience = {e.patience} is never reached: config.train.steps = {steps} updates have {count} "
-            f"evaluations. Lower eval.patience (0 = never stop early) or {needed}."
+            f"evaluations. Lower eval.patience or {needed}."
         )
 
 
@@ -409,8 +408,8 @@ def _count_due(steps: int, *intervals: int) -> int:
 
 
 def check_average(c: Config, updates_per_epoch: int = 0) -> None:
-    """Raises UserError for an average at the end of more checkpoints than the run will have. updates_per_epoch: 0 = not known
-    yet; where checkpoints go by epochs nothing is checked then.
+    """Warns of an average at the end of more checkpoints than the run will have. updates_per_epoch: 0 = not known yet; where
+    checkpoints go by epochs nothing is checked then.
     """
     k, steps = c.checkpoint, c.train.steps
     if not c.data.test or (k.every_epochs and not updates_per_epoch):
@@ -420,7 +419,7 @@ def check_average(c: Config, updates_per_epoch: int = 0) -> None:
         count += 1  # the last update
     if k.average_last > max(1, count):
         every = f"every_epochs = {k.every_epochs}" if k.every_epochs else f"every_steps = {k.every_steps}"
-        raise UserError(
+        _warn(
             f"config.checkpoint.average_last = {k.average_last} is never reached: config.train.steps = {steps} updates with "
             f"config.checkpoint.{every} give {count} regular checkpoints. Lower average_last or the interval."
         )
