@@ -175,9 +175,10 @@ def run(folder: Path, command: str) -> None:
 
 
 def output_of(folder: Path, call: Callable[[], int | None]) -> str:
-    """What the call prints in the folder; its exit code must be 0."""
+    """What the call prints in the folder; its exit code must be 0. Environment variables that it sets, as `branch` does, end."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+    redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(out)
+    with contextlib.chdir(folder), redirected[0], redirected[1], mock.patch.dict(os.environ):
         try:
             code = call()
         except SystemExit as stop:
