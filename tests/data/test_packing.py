@@ -1,9 +1,8 @@
 """First fit and the arrays of rows equal naive implementations at any size."""
 
-import sys
-
 import numpy as np
 import pytest
+from helpers.tracing import traced
 
 from t2t_flax.data.batching import packing
 from t2t_flax.data.batching.packing import fill_rows, first_fit
@@ -100,12 +99,7 @@ def lines_run(function, *arguments) -> int:
         count += 1
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function(*arguments)
-    finally:
-        sys.settrace(before)
+    traced(trace, function, *arguments)
     return count
 
 

@@ -3,10 +3,10 @@
 import collections
 import html.parser
 import random
-import sys
 
 import numpy as np
 import pytest
+from helpers.tracing import traced
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -154,12 +154,7 @@ def steps_of(function, *arguments):
         steps += event == "opcode"
         return trace
 
-    before = sys.gettrace()
-    sys.settrace(trace)
-    try:
-        function(*arguments)
-    finally:
-        sys.settrace(before)
+    traced(trace, function, *arguments)
     return steps
 
 
