@@ -175,10 +175,9 @@ def run(folder: Path, command: str) -> None:
 
 
 def output_of(folder: Path, call: Callable[[], int | None]) -> str:
-    """What the call prints in the folder; its exit code must be 0. Environment variables that it sets, as `branch` does, end."""
+    """What the call prints in the folder; its exit code must be 0."""
     out = io.TextIOWrapper(io.BytesIO(), encoding="utf-8", write_through=True)
-    redirected = contextlib.redirect_stdout(out), contextlib.redirect_stderr(out)
-    with contextlib.chdir(folder), redirected[0], redirected[1], mock.patch.dict(os.environ):
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         try:
             code = call()
         except SystemExit as stop:

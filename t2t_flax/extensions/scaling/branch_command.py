@@ -1,9 +1,10 @@
 """`branch`: measures the critical batch size of a run after one of its updates."""
 
 import argparse
+import contextlib
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -13,6 +14,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.config import Config
 from t2t_flax.errors import OK, STOPPED, NonFiniteUpdate, UserError, require
 from t2t_flax.extensions.scaling.intervals import Interval
+from t2t_flax.process_setup import ALONE
 from t2t_flax.registry import PARAMETERS
 from t2t_flax.training.workdir import MARKER
 
@@ -50,11 +52,10 @@ def run(argv: list[str]) -> int:
     from t2t_flax.distributed.coordination import require_single_process
     from t2t_flax.evaluation.restore import read_config, stored_config
     from t2t_flax.extensions.scaling import branches as lib
-    from t2t_flax.process_setup import ALONE, prepare_process
+    from t2t_flax.process_setup import prepare_process
     from t2t_flax.training import workdir as workdir_lib
 
     require_single_process("branch")
-    os.environ[ALONE] = "1"  # the branches are trained one after the other, each as a run
     workdir, output = epath.Path(args.workdir), epath.Path(args.output)
     stored = read_config(workdir, overrides)
     check_lost(from_elsewhere(workdir_lib.read_model_config(workdir) or stored, overrides)[1])
@@ -71,8 +72,9 @@ def run(argv: list[str]) -> int:
             print(f"{folder} has diverged before: delete it to train it again.", flush=True)
             continue
         try:
-            if not api.train(branch.config, folder).finished:
-                return STOPPED
+            with _alone():
+                if not api.train(branch.config, folder).finished:
+                    return STOPPED
         except NonFiniteUpdate as error:
             print(f"{folder} has diverged, its loss is NaN: {error}", flush=True)
     losses = {factor: [lib.final_loss(output / b.name) for b in branches if b.factor == factor] for factor in factors}
@@ -84,6 +86,18 @@ def run(argv: list[str]) -> int:
         scale = _noise(args, output, workdir, min(branches, key=lambda branch: branch.factor))
     print(_table(stored, args, losses, scale))
     return OK
+
+
+@contextlib.contextmanager
+def _alone() -> Iterator[None]:
+    """Train as a run of one process, also on a TPU VM, where JAX would look for others after the devices were used."""
+    before = os.environ.get(ALONE)
+    os.environ[ALONE] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[ALONE]
+        os.environ.update({} if before is None else {ALONE: before})
 
 
 def _factors(text: str) -> list[Fraction]:
