@@ -58,7 +58,8 @@ class Chip:
     """Bandwidths in bytes/s of one chip: `link_bandwidth` of one link (on a GPU all of NVLink), one way;
     `network_bandwidth` between slices or hosts. `axes`: of a TPU slice's torus. `wraps`: the size from which an axis
     closes to a ring. `largest`: chips of the largest slice or host. `devices`: JAX devices of a chip.
-    `cores_in_name`: what the number in the vendor's name counts for each chip.
+    `cores_in_name`: what the number in the vendor's name counts for each chip. `clock_ghz`: of a TPU core, where published
+    (v3, v4: Jouppi et al.) or implied by the peak and the size of the matrix units.
     """
 
     kind: str
@@ -74,6 +75,7 @@ class Chip:
     config_name: str = "default"
     uncertain: str = ""
     target: GpuTarget | None = None
+    clock_ghz: float | None = None
 
     @property
     def peak_flops(self) -> float:
@@ -90,23 +92,25 @@ class Chip:
 
 TPUS = {
     # 400 GB/s of inter-chip bandwidth, both ways, over 4 links; 6.4 Tb/s of data-centre network for 256 chips.
-    "v5e": Chip("TPU v5e", 16 * GIB, 819 * GB, 50 * GB, 3.125 * GB, 2, 16, 256),
+    "v5e": Chip("TPU v5e", 16 * GIB, 819 * GB, 50 * GB, 3.125 * GB, 2, 16, 256, clock_ghz=1.503),
     # 1,200 GB/s over 6 links; 50 Gb/s a chip. A pod has 8,960 chips, the largest slice 6,144.
     "v5p": Chip(
         "TPU v5p", 95 * GIB, 2765 * GB, 100 * GB, 6.25 * GB, 3, 4, 6144,
-        cores_in_name=2, config_name="megacore",
+        cores_in_name=2, config_name="megacore", clock_ghz=1.75,
     ),
     # 800 GB/s over 4 links (pages of 2024: 3,584 Gb/s); 25.6 Tb/s for 256 chips.
-    "v6e": Chip("TPU v6e", 32 * GIB, 1638 * GB, 100 * GB, 12.5 * GB, 2, 16, 256),
+    "v6e": Chip("TPU v6e", 32 * GIB, 1638 * GB, 100 * GB, 12.5 * GB, 2, 16, 256, clock_ghz=1.75),
     # 1,200 GB/s over 6 links; 100 Gb/s a chip. Each of its two chiplets is a device.
     "tpu7x": Chip("TPU7x", 192 * GIB, 7380 * GB, 100 * GB, 12.5 * GB, 3, 4, 9216, devices=2, cores_in_name=2),
     "v4": Chip(
         "TPU v4", 32 * GIB, 1200 * GB, 50 * GB, 6.25 * GB, 3, 4, 4096,
         cores_in_name=2, config_name="megacore", uncertain="network bandwidth of a v4 chip (assumed: 50 Gb/s)",
+        clock_ghz=1.05,
     ),
     "v3": Chip(
         "TPU v3", 32 * GIB, 900 * GB, 70 * GB, 3.125 * GB, 2, 32, 1024, devices=2,
         cores_in_name=2, uncertain="network bandwidth of a v3 chip (assumed: 25 Gb/s)",
+        clock_ghz=0.94,
     ),
 }  # fmt: skip
 

@@ -52,10 +52,7 @@ def run(argv: list[str]) -> int:
     machines = topology.parse_all(args.topology)
     if not machines:
         raise UserError("--topology names no machine: write for example --topology=v5e-16.")
-    if os.environ.get(_COMPILES) != "1":
-        require_compilers(machines)
-        command = [sys.executable, "-m", "t2t_flax", "plan", *argv]
-        os.execve(sys.executable, command, child_environment(**compiler_environment(machines)))
+    run_with_compilers(machines, ["t2t_flax", "plan", *argv])
     from t2t_flax.extensions.planning import plan, report
 
     plans = []
@@ -68,6 +65,18 @@ def run(argv: list[str]) -> int:
     if len(plans) > 1:
         print(report.table(plans))
     return 0
+
+
+def run_with_compilers(machines: list[Topology], command: list[str]) -> None:
+    """Replace this process by `python -m COMMAND` in `compiler_environment`, unless it runs there already.
+
+    Raises:
+      UserError: a compiler is missing.
+    """
+    if os.environ.get(_COMPILES) != "1":
+        require_compilers(machines)
+        environment = child_environment(**compiler_environment(machines))
+        os.execve(sys.executable, [sys.executable, "-m", *command], environment)
 
 
 def compiler_environment(machines: list[Topology]) -> dict[str, str]:

@@ -176,11 +176,16 @@ def trip_count(program: Program, computation: Computation, loop: Instruction) ->
     return limits[0] if len(limits) == 1 else None
 
 
+def called_kernel(instruction: Instruction) -> str:
+    """Return the kernel that XLA calls there instead of generating one (cuBLAS, cuDNN, Mosaic), or ""."""
+    target = _TARGET.search(instruction.attributes)
+    return target[1] if target and not _BOOKKEEPING.match(target[1]) else ""
+
+
 def custom_calls(program: Program) -> dict[str, int]:
-    """Kernels that XLA calls instead of generating them (cuBLAS, cuDNN, Mosaic), and how often they run."""
+    """Return how often each called kernel runs."""
     counts: collections.Counter[str] = collections.Counter()
     for visit in visits(program):
-        target = _TARGET.search(visit.instruction.attributes)
-        if target and not _BOOKKEEPING.match(target[1]):
-            counts[target[1]] += visit.times
+        if name := called_kernel(visit.instruction):
+            counts[name] += visit.times
     return dict(counts)
