@@ -1,5 +1,6 @@
 """Token embeddings and output logits (3.4), the start vector of the decoder, and positions (3.5)."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -33,7 +34,7 @@ class Embedding(nn.Module):
 
     def __call__(self, ids: jax.Array) -> jax.Array:
         """ids [...] int32 -> [..., D] in the compute type."""
-        return scale(jnp.take(self.table, ids, axis=0).astype(self.dtype), self.config)
+        return scale(lookup(self.table, ids, self.dtype), self.config)
 
     def logits(self, x: jax.Array) -> jax.Array:
         """x [..., D] -> float32 logits [..., rows], with the table as projection."""
@@ -44,6 +45,64 @@ class Embedding(nn.Module):
 def scale(x: jax.Array, config: Model) -> jax.Array:
     """x times sqrt(d_model) where the config scales embeddings (3.4)."""
     return x * jnp.asarray(config.d_model**0.5, x.dtype) if config.embed_scale == "sqrt_d" else x
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def lookup(table_VxD: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
+    """Return rows [..., D] of a table for ids [...], in `dtype`; NaN for ids beyond the table.
+
+    On GPUs XLA would add the cotangents of equal ids in any order. There `sum_rows` fixes the order, so that two runs of
+    a program have the same bits.
+    """
+    return _rows(table_VxD, ids, dtype)
+
+
+def _rows(table_VxD, ids, dtype):
+    return jnp.take(table_VxD, ids, axis=0, mode="fill", fill_value=jnp.nan).astype(dtype)
+
+
+def _lookup_forward(table_VxD, ids, dtype):
+    return _rows(table_VxD, ids, dtype), (table_VxD, ids)
+
+
+def _lookup_backward(dtype, operands, cotangent):
+    table_VxD, ids = operands
+
+    def transposed(cotangent, ids):
+        return jax.linear_transpose(lambda table: _rows(table, ids, dtype), table_VxD)(cotangent)[0]
+
+    def ordered(cotangent, ids):
+        return sum_rows(cotangent.reshape(-1, cotangent.shape[-1]), ids.reshape(-1), len(table_VxD))
+
+    return jax.lax.platform_dependent(cotangent, ids, cuda=ordered, rocm=ordered, default=transposed), None
+
+
+lookup.defvjp(_lookup_forward, _lookup_backward)
+
+_BLOCK = 128
+
+
+def sum_rows(x_NxD: jax.Array, ids_N: jax.Array, rows: int) -> jax.Array:
+    """Return float32 sums [rows, D] of the vectors with each id, added in a fixed order; ids beyond the rows are dropped.
+
+    Vectors are sorted by id and cut into blocks, in which a product sums each id. An id that goes on in later blocks gets
+    their sums where it starts; there alone its row is written.
+    """
+    order = jnp.argsort(ids_N)
+    padding = -len(order) % _BLOCK
+    ids_CxB = jnp.pad(ids_N[order], (0, padding), constant_values=rows).reshape(-1, _BLOCK)
+    x_CxBxD = jnp.pad(x_NxD[order], ((0, padding), (0, 0))).reshape(*ids_CxB.shape, -1)
+    same_CxBxB = (ids_CxB[:, :, None] == ids_CxB[:, None, :]).astype(x_NxD.dtype)
+    sums_CxBxD = jnp.einsum("cij,cjd->cid", same_CxBxB, x_CxBxD, preferred_element_type=jnp.float32)
+    first_C, last_C, block_C = ids_CxB[:, 0], ids_CxB[:, -1], jnp.arange(len(ids_CxB))
+    goes_on_CxC = (last_C[:, None] == first_C) & (block_C[:, None] < block_C)
+    later_CxD = jnp.where(goes_on_CxC[..., None], sums_CxBxD[:, 0], 0.0).sum(1)
+    sums_CxBxD += jnp.where((ids_CxB == last_C[:, None])[..., None], later_CxD[:, None], 0.0)
+    ids = ids_CxB.reshape(-1)
+    starts = jnp.diff(ids, prepend=-1) > 0
+    written = jnp.where(starts, ids, rows + jnp.arange(len(ids)))
+    zeros = jnp.zeros((rows, x_NxD.shape[-1]), jnp.float32)
+    return zeros.at[written].set(sums_CxBxD.reshape(len(ids), -1), mode="drop", unique_indices=True)
 
 
 class DecoderStart(nn.Module):
@@ -108,7 +167,7 @@ def learned(module: nn.Module, position: jax.Array) -> jax.Array:
     c = module.config
     init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
     table: Any = module.param("table", init, (c.max_positions, c.d_model), jnp.float32)
-    return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
+    return lookup(table, position, module.dtype)
 
 
 SINUSOID_INTERLEAVED, SINUSOID_HALVES = _fixed(sinusoid_interleaved), _fixed(sinusoid_halves)
