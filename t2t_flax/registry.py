@@ -181,8 +181,9 @@ METRICS: Table[MetricRow] = Table()
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
-"""Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels; a module has PLATFORM ("gpu" or
-"tpu"), `takes(q, k, v, mask)` and `attend(q, k, v, mask, scaled=...)`.
+"""Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels. A module has PLATFORM ("gpu" or
+"tpu"), `unavailable()` and `slower(length)`, which give a reason or "", `takes(q, k, v, mask)` and
+`attend(q, k, v, mask, scaled=...)`.
 """
 CPU_PRODUCTS: Table[str] = Table()
 """At most one row: how matrix products are computed on a CPU; a module has the functions `advice`, see `training.precision`, and

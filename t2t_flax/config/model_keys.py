@@ -64,9 +64,9 @@ class Model:
         choices=MIXERS,
     )
     attention_kernel: str = key(
-        "einsum",
-        "how attention is computed: einsum, or a fused bfloat16 kernel; auto = the kernel of the platform. Where a kernel does "
-        "not apply, einsum",
+        "auto",
+        "how attention is computed in training: einsum, or a fused bfloat16 kernel; auto = the kernel of the platform, for rows "
+        "that it makes faster. Einsum where a kernel does not apply, in decoding, and where weights are read",
         choices=ATTENTION_KERNELS,
         mutable=True,
         changes=TRAINING,

@@ -215,8 +215,14 @@ def open_run(
     requested = any(key.startswith("mesh.") for key in overrides or {})
     mesh = mesh or _mesh(config, workdir, requested=requested, group=group, local=local)
     mesh_lib.check_divisibility(config, mesh)
-    model = make_model(config, *tokenizers.vocab_sizes, precision=decoding_precision(config))
+    model = decoding_model(config, tokenizers, decoding_precision(config))
     return StoredRun(workdir, stored, config, tokenizers, mesh, model)
+
+
+def decoding_model(config: Config, tokenizers: TokenizerPair, precision: str) -> Transformer:
+    """Return the module of a run that decodes. Attention is einsum: JAX keeps its compiled programs."""
+    einsum = dataclasses.replace(config.model, attention_kernel="einsum")
+    return make_model(dataclasses.replace(config, model=einsum), *tokenizers.vocab_sizes, precision=precision)
 
 
 def load(

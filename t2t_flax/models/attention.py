@@ -114,23 +114,21 @@ class MultiHeadAttention(nn.Module):
 
         `mask` and `bias` broadcast to [..., N, T, S]. The weights are sown as the intermediate "weights".
         """
-        if kernel := self._kernel(q, k, v, mask, bias, noise):
+        if kernel := self._kernel(q, k, v, mask, bias):
             return kernel.attend(q, k, v, mask, scaled=self.score.scaled)
         scores = scores_of_groups(self.score, q, k)
         weights = masked_softmax(scores if bias is None else scores + bias, mask_array(mask))
         self.sow("intermediates", "weights", weights)
         return weighted_values(self.weight_dropout(weights.astype(self.dtype), noise), v)
 
-    def _kernel(self, q, k, v, mask: Mask, bias: jax.Array | None, noise: Noise | None) -> ModuleType | None:
-        """Returns the module of model.attention_kernel if it computes this case: dot products without a bias, whose weights are
-        neither collected nor dropped.
+    def _kernel(self, q, k, v, mask: Mask, bias: jax.Array | None) -> ModuleType | None:
+        """Return the module of model.attention_kernel if it computes this case: scores without a bias, whose weights
+        are not read. `training.attention_kernel` has decided the rest.
         """
-        c = self.config
-        dropped = noise is not None and c.dropout_attention > 0.0
-        fusible = bias is None and isinstance(self.score, DotScore) and not dropped
-        if c.attention_kernel == "einsum" or not fusible or self.is_mutable_collection("intermediates"):
+        name = self.config.attention_kernel
+        if not ATTENTION_KERNELS[name] or bias is not None or self.is_mutable_collection("intermediates"):
             return None
-        kernel = ATTENTION_KERNELS.load(c.attention_kernel)
+        kernel = ATTENTION_KERNELS.load(name)
         return kernel if kernel.takes(q, k, v, mask) else None
 
 

@@ -9,8 +9,10 @@ import jax.numpy as jnp
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import data_hooks, trained_tokens
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.attention_kernel import explain_attention
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
+from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import (
     TrainState,
     count_params,
@@ -32,6 +34,7 @@ def describe(config: Config) -> str:
         _parameters(config, state.params, sizes),
         _batches(config),
         _schedule(config),
+        explain_attention(config, compute_dtype(config.train.precision)),
         _memory(config, state),
         explain_flops(config, state.params, sizes[1]),
     ]

@@ -19,7 +19,8 @@ from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import ATTENTION_KERNELS, PARAMETERS
+from t2t_flax.registry import PARAMETERS
+from t2t_flax.training.attention_kernel import attention_kernel
 from t2t_flax.training.precision import MATMUL_PRECISION, compute_dtype
 
 if TYPE_CHECKING:  # restoring parameters needs no optimizer
@@ -162,9 +163,7 @@ def make_model(
     """
     precision = precision or config.train.precision
     dtype = compute_dtype(precision)
-    kernel = config.model.attention_kernel
-    if kernel != "einsum":  # nothing else here starts a backend
-        kernel = _kernel_here(kernel, platform or jax.default_backend(), dtype)
+    kernel, _ = attention_kernel(config, dtype, platform)
     return Transformer(
         dataclasses.replace(config.model, attention_kernel=kernel),
         source_vocab,
@@ -173,15 +172,6 @@ def make_model(
         remat=config.train.remat,
         matmul_precision=MATMUL_PRECISION.get(precision),
     )
-
-
-def _kernel_here(wanted: str, platform: str, dtype: jnp.dtype) -> str:
-    """What model.attention_kernel = `wanted` is on "cpu", "gpu" or "tpu": kernels multiply bfloat16, and each exists on one
-    platform; "auto" is the one of the platform.
-    """
-    kernels = [name for name, module in ATTENTION_KERNELS.items() if module and wanted in ("auto", name)]
-    there = [name for name in kernels if ATTENTION_KERNELS.load(name).PLATFORM == platform and dtype == jnp.bfloat16]
-    return there[0] if there else "einsum"
 
 
 def _init_params(model: Transformer, key: jax.Array):

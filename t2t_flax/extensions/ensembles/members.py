@@ -7,13 +7,13 @@ from typing import Any
 from t2t_flax.decoding.batches import positions
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.restore import StoredRun, TrainedModel, open_run
+from t2t_flax.evaluation.restore import StoredRun, TrainedModel, decoding_model, open_run
 from t2t_flax.extensions.ensembles import Ensembles
 from t2t_flax.extensions.ensembles.ensemble import Ensemble
 from t2t_flax.filesystem import is_remote
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean
 from t2t_flax.training.precision import decoding_precision
-from t2t_flax.training.train_state import count_params, make_model
+from t2t_flax.training.train_state import count_params
 
 
 def extend(
@@ -32,7 +32,7 @@ def extend(
         alone = own | {"ensembles.members": "", "ensembles.weights": ""}
         run = open_run(workdir, alone, group, mesh=loaded.mesh)
         _check(loaded, run, workdir)
-        model = make_model(run.config, *run.tokenizers.vocab_sizes, precision=decoding_precision(loaded.config))
+        model = decoding_model(run.config, run.tokenizers, decoding_precision(loaded.config))
         run = dataclasses.replace(run, model=model)
         part = mean(run.restore(choice if step is None else CheckpointChoice(step), group))
         member = TrainedModel(**vars(run), checkpoint=part)

@@ -1,5 +1,7 @@
 """Attention on NVIDIA GPUs by cuDNN's fused kernel, which keeps scores and weights on the chip (Dao et al. 2022)."""
 
+import os
+import re
 from typing import Any
 
 import flax.linen as nn
@@ -10,6 +12,23 @@ from jax.experimental.compilation_cache import compilation_cache
 from t2t_flax.models.attention import SegmentMask, mask_array
 
 PLATFORM = "gpu"
+
+
+def unavailable() -> str:
+    """Return why the devices of this process cannot run the kernel, or "". Without a GPU, as in `plan`: ""."""
+    if re.search(r"deterministic_ops(?!=(false|0))", os.environ.get("XLA_FLAGS", "")):
+        return "XLA fails at cudnn's second backward pass under xla_gpu_deterministic_ops"
+    if jax.default_backend() != "gpu":
+        return ""
+    capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
+    recent = re.fullmatch(r"([89]|\d\d)\.\d", capability)  # AMD's are names such as gfx90a
+    return "" if recent else "cudnn needs an NVIDIA GPU of compute capability 8.0 or more"
+
+
+def slower(length: int) -> str:
+    """Return why einsum is the better default for rows of `length`, or ""."""
+    del length
+    return ""
 
 
 def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:

@@ -11,8 +11,20 @@ from jax.sharding import PartitionSpec
 from t2t_flax.models.attention import SegmentMask
 
 PLATFORM = "tpu"
+_SHORTEST_ROWS = 512  # of public trainings on TPUs that it made faster
 _LANES = 128  # of a vector register: blocks are multiples of it
 _LARGEST_BLOCK = 512  # whose scores, 1 MiB in float32, fit on the chip several times
+
+
+def unavailable() -> str:
+    """Return why the devices of this process cannot run the kernel, or ""."""
+    return ""
+
+
+def slower(length: int) -> str:
+    """Return why einsum is the better default for rows of `length`, or ""."""
+    known = length >= _SHORTEST_ROWS
+    return "" if known else f"splash is not known to be faster in rows of {length}, below {_SHORTEST_ROWS}"
 
 
 def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:

@@ -1,17 +1,23 @@
 """What is sent to cuDNN's kernel, by the same function's plain implementation; and where einsum stays."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, random_pairs, rows_alone, small_config
+from helpers.refusals import assert_names
 from jax._src.cudnn import fused_attention_stablehlo as jax_kernel
 from jax.experimental.compilation_cache import compilation_cache
 
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.evaluation.restore import decoding_model
 from t2t_flax.extensions.kernels import cudnn
 from t2t_flax.models.attention import SegmentMask
 from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.training.attention_kernel import explain_attention
+from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import make_model
 from t2t_flax.training.train_step import loss_sums
 
@@ -123,6 +129,52 @@ def test_programs_with_the_kernel_are_not_kept(calls, kept, monkeypatch):
     jax.eval_shape(function, params)
     run(3.5)
     assert calls and len(list(kept.iterdir())) == count
+
+
+@pytest.mark.parametrize(
+    ("capability", "flags", "kernel"),
+    [
+        ("9.0", "", "cudnn"),
+        ("10.3", "--xla_gpu_deterministic_ops=false", "cudnn"),
+        ("9.0", "--xla_gpu_deterministic_ops=true", "einsum"),
+        ("9.0", "--xla_gpu_exclude_nondeterministic_ops", "einsum"),
+        ("7.5", "", "einsum"),
+        ("gfx90a", "", "einsum"),
+    ],
+)
+def test_kernel_needs_a_gpu_and_flags_that_run_it(monkeypatch, capability, flags, kernel):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability=capability)])
+    for wanted in ("auto", "cudnn"):
+        config = small_config(model=dict(attention_kernel=wanted), train=dict(precision="bfloat16"))
+        assert make_model(config, VOCAB, VOCAB).config.attention_kernel == kernel
+
+
+def test_a_run_that_decodes_has_einsum(monkeypatch):
+    """So do analyses that read attention weights. JAX keeps their programs."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="9.0")])
+    for wanted in ("auto", "cudnn"):
+        config = small_config(model=dict(attention_kernel=wanted), train=dict(precision="bfloat16"))
+        model = decoding_model(config, SimpleNamespace(vocab_sizes=(VOCAB, VOCAB)), "bfloat16")
+        assert model.config.attention_kernel == "einsum"
+
+
+@pytest.mark.parametrize(
+    ("keys", "named"),
+    [
+        ({}, ("cudnn in",)),
+        ({"model.num_heads": 4}, ("einsum", "cudnn", "heads of", "4")),
+        ({"data.pack_length": 31}, ("einsum", "cudnn", "rows of", "31")),
+        ({"train.precision": "float32"}, ("einsum", "gpu", "train.precision")),
+    ],
+)
+def test_explain_names_the_kernel(monkeypatch, keys, named):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    monkeypatch.setattr(jax, "local_devices", lambda: [SimpleNamespace(compute_capability="9.0")])
+    config = small_config(model=dict(num_heads=2), train=dict(precision="bfloat16")).with_values(keys)
+    assert_names("\n".join(explain_attention(config, compute_dtype(config.train.precision))), *named)
 
 
 def test_decoding_stays_with_einsum(calls, beams=4):

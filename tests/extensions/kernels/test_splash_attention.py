@@ -8,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers.configs import devices_mesh, model_and_state, small_config
+from helpers.refusals import assert_names
 
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.kernels import splash
 from t2t_flax.models.attention import SegmentMask, mask_array, masked_softmax
 from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.training.attention_kernel import attention_kernel
+from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import make_model
 from t2t_flax.training.train_step import loss_sums
 
@@ -139,7 +142,7 @@ def loss_of(kernel: str, *, platform: str = "tpu", noise=None, precision="bfloat
 
 def test_model_with_the_kernel_equals_the_model_with_einsum(calls):
     """Encoder, decoder and cross-attention; loss to 0.1 %, gradients to 3 % of their norms, all in bfloat16."""
-    function, params = loss_of("auto")
+    function, params = loss_of("splash")
     loss, gradients = jax.jit(jax.value_and_grad(function))(params)
     assert calls == [(2, 128, 2, 64)] * 3
     expected_loss, expected = jax.jit(jax.value_and_grad(loss_of("einsum")[0]))(params)
@@ -186,19 +189,25 @@ def test_einsum_stays_where_weights_are_collected_and_in_decoding(calls):
 
 
 @pytest.mark.parametrize(
-    ("wanted", "platform", "dtype", "kernel"),
+    ("wanted", "platform", "keys", "kernel", "because"),
     [
-        ("auto", "tpu", "bfloat16", "splash"),
-        ("auto", "gpu", "bfloat16", "cudnn"),
-        ("auto", "cpu", "bfloat16", "einsum"),
-        ("auto", "tpu", "float32", "einsum"),
-        ("splash", "tpu", "float32", "einsum"),
-        ("cudnn", "gpu", "float32", "einsum"),
-        ("splash", "gpu", "bfloat16", "einsum"),
-        ("cudnn", "tpu", "bfloat16", "einsum"),
-        ("einsum", "tpu", "bfloat16", "einsum"),
+        ("auto", "gpu", {}, "cudnn", ()),
+        ("auto", "tpu", {"data.pack_length": 512}, "splash", ()),
+        ("auto", "tpu", {"data.pack_length": 256}, "einsum", ("splash", "256")),
+        ("splash", "tpu", {"data.pack_length": 256}, "splash", ()),
+        ("auto", "cpu", {}, "einsum", ("cpu",)),
+        ("auto", "gpu", {"train.precision": "float32"}, "einsum", ("train.precision",)),
+        ("splash", "tpu", {"train.precision": "float32"}, "einsum", ("train.precision",)),
+        ("auto", "gpu", {"model.dropout_attention": 0.1}, "einsum", ("model.dropout_attention",)),
+        ("auto", "gpu", {"model.attention_score": "additive"}, "einsum", ("model.attention_score",)),
+        ("splash", "gpu", {}, "einsum", ("splash", "gpu")),
+        ("cudnn", "tpu", {}, "einsum", ("cudnn", "tpu")),
+        ("einsum", "tpu", {}, "einsum", ("model.attention_kernel",)),
     ],
 )
-def test_kernel_is_chosen_by_platform_and_type(wanted, platform, dtype, kernel):
-    config = small_config(model=dict(attention_kernel=wanted), train=dict(precision=dtype))
+def test_kernel_is_chosen_by_what_it_computes(wanted, platform, keys, kernel, because):
+    config = small_config(model=dict(attention_kernel=wanted), train=dict(precision="bfloat16")).with_values(keys)
     assert make_model(config, VOCAB, VOCAB, platform=platform).config.attention_kernel == kernel
+    found, reason = attention_kernel(config, compute_dtype(config.train.precision), platform)
+    assert found == kernel and bool(reason) == (kernel == "einsum")
+    assert_names(reason, *because)
