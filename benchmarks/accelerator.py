@@ -25,7 +25,7 @@ from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
 
 KERNELS: dict[str, dict[str, Any]] = {
-    "": {},
+    "": {"model.attention_kernel": "einsum"},
     "_cudnn": {"model.attention_kernel": "cudnn"},
     "_cudnn_chunks": {"model.attention_kernel": "cudnn", "loss.logits_chunk_size": 2048},
     "_splash": {"model.attention_kernel": "splash"},

@@ -53,7 +53,7 @@ ENGINES = (
     Engine("torch_bfloat16", **TORCH, task=BFLOAT16, needs=_needs_bfloat16),
     Engine("torch_bfloat16_tcmalloc", **TORCH, **TUNED, task=BFLOAT16, needs=_needs_bfloat16),
     Engine(
-        "ours_cudnn", "ours_training", task=BFLOAT16 | {"keys": {"model.attention_kernel": "cudnn"}}, needs=needs_gpu
+        "ours_einsum", "ours_training", task=BFLOAT16 | {"keys": {"model.attention_kernel": "einsum"}}, needs=needs_gpu
     ),
     Engine("torch_compiled", **TORCH, task=BFLOAT16 | {"compiled": True}, needs=needs_gpu),
     Engine("marian", "marian_training", "transformers"),
