@@ -20,7 +20,7 @@ COMMANDS.add(
     "plan",
     Command(
         "t2t_flax.extensions.planning.command",
-        "compile for an accelerator that is not at hand: memory, collectives, predicted time",
+        "compile for an accelerator that is not at hand: memory, collectives, traffic, least time",
     ),
 )
 GROUPS.add("planning", Planning)

@@ -14,7 +14,7 @@ from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError, first_line
-from t2t_flax.extensions.planning import hlo
+from t2t_flax.extensions.planning import hlo, traffic
 from t2t_flax.extensions.planning.chips import target_config
 from t2t_flax.extensions.planning.collectives import DeviceLayout, collectives
 from t2t_flax.extensions.planning.topology import Topology
@@ -99,7 +99,8 @@ def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
 
 def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
     """What the compiler says about one update of this shape. `fits`; `memory`: bytes on a device; `collectives`,
-    `gradient_exchanges`: see `DeviceLayout`; `custom_calls`: kernels that XLA calls.
+    `gradient_exchanges`: see `DeviceLayout`; `custom_calls`: kernels that XLA calls; `traffic` on GPU, `estimate` on TPU: see
+    `traffic.gpu_traffic` and `traffic.tpu_estimate`, else None.
 
     A program that the TPU compiler refuses has only `fits`, `needed_bytes` and `available_bytes`. The GPU compiler refuses
     nothing: there, `fits` compares the peak.
@@ -121,12 +122,15 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
     if memory["peak"] > available:
         return {"fits": False, "needed_bytes": memory["peak"], "available_bytes": available}
     program, layout = hlo.parse(compiled.as_text()), DeviceLayout.of(run.mesh, run.topology)
-    found = collectives(program, run.mesh.size)
+    found, kernels = collectives(program, run.mesh.size), traffic.kernels(program)
+    chip, platform = run.topology.chip, run.topology.platform
     return {
         "fits": True,
         "memory": memory,
         "collectives": layout.summary(found),
         "gradient_exchanges": layout.gradient_exchanges(found),
         "custom_calls": hlo.custom_calls(program),
+        "traffic": traffic.gpu_traffic(kernels, chip) if chip and platform == "gpu" else None,
+        "estimate": traffic.tpu_estimate(kernels, chip) if chip and platform == "tpu" else None,
         "compile_seconds": round(seconds, 1),
     }

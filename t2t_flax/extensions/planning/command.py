@@ -1,4 +1,4 @@
-"""`plan`: compiles the train step for a machine that is not at hand; reports memory, collectives, time.
+"""`plan`: compiles the train step for a machine that is not at hand; reports memory, collectives, traffic and the least time.
 
 The command starts again in an environment of its own, which JAX and XLA read once.
 """
@@ -19,8 +19,9 @@ from t2t_flax.filesystem import atomic_write
 
 _COMPILES = "T2T_FLAX_PLAN_COMPILES"
 _DESCRIPTION = f"""\
-Compiles the real train step ahead of time for a named machine, and reports memory, collectives and a predicted
-(roofline) time. The compilers need no TPU and no GPU. To install them:
+Compiles the real train step ahead of time for a named machine, and reports memory, collectives and the
+least time that the data sheet allows; on GPUs the bytes that the program moves, on TPUs the compiler's estimate of its
+cycles. A real update takes longer. The compilers need no TPU and no GPU. To install them:
 TPU: {install_hint("plan")}
 GPU: {install_hint("plan-gpu")}"""
 _MACHINES = """\

@@ -98,8 +98,11 @@ def parse(text: str) -> Program:
         if head:
             name, body, root = head[2], {}, ""
             entry = name if head[1] else entry
-        elif line == "}" and name:  # a kernel's metadata, over several lines, may have "}}, ..." there
+        elif line == "}" and name:
             computations[name], name = Computation(body, root), None
+        elif name and body and not line.startswith(" "):  # a kernel's metadata goes over several lines
+            last = next(reversed(body.values()))
+            body[last.name] = last._replace(attributes=f"{last.attributes}\n{line}")
         elif name and " = " in line:
             instruction = _instruction(line, len(body))
             body[instruction.name] = instruction

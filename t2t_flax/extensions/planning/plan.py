@@ -1,4 +1,4 @@
-"""The plan of a config on a machine as a record of plain values: what the compiler says, and a least time (roofline).
+"""The plan of a config on a machine as a record of plain values: memory, collectives, traffic and the least time.
 
 Runs in the environment of `command.compiler_environment`.
 """
@@ -20,7 +20,10 @@ FILL = 0.97  # of packed rows, as `explain` estimates
 
 
 def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str, Any]:
-    """Compile the train step and predict its time.
+    """Compile the train step, and compute the least time of an update.
+
+    `bound`: see `Roofline`. `rates`: tokens per second and hours by the longest of the bound, the traffic of a GPU program
+    and the estimate of the TPU compiler.
 
     Args:
       rows: packed rows on each device; 0 = an estimate of the config's largest shape.
@@ -48,13 +51,18 @@ def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str,
         "state_bytes": state_bytes,
         "flops_per_device": flops,
         "train": train,
-        "prediction": None,
+        "bound": None,
+        "rates": None,
     }
     line = roofline(topology, flops, 2 * state_bytes, train["collectives"]) if train["fits"] else None
     if line:
-        hours = line.seconds * config.train.steps / 3600
-        plan["prediction"] = line.as_dict() | {
-            "tokens_per_second": tokens / line.seconds,
+        compiled = [train[name]["seconds"] or 0.0 for name in ("traffic", "estimate") if train[name]]
+        seconds = max([line.seconds, *compiled])
+        hours = seconds * config.train.steps / 3600
+        plan["bound"] = line.as_dict()
+        plan["rates"] = {
+            "seconds": seconds,
+            "tokens_per_second": tokens / seconds,
             "hours": hours,
             "chip_hours": hours * topology.chips,
         }

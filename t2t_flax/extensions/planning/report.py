@@ -1,4 +1,4 @@
-"""Format a plan as text. Every number states its source; predictions are labelled as such."""
+"""Format a plan as text. Every number states its source: the compiler, a formula or a data sheet."""
 
 from typing import Any
 
@@ -8,6 +8,7 @@ from t2t_flax.extensions.planning.plan import sent_bytes
 from t2t_flax.extensions.planning.topology import Topology
 
 MIB = 2.0**20
+ESTIMATE = "the compiler's, never compared with a TPU; exchange and Pallas kernels excluded"
 
 
 def describe(config: Config, topology: Topology, plan: dict[str, Any]) -> str:
@@ -22,36 +23,56 @@ def describe(config: Config, topology: Topology, plan: dict[str, Any]) -> str:
 
 def table(plans: list[dict[str, Any]]) -> str:
     """Return one line for each machine."""
-    names = "topology chips mesh rows peak_GiB of_GiB sent_MiB exchanges ms/update bottleneck tokens/s hours chip-hours"
+    names = (
+        "topology chips mesh rows peak_GiB of_GiB sent_MiB exchanges bound_ms bottleneck traffic_ms kernels estimate_ms "
+        "tokens/s hours chip-hours"
+    )
     rows = [tuple(name.replace("_", " ") for name in names.split()), *map(_row, plans)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = [
         "  ".join(f"{cell:{'>' if i else '<'}{width}}" for i, (cell, width) in enumerate(zip(row, widths, strict=True)))
         for row in rows
     ]
-    lines += ["exchanges: how often an update sums gradients over devices. Times are rooflines, the least possible."]
+    lines += [
+        "exchanges: how often an update sums gradients over devices. bound: products, state and exchange by data sheet.",
+        f"traffic: bytes of a GPU program by data sheet. estimate: {ESTIMATE}.",
+        "tokens/s and hours: by the longest of the three times. A real update takes longer.",
+    ]
     return "\n".join(line.rstrip() for line in lines)
 
 
 def _row(plan: dict[str, Any]) -> tuple[str, ...]:
-    train, p, shape = plan["train"], plan["prediction"], plan["shape"]
+    train, bound, rates, shape = plan["train"], plan["bound"], plan["rates"], plan["shape"]
     shards = plan["mesh"]["data"] * plan["mesh"]["fsdp"]
     rows = f"{shape['micro']} x " * (shape["micro"] > 1) + f"{shape['rows'] // shards}"
     first = (plan["topology"], f"{plan['chips']}", "x".join(map(str, plan["mesh"].values())), rows)
     usable = _gib(plan["usable_bytes"])
     if not train["fits"]:
-        return (*first, _gib(train["needed_bytes"]), usable, "does not fit", *("-",) * 6)
+        return (*first, _gib(train["needed_bytes"]), usable, "does not fit", *("-",) * 9)
     sent = sum(sum(sent_bytes(row)) for row in train["collectives"])
     exchanges = f"{train['gradient_exchanges']['times']}" + " in loop" * train["gradient_exchanges"]["in_loop"]
     cells = (*first, _gib(train["memory"]["peak"]), usable, f"{sent / MIB:,.0f}", exchanges)
-    if not p:
-        return (*cells, *("-",) * 5)
-    rates = (f"{p['tokens_per_second']:,.0f}", f"{p['hours']:.2f}", f"{p['chip_hours']:,.1f}")
-    return (*cells, f"{p['seconds'] * 1e3:.2f}", p["bottleneck"], *rates)
+    if not bound:
+        return (*cells, *("-",) * 8)
+    traffic, estimate = train["traffic"], train["estimate"]
+    return (
+        *cells,
+        _ms(bound["seconds"]),
+        bound["bottleneck"],
+        *((_ms(traffic["seconds"]), f"{traffic['kernels']:,}") if traffic else ("-", "-")),
+        _ms(estimate and estimate["seconds"]),
+        f"{rates['tokens_per_second']:,.0f}",
+        f"{rates['hours']:.2f}",
+        f"{rates['chip_hours']:,.1f}",
+    )
 
 
 def _gib(size: float | None) -> str:
     return f"{size / GIB:.2f}" if size else "-"
+
+
+def _ms(seconds: float | None) -> str:
+    return f"{seconds * 1e3:.2f}" if seconds else "-"
 
 
 def _batch(plan: dict[str, Any]) -> list[str]:
@@ -109,10 +130,10 @@ def _program(train: dict[str, Any]) -> list[str]:
 
 def _time(config: Config, plan: dict[str, Any]) -> list[str]:
     lines = [f"{plan['flops_per_device'] / 1e9:,.1f} GFLOPs an update on each device, padding included (formula)"]
-    p = plan["prediction"]
-    if p is None:
-        return lines if plan["usable_bytes"] else [*lines, "no time is predicted: there is no data sheet of this CPU"]
-    lines.append("predicted time of an update, at best (roofline)")
+    bound, rates = plan["bound"], plan["rates"]
+    if bound is None:
+        return lines if plan["usable_bytes"] else [*lines, "no least time: there is no data sheet of this CPU"]
+    lines.append("least time of an update, ms (formulas, by data sheet)")
     terms = {
         "products at peak": "compute",
         "state read and written": "memory",
@@ -120,13 +141,28 @@ def _time(config: Config, plan: dict[str, Any]) -> list[str]:
         "network": "dcn",
         "of these overlapping": "overlapping",
     }
-    lines += [f"  {name:22} {p[key] * 1e3:>10.3f} ms" for name, key in terms.items()]
+    lines += [f"  {name:22} {bound[key] * 1e3:>10.3f}" for name, key in terms.items()]
+    lines.append(f"  {'bound':22} {bound['seconds'] * 1e3:>10.3f}, bottleneck: {bound['bottleneck']}")
     return [
         *lines,
-        f"  {'update':22} {p['seconds'] * 1e3:>10.3f} ms, bottleneck: {p['bottleneck']}",
-        f"  {p['tokens_per_second']:,.0f} target tokens/s; {config.train.steps:,} updates in {p['hours']:.2f} hours = "
-        f"{p['chip_hours']:,.1f} chip-hours, at best",
+        *_compiled_time(plan["train"]),
+        f"by the longest of these times: {rates['tokens_per_second']:,.0f} target tokens/s; {config.train.steps:,} updates "
+        f"in {rates['hours']:.2f} hours = {rates['chip_hours']:,.1f} chip-hours. A real update takes longer.",
     ]
+
+
+def _compiled_time(train: dict[str, Any]) -> list[str]:
+    """Bytes of a GPU program, cycles of a TPU program."""
+    if traffic := train["traffic"]:
+        return [
+            f"bytes that the program moves: {traffic['bytes'] / 1e9:,.1f} GB = {traffic['seconds'] * 1e3:.1f} ms at the data "
+            f"sheet's bandwidth, {traffic['kernels']:,} kernels, of which {traffic['custom_calls']:,} custom calls"
+        ]
+    if estimate := train["estimate"]:
+        time = f" = {estimate['seconds'] * 1e3:.1f} ms" if estimate["seconds"] else ""
+        calls = f": {estimate['custom_calls']:,}" if estimate["custom_calls"] else ""
+        return [f"estimate: {estimate['cycles'] / 1e6:,.1f} million cycles{time}, {ESTIMATE}{calls}"]
+    return []
 
 
 def _assumptions(topology: Topology) -> list[str]:
@@ -138,7 +174,7 @@ def _assumptions(topology: Topology) -> list[str]:
         f"{chip.hbm_bytes / GIB:,.0f} GiB and {chip.hbm_bandwidth / 1e9:,.0f} GB/s a chip,",
         f"  links of {chip.link_bandwidth / 1e9:.0f} GB/s each way, {HOP_SECONDS * 1e6:.0f} us a hop (assumed), "
         f"{chip.network_bandwidth / 1e9:.2f} GB/s a chip between slices or hosts.",
-        "  A real update takes longer; host, input, evaluation and checkpoints are not counted.",
+        "  Host, input, evaluation and checkpoints are not counted. Bytes are counted as if no cache kept any.",
         *(["  JAX uses 75 % of a GPU's memory (XLA_PYTHON_CLIENT_MEM_FRACTION)."] if chip.target else []),
         *([f"  uncertain: {chip.uncertain}."] if chip.uncertain else []),
     ]

@@ -4,8 +4,9 @@ import collections
 import math
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from t2t_flax.extensions.planning.chips import Chip
 from t2t_flax.extensions.planning.hlo import Computation, Instruction, Program, called_kernel, visits
 
 LOSS, ATTENTION, PROJECTIONS = "logits, loss", "attention: products, softmax", "attention: projections"
@@ -95,6 +96,20 @@ def totals(rows: Iterable[Kernel]) -> dict[str, int]:
         "flops": sum(row.times * row.flops for row in rows),
         "cycles": sum(row.times * (row.cycles or 0) for row in rows),
     }
+
+
+def gpu_traffic(rows: list[Kernel], chip: Chip) -> dict[str, Any]:
+    """Return kernels, called kernels and bytes of one run, and the seconds of these bytes by data sheet."""
+    sums = totals(rows)
+    counts = {name: sums[name] for name in ("kernels", "custom_calls", "bytes")}
+    return counts | {"seconds": sums["bytes"] / (chip.hbm_bandwidth / chip.devices)}
+
+
+def tpu_estimate(rows: list[Kernel], chip: Chip) -> dict[str, Any]:
+    """Return the compiler's cycles of one run, their seconds if the clock is known, and the Pallas kernels without cycles."""
+    sums = totals(rows)
+    seconds = sums["cycles"] / (chip.clock_ghz * 1e9) if chip.clock_ghz else None
+    return {"cycles": sums["cycles"], "seconds": seconds, "custom_calls": sums["custom_calls"]}
 
 
 def part_of(program: Program, instruction: Instruction) -> str:

@@ -59,7 +59,8 @@ def test_data_parallel_tpu_program_reduces_its_gradients_once(plan):
     assert record["mesh"] == {"data": 4, "fsdp": 1, "tensor": 1} and record["train"]["fits"]
     assert low <= bytes_by_kind(record)["all-reduce"] < high
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
-    assert record["prediction"]["seconds"] > 0
+    assert record["bound"]["seconds"] > 0
+    assert record["train"]["estimate"]["seconds"] > 0 and record["train"]["traffic"] is None
 
 
 @tpu
@@ -105,7 +106,7 @@ def test_two_tpu_slices_exchange_parts_of_their_gradients(plan):
     between = [row for row in rows if row["kind"] == "all-reduce" and row["slices"] == 2]
     assert between and all(row["devices"] == 1 for row in between)
     assert low / 4 < sum(row["bytes"] for row in between) < high
-    assert record["prediction"]["dcn"] > 0
+    assert record["bound"]["dcn"] > 0
 
 
 @tpu
@@ -138,7 +139,7 @@ def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan
 @tpu
 def test_tpu7x_compiles_for_two_devices_a_chip(plan):
     record = plan("tpu7x:2x2x1", data=8)
-    assert record["devices"] == 8 and record["train"]["fits"] and record["prediction"]["seconds"] > 0
+    assert record["devices"] == 8 and record["train"]["fits"] and record["bound"]["seconds"] > 0
 
 
 @gpu
@@ -148,7 +149,9 @@ def test_gpu_program_reduces_its_gradients_once(plan):
     assert record["mesh"] == {"data": 8, "fsdp": 1, "tensor": 1} and record["train"]["fits"]
     assert low <= bytes_by_kind(record)["all-reduce"] < high
     assert record["train"]["memory"]["argument"] >= record["state_bytes"]
-    assert record["prediction"]["seconds"] > 0
+    assert record["bound"]["seconds"] > 0
+    traffic = record["train"]["traffic"]
+    assert traffic["kernels"] > 100 and traffic["bytes"] > record["state_bytes"] and traffic["seconds"] > 0
 
 
 @gpu
@@ -180,4 +183,4 @@ def test_planned_memory_is_what_an_h100_needed(tmp_path):
 def test_gradients_of_two_gpu_hosts_cross_the_network(plan):
     record = plan("2xh100-2")
     assert {row["slices"] for row in record["train"]["collectives"]} == {2}
-    assert record["prediction"]["dcn"] > 0 and "2 hosts of 2" in record["machine"]
+    assert record["bound"]["dcn"] > 0 and "2 hosts of 2" in record["machine"]

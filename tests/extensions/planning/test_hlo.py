@@ -205,4 +205,6 @@ def test_kernels_are_counted_without_bookkeeping():
         '}}, metadata={op_name="kernel"}\n'
         "  ROOT %r = f32[8,4]{1,0} negate(%k)"
     )
-    assert hlo.custom_calls(program(body)) == {"tpu_custom_call": 1}
+    parsed = program(body)
+    assert hlo.custom_calls(parsed) == {"tpu_custom_call": 1}
+    assert 'op_name="kernel"' in parsed.computations["main"].instructions["k"].attributes

@@ -13,6 +13,7 @@ from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.kernels import splash
 from t2t_flax.extensions.planning import abstract_run as runs
 from t2t_flax.extensions.planning import command, report
+from t2t_flax.extensions.planning import plan as planning
 from t2t_flax.extensions.planning.collectives import DeviceLayout
 from t2t_flax.extensions.planning.plan import batch_shape, make_plan, update_flops
 from t2t_flax.extensions.planning.topology import parse
@@ -71,8 +72,9 @@ def test_slices_of_simulated_devices_divide_the_data_axis():
 def test_plan_of_simulated_devices():
     plan = make_plan(config_of(), parse("cpu:8"), rows=2)
     train = plan["train"]
-    assert plan["shape"] == {"length": 24, "rows": 16, "micro": 1} and plan["prediction"] is None
+    assert plan["shape"] == {"length": 24, "rows": 16, "micro": 1} and plan["bound"] is None
     assert train["fits"] and train["memory"]["argument"] >= plan["state_bytes"]
+    assert train["traffic"] is None and train["estimate"] is None and plan["rates"] is None
     assert {row["kind"] for row in train["collectives"]} == {"all-reduce"}
     assert report.describe(config_of(), parse("cpu:8"), plan)
     assert report.table([plan]).splitlines()[1].split()[:2] == ["cpu:8", "8"]
@@ -138,6 +140,38 @@ def test_plan_of_an_oversized_program_is_reported(monkeypatch):
     text = report.describe(config_of(), parse("v5e-8"), plan)
     assert_names(text, "30.00 GiB", "15.75 GiB", "config.mesh.fsdp")
     assert "30.00" in report.table([plan, plan])
+
+
+@pytest.mark.parametrize(
+    ("machine", "compiled", "names", "seconds"),
+    [
+        (
+            "h100-8",
+            {"traffic": {"kernels": 2629, "custom_calls": 36, "bytes": 136_300_000_000, "seconds": 0.0407}},
+            ("136.3 GB", "40.7 ms", "2,629 kernels", "36 custom"),
+            0.0407,
+        ),
+        (
+            "v5e-8",
+            {"estimate": {"cycles": 75_280_000, "custom_calls": 36, "seconds": 0.0501}},
+            ("estimate", "75.3 million", "50.1 ms", "36"),
+            0.0501,
+        ),
+        ("tpu7x-16", {"estimate": {"cycles": 75_280_000, "custom_calls": 0, "seconds": None}}, ("75.3 million",), None),
+    ],
+)
+def test_plan_says_what_the_compiled_program_takes(machine, compiled, names, seconds, monkeypatch):
+    train = {
+        "fits": True, "memory": {"temp": 1, "peak": 2}, "collectives": [], "custom_calls": {}, "traffic": None,
+        "gradient_exchanges": {"times": 1, "in_loop": False, "bytes": 0}, "estimate": None,
+    }  # fmt: skip
+    monkeypatch.setattr(planning, "abstract_run", lambda config, machine: runs.abstract_run(config, parse("cpu:8")))
+    monkeypatch.setattr(planning, "compile_train_step", lambda run, shape: train | compiled)
+    plan = make_plan(config_of(), parse(machine))
+    assert plan["rates"]["seconds"] == (seconds or plan["bound"]["seconds"])
+    assert plan["rates"]["tokens_per_second"] == pytest.approx(plan["tokens"] / plan["rates"]["seconds"])
+    assert_names(report.describe(config_of(), parse(machine), plan), *names)
+    assert seconds is None or f"{1e3 * seconds:.2f}" in report.table([plan])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,8 @@ def test_recorded_programs_fit_in_memory_with_their_state(plan):
     padded = 1.001 if plan["mesh"]["fsdp"] == 1 else 1.5  # parts of arrays are padded to whole tiles
     assert 1 <= train["memory"]["argument"] / plan["state_bytes"] < padded
     line = roofline(parse(plan["topology"]), plan["flops_per_device"], 2 * plan["state_bytes"], train["collectives"])
-    assert plan["prediction"]["seconds"] == pytest.approx(line.seconds)
+    assert plan["bound"]["seconds"] == pytest.approx(line.seconds)
+    assert plan["rates"]["seconds"] >= line.seconds
 
 
 def test_base_and_big_are_recorded():

@@ -3,6 +3,7 @@
 import pytest
 
 from t2t_flax.extensions.planning import hlo, traffic
+from t2t_flax.extensions.planning.chips import GPUS, TPUS
 
 SLICES = """
 %slicing (a: f32[100,4], b: f32[1,4]) -> f32[1,4] {
@@ -124,6 +125,16 @@ def test_totals_count_loops_and_called_kernels():
     assert traffic.totals(kernels) == {
         "kernels": 15, "custom_calls": 7, "bytes": 15 * 32, "flops": 0, "cycles": 5 + 70,
     }  # fmt: skip
+
+
+def test_bytes_become_seconds_by_data_sheet_and_cycles_by_the_clock():
+    kernels = kernels_of('  ROOT %r = f32[100,4] negate(%a), backend_config={"estimated_cycles":"3006"}')
+    assert traffic.gpu_traffic(kernels, GPUS["h100"]) == {
+        "kernels": 1, "custom_calls": 0, "bytes": 3200, "seconds": 3200 / 3352.32e9,
+    }  # fmt: skip
+    estimate = traffic.tpu_estimate(kernels, TPUS["v5e"])
+    assert estimate == {"cycles": 3006, "seconds": pytest.approx(2e-6), "custom_calls": 0}
+    assert traffic.tpu_estimate(kernels, TPUS["tpu7x"])["seconds"] is None
 
 
 HIDDEN = "jit(step)/transpose(jvp(Transformer.hidden))/Transformer.decode/"
