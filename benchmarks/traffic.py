@@ -1,4 +1,4 @@
-"""Where the time of a compiled train step goes, by part: bytes and FLOPs of its kernels on a GPU, cycles on a TPU.
+"""Parts of a compiled train step: bytes and FLOPs of its kernels on a GPU, cycles on a TPU.
 
     python -m benchmarks.traffic --topology=h100-1 --rows=98 --config=aiayn_base --out=benchmarks/results/traffic.json
     python -m benchmarks.traffic --topology=v5e-8 --rows=32 --config=aiayn_base --config.model.attention_kernel=splash

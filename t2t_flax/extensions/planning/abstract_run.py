@@ -99,8 +99,8 @@ def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
 
 def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
     """What the compiler says about one update of this shape. `fits`; `memory`: bytes on a device; `collectives`,
-    `gradient_exchanges`: see `DeviceLayout`; `custom_calls`: kernels that XLA calls; `traffic` on GPU, `estimate` on TPU: see
-    `traffic.gpu_traffic` and `traffic.tpu_estimate`, else None.
+    `gradient_exchanges`: see `DeviceLayout`; `custom_calls`: kernels that XLA calls; `traffic` on GPUs, else None: see
+    `gpu_traffic`; `estimate` on TPUs, else None: see `tpu_estimate`.
 
     A program that the TPU compiler refuses has only `fits`, `needed_bytes` and `available_bytes`. The GPU compiler refuses
     nothing: there, `fits` compares the peak.

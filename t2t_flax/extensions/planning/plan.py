@@ -1,4 +1,4 @@
-"""The plan of a config on a machine as a record of plain values: memory, collectives, traffic and the least time.
+"""Plan of a config on a machine, as plain values: memory, collectives, traffic and the least time.
 
 Runs in the environment of `command.compiler_environment`.
 """

@@ -1,4 +1,4 @@
-"""Kernels of an optimized XLA program: bytes they move, FLOPs, the TPU compiler's cycles, their part of the train step."""
+"""Kernels of an optimized XLA program: bytes, FLOPs, estimated cycles and part of the train step."""
 
 import collections
 import math
@@ -99,21 +99,24 @@ def totals(rows: Iterable[Kernel]) -> dict[str, int]:
 
 
 def gpu_traffic(rows: list[Kernel], chip: Chip) -> dict[str, Any]:
-    """Return kernels, called kernels and bytes of one run, and the seconds of these bytes by data sheet."""
+    """Return kernels, called kernels, bytes, and the seconds of these bytes by data sheet."""
     sums = totals(rows)
     counts = {name: sums[name] for name in ("kernels", "custom_calls", "bytes")}
     return counts | {"seconds": sums["bytes"] / (chip.hbm_bandwidth / chip.devices)}
 
 
 def tpu_estimate(rows: list[Kernel], chip: Chip) -> dict[str, Any]:
-    """Return the compiler's cycles of one run, their seconds if the clock is known, and the Pallas kernels without cycles."""
+    """Return cycles, their seconds if the clock is known, and the Pallas kernels, which have no cycles."""
     sums = totals(rows)
     seconds = sums["cycles"] / (chip.clock_ghz * 1e9) if chip.clock_ghz else None
     return {"cycles": sums["cycles"], "seconds": seconds, "custom_calls": sums["custom_calls"]}
 
 
 def part_of(program: Program, instruction: Instruction) -> str:
-    """Return the part of the train step: by the op_name, in a fusion without one by the op_name nearest to its result."""
+    """Return the part of the train step by op_name.
+
+    In a fusion without one, the op_name nearest to its result decides.
+    """
     names = _OP_NAME.findall(instruction.attributes)
     if not names:
         inside = [i for _, i in _inside(program, instruction)]
@@ -131,7 +134,10 @@ def _inside(program: Program, instruction: Instruction) -> list[tuple[Computatio
 
 
 def moved_bytes(program: Program, computation: Computation, instruction: Instruction) -> tuple[int, int]:
-    """Return the bytes that one run reads and writes: operands and results once, slices and in-place updates alone."""
+    """Return the bytes that one run reads and writes.
+
+    Operands and results count once; of slices and in-place updates only the elements that move.
+    """
     operands = computation.operands(instruction)
     sizes = [operand.bytes for operand in operands]
     read, written = sum(sizes), instruction.bytes
@@ -195,7 +201,7 @@ def _before_bitcasts(body: Computation, instruction: Instruction) -> Instruction
 
 
 def product_flops(program: Program, computation: Computation, instruction: Instruction) -> int:
-    """Return the FLOPs of the matrix products in one run: cuBLAS, cuDNN's attention, `dot`; masked scores included."""
+    """Return the FLOPs of matrix products in one run: cuBLAS, cuDNN's attention with masked scores, `dot`."""
     called = called_kernel(instruction)
     if "fmha" in called:
         scores = _FMHA_SCORES.search(instruction.attributes)
