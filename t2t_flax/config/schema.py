@@ -162,11 +162,12 @@ class Loss:
         when=is_set("loss.label_smoothing"),
     )
     logits_chunk_size: int = key(
-        512,
-        "target tokens per device whose logits are in memory at once; 0 = all. Affects memory and speed, not the result",
+        0,
+        "target tokens per device whose logits are in memory at once; 0 = chosen by platform. Affects memory and speed, not the "
+        "result",
         unit="tokens",
         low=0,
-        high=2**16,
+        high=2**20,
     )
 
 

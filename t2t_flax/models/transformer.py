@@ -43,7 +43,7 @@ REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full
 class Transformer(nn.Module):
     """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
 
-    matmul_precision: of every product, see `products`.
+    matmul_precision: of every product, see `products`. logits_chunk: tokens whose logits the loss has in memory at once.
     """
 
     config: Model
@@ -52,6 +52,7 @@ class Transformer(nn.Module):
     dtype: jnp.dtype = jnp.dtype("float32")
     remat: str = "none"
     matmul_precision: str | None = None
+    logits_chunk: int = 512
 
     def setup(self):
         c = self.config

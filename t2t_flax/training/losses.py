@@ -1,6 +1,10 @@
 """The loss (5.4) and the metrics of training, as sums over real target tokens.
 
 Sums are added up over microbatches, devices and batches, then divided once by the sum "tokens".
+
+The backward pass is written out: softmax minus smoothed target, in the compute type, beside the loss. Left to
+differentiation, float32 logits would be read and written many times: half of an update on a GPU.
+Letters: B batch, T target length, N tokens, C chunks, D d_model, V rows of the output table.
 """
 
 import functools
@@ -13,25 +17,18 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Loss
 
-
-def accuracy(logits_BxTxV: jax.Array, targets_BxT: jax.Array) -> jax.Array:
-    """1 where the target has the highest logit, ties included."""
-    target = jnp.take_along_axis(logits_BxTxV, targets_BxT[..., None], axis=-1)[..., 0]
-    return target >= logits_BxTxV.max(-1)
-
-
-TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {"accuracy": accuracy}
-"""(logits [B, T, V], targets [B, T]) -> a value for each target token [B, T]. The mean over real target tokens is logged
-as NAME after updates and as valid_NAME after evaluations. No gradient.
+TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
+"""Further metrics: (float32 logits [N, V], targets [N]) -> a value for each target token [N]. The mean over real target
+tokens is logged as NAME after updates and as valid_NAME after evaluations. No gradient.
 """
 
 Sums = dict[str, jax.Array]
-"""float32 scalars: "loss" (smoothed) and "nll" in nats, the token metrics, and "tokens", the real target tokens."""
+"""float32 scalars: "loss" (smoothed) and "nll" in nats, "accuracy", the token metrics, and "tokens", the real targets."""
 
 
 def zero_sums() -> Sums:
     """Return the sums of no tokens."""
-    return {name: jnp.zeros(()) for name in ("loss", "nll", *TOKEN_METRICS, "tokens")}
+    return {name: jnp.zeros(()) for name in ("loss", "nll", "accuracy", *TOKEN_METRICS, "tokens")}
 
 
 def means(sums: Sums) -> Sums:
@@ -40,69 +37,116 @@ def means(sums: Sums) -> Sums:
 
 
 def token_sums(
-    logits_BxTxV: jax.Array, targets_BxT: jax.Array, weights_BxT: jax.Array, *, config: Loss, vocab_size: int
+    logits: jax.Array, targets: jax.Array, weights: jax.Array, *, config: Loss, vocab_size: int
 ) -> tuple[jax.Array, Sums]:
-    """(smoothed loss, all other sums but "tokens") over tokens of weight 1."""
-    loss, nll = smoothed_cross_entropy(
-        logits_BxTxV,
-        targets_BxT,
-        weights_BxT,
-        label_smoothing=config.label_smoothing,
-        label_smoothing_over=config.label_smoothing_over,
-        vocab_size=vocab_size,
-    )
-    logits = jax.lax.stop_gradient(logits_BxTxV.astype(jnp.float32))
-    metrics = {name: jnp.sum(metric(logits, targets_BxT) * weights_BxT) for name, metric in TOKEN_METRICS.items()}
-    return loss, {"nll": nll} | metrics
+    """(smoothed loss, all other sums but "tokens") over tokens of weight 1: logits [..., V], targets and weights [...].
 
-
-def smoothed_cross_entropy(
-    logits_BxTxV: jax.Array,
-    targets_BxT: jax.Array,
-    weights_BxT: jax.Array,
-    *,
-    label_smoothing: float | jax.Array,
-    vocab_size: int,
-    label_smoothing_over: str = "all",
-) -> tuple[jax.Array, jax.Array]:
-    """(sum of the smoothed loss, sum of the negative log-likelihood), float32 scalars in nats.
-
-    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), or over all but the
-    target ("non_target"); logits beyond `vocab_size` get no mass. Weights are 0 or 1.
+    The loss alone has a gradient.
     """
-    logits = logits_BxTxV.astype(jnp.float32)
-    log_z = jax.nn.logsumexp(logits, axis=-1)
-    gold = jnp.take_along_axis(logits, targets_BxT[..., None], axis=-1)[..., 0]
-    nll = jnp.sum((log_z - gold) * weights_BxT)
-    if isinstance(label_smoothing, float) and label_smoothing == 0.0:
-        return nll, nll
-    padded = logits.shape[-1] > vocab_size
-    real = jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, 0.0) if padded else logits
-    sum_logit = jnp.sum(real, axis=-1)
-    classes = vocab_size
-    if label_smoothing_over != "all":
-        sum_logit, classes = sum_logit - gold, classes - 1
-    uniform = jnp.sum((log_z - sum_logit / classes) * weights_BxT)
-    return (1 - label_smoothing) * nll + label_smoothing * uniform, nll
+    keys = config.label_smoothing, config.label_smoothing_over, vocab_size
+    loss, sums = smoothed_cross_entropy(*keys, logits, targets, weights)
+    if TOKEN_METRICS:
+        real = jax.lax.stop_gradient(_masked(logits, vocab_size))
+        sums |= {name: jnp.sum(metric(real, targets) * weights) for name, metric in TOKEN_METRICS.items()}
+    return loss, sums
 
 
-SumFunction = Callable[[Any, jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
-"""(params, hidden [N, D], targets [N], weights [N]) -> (loss sum, other sums, which get no gradient)."""
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+def smoothed_cross_entropy(
+    label_smoothing: float,
+    label_smoothing_over: str,
+    vocab_size: int,
+    logits: jax.Array,
+    targets: jax.Array,
+    weights: jax.Array,
+) -> tuple[jax.Array, Sums]:
+    """The sum of the smoothed loss in nats, and those of "nll" and "accuracy"; float32 scalars.
+
+    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), or over all but
+    the target ("non_target"); logits [..., V] beyond `vocab_size` get no mass. Targets and weights, 0 or 1: [...].
+    Statistics are float32. Accuracy: 1 where the target has the highest logit, ties included. The gradient, of the
+    smoothed loss alone, has the type of the logits.
+    """
+    return _cross_entropy(label_smoothing, label_smoothing_over, vocab_size, logits, targets, weights)[0]
 
 
-def chunked_sums(
+def _cross_entropy(eps, over, vocab_size, logits, targets, weights):
+    statistics = functools.partial(jax.lax.platform_dependent, cuda=_statistics_in_one_pass, default=_statistics)
+    highest, sum_exp, total = statistics(_masked(logits, vocab_size), _masked(logits, vocab_size, 0.0))
+    log_z = highest + jnp.log(sum_exp)
+    gold = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0].astype(jnp.float32)
+    nll = jnp.sum((log_z - gold) * weights)
+    loss = nll
+    if eps:
+        total, classes = (total, vocab_size) if over == "all" else (total - gold, vocab_size - 1)
+        loss = (1 - eps) * nll + eps * jnp.sum((log_z - total / classes) * weights)
+    sums = {"nll": nll, "accuracy": jnp.sum((gold >= highest) * weights)}
+    return (loss, sums), (logits, targets, weights, highest, sum_exp)
+
+
+def _cross_entropy_gradient(eps, over, vocab_size, saved, cotangents):
+    logits, targets, weights, highest, sum_exp = saved
+    share = eps / (vocab_size if over == "all" else vocab_size - 1)  # of a class that is not the target
+    of_target = 1 - eps + (share if over == "all" else 0.0)
+    classes = jnp.arange(logits.shape[-1])
+    smoothed = jnp.where(classes == targets[..., None], of_target, share)
+    # A CPU computes these exponentials once, for the loss and here.
+    exponentials = jnp.exp(_masked(logits, vocab_size) - highest[..., None])
+    gradient = (exponentials / sum_exp[..., None] - smoothed) * (weights * cotangents[0])[..., None]
+    if logits.shape[-1] > vocab_size:
+        gradient = jnp.where(classes < vocab_size, gradient, 0.0)
+    return gradient.astype(logits.dtype), None, None
+
+
+smoothed_cross_entropy.defvjp(_cross_entropy, _cross_entropy_gradient)
+
+
+def _statistics(logits: jax.Array, for_total: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The maximum of logits [..., V], the sum of exp(logits - maximum), and the sum of `for_total`; [...]."""
+    highest = logits.max(-1)
+    return highest, jnp.exp(logits - highest[..., None]).sum(-1), for_total.sum(-1)
+
+
+def _statistics_in_one_pass(logits: jax.Array, for_total: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """As `_statistics`. XLA makes three passes of that on GPUs, each over all logits in memory."""
+
+    def join(a, b):
+        highest = jnp.maximum(a[0], b[0])
+        return highest, a[1] * jnp.exp(a[0] - highest) + b[1] * jnp.exp(b[0] - highest), a[2] + b[2]
+
+    starts = jnp.float32(jnp.finfo(jnp.float32).min), jnp.float32(0), jnp.float32(0)
+    values = logits, jnp.ones_like(logits), for_total
+    return jax.lax.reduce(values, starts, join, (logits.ndim - 1,))
+
+
+def _masked(logits: jax.Array, vocab_size: int, value: float = -1e9) -> jax.Array:
+    """float32 logits [..., V], with `value` in place of those beyond the vocabulary."""
+    logits = logits.astype(jnp.float32)
+    if logits.shape[-1] == vocab_size:
+        return logits
+    return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, value)
+
+
+SumFunction = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+"""(logits [N, V], targets [N], weights [N]) -> (loss sum, other sums, which get no gradient)."""
+
+
+def output_sums(
     sums: SumFunction,
-    params: Any,
     hidden_BxTxD: jax.Array,
+    table_VxD: jax.Array,
+    bias_V: jax.Array | None,
     targets_BxT: jax.Array,
     weights_BxT: jax.Array,
     *,
     chunk: int,
-):
-    """`sums` over all tokens, at most `chunk` at once; the loss differentiates.
+) -> tuple[jax.Array, Any]:
+    """`sums` of the logits hidden table^T + bias (3.4), of at most `chunk` tokens at once; the loss differentiates.
 
-    At a vocabulary of 37,000 the logits of 25,000 tokens take 3.7 GB, several times over in the backward pass: here only
-    those of a chunk exist. The gradient is computed beside the loss, so logits are computed once.
+    At a vocabulary of 37,000 the logits of 25,000 tokens take 1.9 GB in bfloat16, and their gradient as much: here only
+    those of a chunk exist. The gradient is computed beside the loss, so logits are computed once. Products are in the
+    type of `hidden`, and so are the logits where there is a gradient, else float32. The gradients of table and bias are
+    summed in float32.
     """
     tokens = targets_BxT.size
     # Chunks of equal size: 2,070 tokens in chunks of 512 would be padded to 2,560.
@@ -113,41 +157,58 @@ def chunked_sums(
         x = jnp.pad(x, [(0, -x.shape[0] % chunk)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, chunk, *x.shape[1:])
 
-    return _sums(sums, params, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
+    return _output_sums(sums, table_VxD, bias_V, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
+
+
+def _logits(hidden_NxD: jax.Array, table_VxD: jax.Array, bias_V: jax.Array | None, dtype: Any) -> jax.Array:
+    logits = jnp.einsum("nd,vd->nv", hidden_NxD, table_VxD, preferred_element_type=dtype)
+    return logits if bias_V is None else logits + bias_V.astype(dtype)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _sums(sums: SumFunction, params, *chunks_CxN):
-    total, _ = _scan(lambda chunk_N: (sums(params, *chunk_N), None), chunks_CxN)
-    return total
+def _output_sums(sums: SumFunction, table_VxD, bias_V, hidden_CxNxD, targets_CxN, weights_CxN):
+    table = table_VxD.astype(hidden_CxNxD.dtype)
+
+    def chunk(hidden, targets, weights):
+        return sums(_logits(hidden, table, bias_V, jnp.float32), targets, weights), None
+
+    return _over_chunks(chunk, hidden_CxNxD, targets_CxN, weights_CxN)[0]
 
 
-def _forward(sums: SumFunction, params, *chunks_CxN):
-    with_gradient = jax.value_and_grad(sums, argnums=(0, 1), has_aux=True)
+def _forward(sums: SumFunction, table_VxD, bias_V, hidden_CxNxD, targets_CxN, weights_CxN):
+    dtype = hidden_CxNxD.dtype
+    table = table_VxD.astype(dtype)
 
-    def chunk(chunk_N):
-        out, (d_params, d_hidden) = with_gradient(params, *chunk_N)
-        return (out, d_params), d_hidden
+    def chunk(hidden, targets, weights):
+        logits = _logits(hidden, table, bias_V, dtype)
+        loss, gradient, others = jax.vjp(lambda x: sums(x, targets, weights), logits, has_aux=True)
+        (d_logits,) = gradient(jnp.ones_like(loss))
+        d_hidden = jnp.einsum("nv,vd->nd", d_logits, table)
+        d_table = jnp.einsum("nv,nd->vd", d_logits, hidden, preferred_element_type=jnp.float32)
+        d_bias = None if bias_V is None else jnp.sum(d_logits, axis=0, dtype=jnp.float32)
+        return ((loss, others), (d_table, d_bias)), d_hidden
 
-    (out, d_params), d_hidden_CxNxD = _scan(chunk, chunks_CxN)
-    return out, (d_params, d_hidden_CxNxD)
-
-
-def _backward(sums: SumFunction, gradients, cotangent):
-    loss_cotangent, _ = cotangent
-    return *jax.tree.map(lambda x: x * loss_cotangent.astype(x.dtype), gradients), None, None
-
-
-_sums.defvjp(_forward, _backward)
+    (out, d_output), d_hidden_CxNxD = _over_chunks(chunk, hidden_CxNxD, targets_CxN, weights_CxN)
+    return out, (*d_output, d_hidden_CxNxD)
 
 
-def _scan(function, chunks_CxN):
+def _backward(sums: SumFunction, gradients, cotangents):
+    return *jax.tree.map(lambda x: x * cotangents[0].astype(x.dtype), gradients), None, None
+
+
+_output_sums.defvjp(_forward, _backward)
+
+
+def _over_chunks(function, *chunks_CxN):
     """`function(chunk) -> (terms, outputs)` over all chunks: terms are summed over chunks, outputs stacked."""
+    if len(chunks_CxN[0]) == 1:
+        terms, outputs = function(*(x[0] for x in chunks_CxN))
+        return terms, jax.tree.map(lambda x: x[None], outputs)
 
     def body(total, chunk_N):
-        terms, outputs = function(chunk_N)
+        terms, outputs = function(*chunk_N)
         return jax.tree.map(jnp.add, total, terms), outputs
 
-    first = jax.eval_shape(function, jax.tree.map(lambda x: x[0], chunks_CxN))[0]
+    first = jax.eval_shape(function, *(x[0] for x in chunks_CxN))[0]
     zero = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), first)
     return jax.lax.scan(body, zero, chunks_CxN)

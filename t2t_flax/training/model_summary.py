@@ -106,8 +106,9 @@ def _memory(config: Config, state: TrainState) -> list[str]:
     lines = ["memory, of all devices together where it is sharded (MiB)"]
     lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None]
     lines.append(f"  {'gradients':32} {size(parameters_of(config).split(state.params)[0]):>14,.1f}")
-    chunk = config.loss.logits_chunk_size or config.data.microbatch_tokens or config.data.batch_tokens
-    rows = state.params[make_model(config, 8, 8).output_params[0]]["table"].shape[0]
-    lines.append(f"  {f'logits of {chunk:,} tokens':32} {chunk * rows * 4 / 2**20:>14,.1f}")
+    model = make_model(config, 8, 8)
+    chunk = min(model.logits_chunk, config.data.microbatch_tokens or config.data.batch_tokens)
+    logits = chunk * state.params[model.output_params[0]]["table"].shape[0] * model.dtype.itemsize
+    lines.append(f"  {f'logits of {chunk:,} tokens':32} {logits / 2**20:>14,.1f}")
     lines.append("  activations depend on the batch shapes: training checks them against device memory at the start")
     return lines

@@ -159,10 +159,12 @@ def make_model(
     config: Config, source_vocab: int, target_vocab: int, *, platform: str = "", precision: str = ""
 ) -> Transformer:
     """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", for which it is compiled;
-    default JAX's own. It chooses the kernel of attention. `precision`: of its products; default train.precision.
+    default JAX's own. It chooses the kernel of attention and the tokens whose logits are in memory at once. `precision`: of
+    its products; default train.precision.
     """
     precision = precision or config.train.precision
     dtype = compute_dtype(precision)
+    platform = platform or jax.default_backend()
     kernel, _ = attention_kernel(config, dtype, platform)
     return Transformer(
         dataclasses.replace(config.model, attention_kernel=kernel),
@@ -170,8 +172,14 @@ def make_model(
         target_vocab,
         dtype=dtype,
         remat=config.train.remat,
+        logits_chunk=config.loss.logits_chunk_size or _LOGITS_CHUNK[platform],
         matmul_precision=MATMUL_PRECISION.get(precision),
     )
+
+
+# A TPU keeps the logits of a chunk in VMEM. A GPU has no such memory: there each chunk costs a pass over the gradient of the
+# table. On a CPU 512 were fastest.
+_LOGITS_CHUNK = {"cpu": 512, "gpu": 8192, "tpu": 1024}
 
 
 def _init_params(model: Transformer, key: jax.Array):

@@ -15,7 +15,7 @@ from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.losses import Sums, chunked_sums, means, token_sums, zero_sums
+from t2t_flax.training.losses import Sums, means, output_sums, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
 from t2t_flax.training.precision import casts_results
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
@@ -28,15 +28,13 @@ def loss_sums(
 ) -> tuple[jax.Array, Sums]:
     """(smoothed loss, all other sums) of rows [B, L]; float32."""
 
-    def sums(params, hidden, targets, weights):
-        logits: Any = model.apply({"params": params}, hidden, method="logits")
-        return token_sums(logits, targets, weights, config=config.loss, vocab_size=model.target_vocab)
-
     hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
+    if config.model.logit_scale == "rsqrt_d":
+        hidden *= jnp.asarray(config.model.d_model**-0.5, hidden.dtype)
     weights = (batch["target_segments"] > 0).astype(jnp.float32)
-    tokens = {name: params[name] for name in model.output_params}, hidden, batch["target"], weights
-    chunk = config.loss.logits_chunk_size
-    loss, others = chunked_sums(sums, *tokens, chunk=chunk) if chunk else sums(*tokens)
+    sums = functools.partial(token_sums, config=config.loss, vocab_size=model.target_vocab)
+    table, bias = params[model.output_params[0]]["table"], params.get("output_bias")
+    loss, others = output_sums(sums, hidden, table, bias, batch["target"], weights, chunk=model.logits_chunk)
     return loss, others | {"tokens": weights.sum()}
 
 

@@ -116,15 +116,13 @@ def test_smoothed_loss_and_its_gradient(mass, eps):
     weights = np.array([[1, 1, 1, 1], [1, 1, 0, 0]], np.float32)
 
     def loss(x):
-        return smoothed_cross_entropy(
-            x, targets, weights, label_smoothing=eps, vocab_size=vocab, label_smoothing_over=mass
-        )
+        return smoothed_cross_entropy(eps, mass, vocab, x, targets, weights)
 
-    (total, nll), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
+    (total, others), gradient = jax.jit(jax.value_and_grad(loss, has_aux=True))(logits)
     flat = logits[..., :vocab].reshape(-1, vocab).astype(np.float64)
     flat_targets = targets.ravel(), weights.ravel()
     assert float(total) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, eps, mass), rel=1e-6)
-    assert float(nll) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, 0.0, "all"), rel=1e-6)
+    assert float(others["nll"]) == pytest.approx(reference.smoothed_loss(flat, *flat_targets, 0.0, "all"), rel=1e-6)
 
     smoothed = np.stack([reference.smoothed_target(t, vocab, eps, mass) for t in targets.ravel()])
     np.testing.assert_allclose(smoothed.sum(-1), 1.0, rtol=1e-12)

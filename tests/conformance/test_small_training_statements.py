@@ -39,8 +39,7 @@ def test_smoothed_loss_is_at_least_the_target_entropy(mass):
     else:
         p = np.full(vocab, 0.1 / (vocab - 1))
         p[target] = 0.9
-    keys = dict(label_smoothing=0.1, vocab_size=vocab, label_smoothing_over=mass)
-    loss = lambda x: smoothed_cross_entropy(x[None, None], np.array([[target]]), jnp.ones((1, 1)), **keys)[0]  # noqa: E731
+    loss = lambda x: smoothed_cross_entropy(0.1, mass, vocab, x[None], np.array([target]), jnp.ones(1))[0]  # noqa: E731
     floor, slope = jax.jit(jax.value_and_grad(loss))(jnp.log(p))
     assert float(floor) == pytest.approx(-(p * np.log(p)).sum(), abs=1e-4) == pytest.approx(1.377, abs=5e-4)
     np.testing.assert_allclose(slope, 0.0, atol=1e-5)
