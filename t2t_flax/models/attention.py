@@ -47,6 +47,26 @@ def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)
 
 
+@jax.custom_vjp
+def bfloat16_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
+    """`masked_softmax`, computed in float32 and rounded. The backward pass reads the rounded weights, not the scores."""
+    # Without a barrier XLA skips the rounding and computes the weights again from the scores, in float32.
+    return jax.lax.optimization_barrier(masked_softmax(scores, mask).astype(jnp.bfloat16))
+
+
+def _forward(scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+    weights = bfloat16_softmax(scores, mask)
+    return weights, weights
+
+
+def _backward(weights: jax.Array, gradient: jax.Array) -> tuple[jax.Array, None]:
+    weights, gradient = weights.astype(jnp.float32), gradient.astype(jnp.float32)
+    return weights * (gradient - (weights * gradient).sum(-1, keepdims=True)), None
+
+
+bfloat16_softmax.defvjp(_forward, _backward)
+
+
 @flax.struct.dataclass
 class SegmentMask:
     """`segment_mask` of int32 [B, T] and [B, S], with `causal` also `causal_mask`, not yet made: fused kernels make
@@ -117,8 +137,12 @@ class MultiHeadAttention(nn.Module):
         if kernel := self._kernel(q, k, v, mask, bias):
             return kernel.attend(q, k, v, mask, scaled=self.score.scaled)
         scores = scores_of_groups(self.score, q, k)
-        weights = masked_softmax(scores if bias is None else scores + bias, mask_array(mask))
-        self.sow("intermediates", "weights", weights)
+        scores = scores if bias is None else scores + bias
+        if self.dtype == jnp.bfloat16 and not self.is_mutable_collection("intermediates"):
+            weights = bfloat16_softmax(scores, mask_array(mask))
+        else:
+            weights = masked_softmax(scores, mask_array(mask))
+            self.sow("intermediates", "weights", weights)
         return weighted_values(self.weight_dropout(weights.astype(self.dtype), noise), v)
 
     def _kernel(self, q, k, v, mask: Mask, bias: jax.Array | None) -> ModuleType | None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small_config
 
-from t2t_flax.models.attention import masked_softmax
+from t2t_flax.models.attention import bfloat16_softmax, masked_softmax
 from t2t_flax.models.dense import product_with_float32_result
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.training.optimizer import make_optimizer
@@ -80,6 +80,20 @@ def test_query_without_any_key_gets_zero_weights():
     np.testing.assert_allclose(masked_softmax(scores, mask), [[0.26894142, 0.7310586, 0], [0, 0, 0]], rtol=1e-6)
     gradient = jax.grad(lambda s: masked_softmax(s, mask)[:, 0].sum())(scores)
     assert np.isfinite(gradient).all() and not gradient[1].any()
+
+
+def test_bfloat16_softmax_keeps_its_weights_alone_for_the_gradient():
+    rng = np.random.default_rng(0)
+    scores, cotangent = (jnp.asarray(rng.normal(size=(3, 8, 16)), jnp.float32) for _ in range(2))
+    mask = jnp.asarray(rng.random((3, 8, 16)) < 0.7).at[0, 0].set(False)
+    weights, gradient = jax.vjp(lambda s: bfloat16_softmax(s, mask), scores)
+    expected, exact = jax.vjp(lambda s: masked_softmax(s, mask), scores)
+    np.testing.assert_array_equal(weights, expected.astype(jnp.bfloat16))
+    (found,), (wanted,) = gradient(cotangent.astype(jnp.bfloat16)), exact(cotangent)
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, wanted, atol=2**-7 * float(jnp.abs(wanted).max()))
+    assert not found[0, 0].any() and not np.asarray(found)[~np.asarray(mask)].any()
+    assert [x.dtype for x in jax.tree.leaves(gradient) if x.shape == scores.shape] == [jnp.bfloat16]
 
 
 def test_dropout_in_bfloat16_keeps_the_mean():
