@@ -1,5 +1,7 @@
 """The kernel of attention that a run trains with, and why it is einsum."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 
@@ -58,6 +60,6 @@ def _takes(name: str, config: Config) -> bool:
         return jax.ShapeDtypeStruct((1, length, heads, width), jnp.bfloat16)
 
     heads, key_heads = config.model.num_heads, config.model.key_heads
-    ids = jax.ShapeDtypeStruct((1, length), jnp.int32)
+    ids: Any = jax.ShapeDtypeStruct((1, length), jnp.int32)
     operands = row(heads, d_k), row(key_heads, d_k), row(key_heads, d_v)
     return ATTENTION_KERNELS.load(name).takes(*operands, SegmentMask(ids, ids))
