@@ -96,6 +96,29 @@ def no_process_stays():
     assert not found, "\n".join(found)
 
 
+@pytest.fixture(scope="session", autouse=True)
+def devices_of_runs():
+    """Gives runs of this process, as those of commands, one device, or as many as their keys name: programs for all eight take
+    twice as long to compile, and checkpoints to save.
+    """
+    import jax
+
+    from t2t_flax.distributed import mesh as mesh_lib
+
+    make_mesh = mesh_lib.make_mesh
+
+    def make(config, devices=None):
+        if devices is None:
+            devices = jax.devices()
+            if config.data == -1:
+                devices = devices[: max(config.cpu_devices, config.fsdp * config.tensor)]
+        return make_mesh(config, devices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mesh_lib, "make_mesh", make)
+        yield
+
+
 @pytest.fixture(scope="module", autouse=True)
 def bounded_programs():
     """Drops compiled programs after a file once this worker is large: workers grew to 5 GB."""

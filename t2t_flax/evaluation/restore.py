@@ -262,7 +262,7 @@ def _mesh(
     config: Config, workdir: epath.Path, *, requested: bool, group: ProcessGroup | None, local: bool
 ) -> jax.sharding.Mesh:
     """The config's mesh; if it does not fit these devices and was not `requested` explicitly, data parallelism over all."""
-    devices = jax.local_devices() if local else jax.devices()
+    devices = jax.local_devices() if local else None
     try:
         return mesh_lib.make_mesh(config.mesh, devices)
     except UserError as error:
