@@ -98,8 +98,8 @@ def no_process_stays():
 
 @pytest.fixture(scope="session", autouse=True)
 def devices_of_runs():
-    """Gives runs of this process, as those of commands, one device, or as many as their keys name: programs for all eight take
-    twice as long to compile, and checkpoints to save.
+    """Gives runs of this process as few devices as their mesh needs, with `mesh.data = -1`: programs for all eight take twice as
+    long to compile, and their checkpoints to save.
     """
     import jax
 
@@ -111,7 +111,7 @@ def devices_of_runs():
         if devices is None:
             devices = jax.devices()
             if config.data == -1:
-                devices = devices[: max(config.cpu_devices, config.fsdp * config.tensor)]
+                devices = devices[: max(1, config.slices) * config.fsdp * config.tensor]
         return make_mesh(config, devices)
 
     with pytest.MonkeyPatch.context() as patch:

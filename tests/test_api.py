@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 from helpers.configs import SMALL_KEYS
 from helpers.refusals import assert_names, refused
-from helpers.runs import one_device
 
 import t2t_flax
 from t2t_flax.config import default_config, load_config
@@ -20,14 +19,7 @@ KEYS = SMALL_KEYS | {"train.steps": 4, "eval.every_steps": 2, "checkpoint.every_
 
 @pytest.fixture(scope="module")
 def result(tmp_path_factory):
-    with one_device():
-        return t2t_flax.train("toy", tmp_path_factory.mktemp("api") / "run", KEYS)
-
-
-@pytest.fixture(autouse=True)
-def devices():
-    with one_device():
-        yield
+    return t2t_flax.train("toy", tmp_path_factory.mktemp("api") / "run", KEYS)
 
 
 def test_train_returns_the_records_it_wrote(result):

@@ -14,7 +14,6 @@ import pytest
 from helpers.configs import SMALL_KEYS
 from helpers.processes import environment
 from helpers.refusals import assert_names, refused_command
-from helpers.runs import one_device
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import Data
@@ -34,8 +33,7 @@ def t2t(tmp_path, monkeypatch, capsys):
     def run(*arguments, stdin="", code=0):
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         capsys.readouterr()
-        with one_device():
-            assert main(list(map(str, arguments))) == code, capsys.readouterr()
+        assert main(list(map(str, arguments))) == code, capsys.readouterr()
         return capsys.readouterr()
 
     return run
@@ -45,7 +43,7 @@ def t2t(tmp_path, monkeypatch, capsys):
 def trained(tmp_path_factory):
     """The workdir and the output of `train` of a run of 20 updates."""
     folder, out = tmp_path_factory.mktemp("cli"), io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(out), one_device():
+    with contextlib.chdir(folder), contextlib.redirect_stdout(out):
         assert main(["train", TOY, "--workdir=runs/toy", "--config.train.steps=20", *SMALL]) == 0
     return folder / "runs" / "toy", out.getvalue()
 
@@ -167,7 +165,7 @@ LONG = "".join(f"sentence number {i} of many\n" for i in range(50))
 def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, text, flags, names):
     flags = flags if text is None else [text_files(tmp_path, **text)]
     config = f"--config={ROOT / 'configs' / 'text.py'}"
-    command = ["train", config, f"--workdir={tmp_path / 'w'}", "--config.mesh.cpu_devices=8", *flags]
+    command = ["train", config, f"--workdir={tmp_path / 'w'}", *flags]
     refused_command(command, *names)
     assert not list(tmp_path.rglob("*.partial*"))
 
@@ -182,7 +180,7 @@ def test_given_tokenizer_larger_than_vocab_size_is_refused(workdir, tmp_path):
         "data.train": "toy:train:100",
         "data.tokenizer_model": workdir / "tokenizer" / "tokenizer.model",
         "data.vocab_size": 300,
-        "mesh.cpu_devices": 8,
+        "mesh.cpu_devices": 1,
     }
     command = ["train", f"--config={ROOT / 'configs' / 'text.py'}", f"--workdir={tmp_path / 'w'}"]
     command += [f"--config.{key}={value}" for key, value in keys.items()]

@@ -8,7 +8,6 @@ import tempfile
 
 import pytest
 from helpers.refusals import assert_names, refused, refused_command
-from helpers.runs import one_device
 
 from t2t_flax.__main__ import main
 from t2t_flax.config import resolve
@@ -17,12 +16,6 @@ from t2t_flax.decoding.translator import Hypothesis, Translation
 from t2t_flax.evaluation.evaluate import evaluate
 from t2t_flax.evaluation.restore import TrainedModel, load, stored_config
 from t2t_flax.tasks import task_of
-
-
-@pytest.fixture(autouse=True)
-def devices():
-    with one_device():
-        yield
 
 
 def test_record_has_all_references_of_a_test_set(finished, tmp_path):

@@ -16,7 +16,7 @@ from t2t_flax.tasks import task_of
 from t2t_flax.training.setup import ValidationLoss
 from t2t_flax.training.train_step import loss_sums
 
-ONE_DEVICE = {"mesh.data": "-1"}  # all eight simulated devices
+ONE_DEVICE = {"mesh.data": "-1"}
 
 
 def test_evaluation_uses_the_moving_average(finished):
@@ -48,12 +48,12 @@ def test_restores_on_another_mesh(finished, mesh):
 
 
 def test_mesh_that_does_not_fit_falls_back_to_data_parallelism(finished, tmp_path, caplog):
-    """Trained with fsdp=2 and tensor=3 on other devices: a warning; an explicitly requested mesh is an error."""
+    """Trained with fsdp=2 and tensor=3 on other devices than these eight: a warning; an explicitly requested mesh is an error."""
     copy = shutil.copytree(finished[0], tmp_path / "copy")
     config = json.loads((copy / "config.json").read_text())
     config["mesh"] |= {"data": 1, "fsdp": 2, "tensor": 3, "slices": 2}
     (copy / "config.json").write_text(json.dumps(config))
-    loaded = load(copy)
+    loaded = load(copy, local=True)
     assert dict(loaded.mesh.shape) == {"data": 8, "fsdp": 1, "tensor": 1}
     assert_names(caplog.text, "config.mesh", "x 3")
     for a, b in zip(
@@ -61,7 +61,7 @@ def test_mesh_that_does_not_fit_falls_back_to_data_parallelism(finished, tmp_pat
     ):
         np.testing.assert_array_equal(a, b)
     with refused("x 3"):
-        load(copy, overrides={"mesh.data": "-1"})
+        load(copy, overrides={"mesh.data": "-1"}, local=True)
 
 
 def test_validation_loss_is_the_nll_of_every_pair(finished, cache):

@@ -82,7 +82,8 @@ TINY_FLAGS = [
         f"--config.{key}"
         for key in (
             "data.train=toy:train:300", "data.valid=toy:valid:20", "data.test=toy:test:10", "data.vocab_size=200",
-            "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "train.steps=2", "eval.bootstrap_samples=0",
+            "model.d_model=16", "model.d_ff=32", "model.num_heads=2", "model.num_encoder_layers=1",
+            "model.num_decoder_layers=1", "train.steps=2", "eval.bootstrap_samples=0",
             "eval.decode_every_steps=0", "decode.max_length_offset=5", "decode.beam_size=1", "mesh.cpu_devices=1",
         )
     ),

@@ -1,17 +1,14 @@
 """Runs of seconds on a few hundred sentences of the built-in corpus."""
 
-import contextlib
 import dataclasses
 import shutil
 from pathlib import Path
 
 import jax
-import pytest
 from etils import epath
 
 from helpers.configs import small_config
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.tasks import task_of
 from t2t_flax.training.setup import set_up_training
 from t2t_flax.training.workdir import adopt_config
@@ -57,19 +54,3 @@ def start(config, workdir, cache, devices=1):
     corpus = prepare_corpus(task_of(config), workdir)
     with jax.default_device(jax.devices()[0]):
         return set_up_training(config, epath.Path(workdir), corpus, devices=jax.devices()[:devices])
-
-
-@contextlib.contextmanager
-def one_device():
-    """Hide all simulated devices but one: several compile longer, and for a save many programs that cut arrays."""
-    devices = jax.devices()[:1]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(jax, "devices", lambda *_: devices)
-        yield
-
-
-def on_one_device(loaded):
-    """A restored run on one of the simulated devices, as a user's machine has one."""
-    mesh = mesh_lib.make_mesh(dataclasses.replace(loaded.config.mesh, data=1), jax.devices()[:1])
-    params = jax.device_put(jax.device_get(loaded.params), mesh_lib.named(mesh, mesh_lib.REPLICATED))
-    return dataclasses.replace(loaded, mesh=mesh).with_params(params)

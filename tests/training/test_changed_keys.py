@@ -11,7 +11,7 @@ import pytest
 from etils import epath
 from helpers.other_values import with_other_value
 from helpers.refusals import assert_names, refused
-from helpers.runs import SHORT_SEARCH, one_device, tiny_run
+from helpers.runs import SHORT_SEARCH, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax import jobs
@@ -53,8 +53,7 @@ def trained(tmp_path_factory):
 
     def copy(schedule, target):
         if not (folder / schedule).exists():
-            with one_device():
-                train(config_of(schedule), folder / schedule)
+            train(config_of(schedule), folder / schedule)
             (folder / schedule / "complete.json").unlink()
         return shutil.copytree(folder / schedule, target)
 
@@ -104,9 +103,6 @@ OF_OTHERS = ("parsing.grammar",)
 def test_every_mutable_key_can_change_when_a_run_is_resumed(part, trained, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "terms").write_text("late\tspät\n")
-    if part != "mesh":
-        devices = jax.devices()[:1]
-        monkeypatch.setattr(jax, "devices", lambda *_: devices)
     schedule = "noam" if part == NOAM else "wsd"
     keys = [key for key in MUTABLE if part_of(key) == part and key not in OF_OTHERS]
     if importlib.util.find_spec("ctranslate2") is None:

@@ -188,7 +188,7 @@ def test_changed_optimizer_keys_are_logged_once_on_resume(tmp_path, cache, unint
 def test_suggested_flags_recover_a_diverged_run(tmp_path, cache, config_file, capsys):
     """Follows the message literally: first its flags, then its command that removes a bad checkpoint."""
     workdir = tmp_path / "a run"
-    keys = ("optimizer.lr_scale=1e30", "checkpoint.every_steps=1", "mesh.cpu_devices=8", "mesh.data=-1")
+    keys = ("optimizer.lr_scale=1e30", "checkpoint.every_steps=1", "mesh.data=-1")
     absurd = command(workdir, cache, config_file, *(f"--config.{key}" for key in keys))[3:]
     capsys.readouterr()
     assert main(absurd) == 3

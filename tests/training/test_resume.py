@@ -14,7 +14,7 @@ OPTIMIZERS = ("adafactor", "muon", "schedule_free_adamw")
 SETS = dict(valid="en-de=toy:valid:12; de-en=toy:valid:9", test="same=toy:test:4")
 SOURCES = dict(train="many=toy:train:300; few=toy:train:60")
 FEATURES = {
-    "plain": dict(eval=dict(every_steps=3)),
+    "statistics of layers": dict(eval=dict(every_steps=3), inspection=dict(layers_every=3)),
     "moving average, decay and clipping": dict(
         optimizer=dict(ema_decay=0.9, weight_decay=0.1, max_grad_norm=0.5), eval=dict(every_steps=3)
     ),
@@ -22,10 +22,9 @@ FEATURES = {
     "frozen parameters": dict(
         finetuning=dict(freeze="encoder_* shared_embedding"), optimizer=dict(ema_decay=0.9, max_grad_norm=0.5)
     ),
-    "shares that have changed": dict(data=SOURCES, mixtures=dict(shares="many=3, few=1; 2: few=1", tags="few=<t>")),
     "shares and sizes that change, sampled subwords": dict(
         data=SOURCES,
-        mixtures=dict(shares="many=3, few=1; 5: few=1", tags="few=<t>", batch_tokens="2: 384; 6: 768"),
+        mixtures=dict(shares="many=3, few=1; 2: few=1; 5: many=1, few=1", tags="few=<t>", batch_tokens="2: 384; 6: 768"),
         subwords=dict(bpe_dropout=0.2),
     ),
     "directions": dict(
@@ -35,7 +34,6 @@ FEATURES = {
         filters=dict(duplicates=True),
         mixtures=dict(temperature=4.0),
     ),
-    "statistics of layers": dict(inspection=dict(layers_every=3)),
     **{name: dict(optimizer=dict(name=name, weight_decay=0.1)) for name in OPTIMIZERS},
 }
 FAST = ("moving average, decay and clipping",)

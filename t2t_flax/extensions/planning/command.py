@@ -17,7 +17,7 @@ from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.extensions.shared.processes import child_environment
 from t2t_flax.filesystem import atomic_write
 
-_COMPILES = "T2T_FLAX_PLAN_COMPILES"
+COMPILES = "T2T_FLAX_PLANCOMPILES"
 _DESCRIPTION = f"""\
 Compiles the real train step ahead of time for a named machine, and reports memory, collectives and the
 least time that the data sheet allows; on GPUs the bytes that the program moves, on TPUs the compiler's estimate of its
@@ -74,7 +74,7 @@ def run_with_compilers(machines: list[Topology], command: list[str]) -> None:
     Raises:
       UserError: a compiler is missing.
     """
-    if os.environ.get(_COMPILES) != "1":
+    if os.environ.get(COMPILES) != "1":
         require_compilers(machines)
         environment = child_environment(**compiler_environment(machines))
         os.execve(sys.executable, [sys.executable, "-m", *command], environment)
@@ -85,7 +85,7 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
     devices.
     """
     return {
-        _COMPILES: "1",
+        COMPILES: "1",
         "JAX_PLATFORMS": "cpu",
         "JAX_NUM_CPU_DEVICES": str(max([m.devices for m in machines if m.platform == "cpu"], default=1)),
         "JAX_DISABLE_MOST_OPTIMIZATIONS": "false",

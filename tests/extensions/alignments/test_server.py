@@ -2,7 +2,6 @@
 
 import pytest
 from helpers.refusals import assert_names
-from helpers.runs import on_one_device
 
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.alignments.html_document import HtmlDocument
@@ -16,7 +15,7 @@ DOCUMENT = "<p>On Monday, my <b>uncle</b> meets the farmer.</p>\n<hr><p>I have m
 
 @pytest.fixture(scope="module")
 def run():
-    return on_one_device(load("pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"}))
+    return load("pretrained:toy", overrides={"alignments.layer": "2", "decode.max_source_length": "40"})
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 import pytest
 from helpers.refusals import refused, refused_command
-from helpers.runs import one_device, start, tiny_run
+from helpers.runs import start, tiny_run
 
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
@@ -18,12 +18,6 @@ from t2t_flax.training import loop
 LINES = [source for source, _ in toy.pairs("test", 4)]
 DEVICES = "--config.mesh.data=-1"
 OTHER_SHAPE = dict(num_decoder_layers=2, d_model=24, num_heads=2, d_ff=20)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def devices():
-    with one_device():
-        yield
 
 
 def trained(workdir, cache, **model):
@@ -140,14 +134,10 @@ def test_all_models_are_on_the_mesh_of_the_first(runs):
     assert {device for x in jax.tree.leaves(model.params) for device in x.devices()} == set(devices)
 
 
-@pytest.mark.slow
-def test_a_model_that_the_mesh_cannot_divide_is_refused(runs, tmp_path, cache, monkeypatch):
-    monkeypatch.setattr(jax, "devices", lambda *_: jax.local_devices())
-    config = tiny_run(tmp_path / "odd", steps=1, model=dict(d_model=30, num_heads=3), checkpoint=dict(every_steps=1))
-    loop.train(start(config, tmp_path / "odd", cache), score=None)
-    keys = {"ensembles.members": str(tmp_path / "odd"), "mesh.data": "-1", "mesh.tensor": "2"}
+def test_a_model_that_the_mesh_cannot_divide_is_refused(runs):
+    """The second one has two heads."""
     with refused("num_heads"):
-        load(runs[0], overrides=keys)
+        load(runs[0], overrides={"ensembles.members": str(runs[1]), "mesh.data": "-1", "mesh.tensor": "4"})
 
 
 @pytest.mark.smoke

@@ -10,13 +10,13 @@ from t2t_flax.data.sources import toy
 from t2t_flax.extensions.inspection import attend as attention
 from t2t_flax.extensions.shared.attention_maps import attend
 
-RUN, ALL_DEVICES = "pretrained:toy", "--config.mesh.cpu_devices=8"
+RUN = "pretrained:toy"
 PAIRS = list(toy.pairs("test", 3))
 
 
 @pytest.fixture(scope="module")
 def maps():
-    return attend(load(RUN, overrides={"mesh.cpu_devices": 8}), *PAIRS[0])
+    return attend(load(RUN, overrides={"mesh.cpu_devices": 1}), *PAIRS[0])
 
 
 def test_statistics_of_heads(maps):
@@ -44,7 +44,7 @@ def test_arrays_and_picture_are_written(maps, tmp_path):
 def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
     output = tmp_path / "attention.npz"
     source, target = PAIRS[0]
-    command = ["attend", f"--workdir={RUN}", ALL_DEVICES, f"--source={source}", f"--output={output}"]
+    command = ["attend", f"--workdir={RUN}", f"--source={source}", f"--output={output}"]
     assert main([*command, f"--target={target}"]) == 0
     printed = capsys.readouterr().out
     arrays = np.load(output)
@@ -67,5 +67,5 @@ def test_attend_writes_arrays_and_prints_heads(tmp_path, capsys):
 )
 def test_attend_refuses(tmp_path, monkeypatch, flags, name):
     monkeypatch.chdir(tmp_path)
-    refused_command(["attend", f"--workdir={RUN}", ALL_DEVICES, "--output=a.npz", *flags], name)
+    refused_command(["attend", f"--workdir={RUN}", "--output=a.npz", *flags], name)
     assert not list(tmp_path.iterdir())

@@ -58,7 +58,7 @@ def test_depths_are_those_of_the_stacks_that_there_are():
 
 
 SMALL = ("d_model=16", "d_ff=32", "num_encoder_layers=1", "num_decoder_layers=1")
-FLAGS = ["--config=toy", "--config.mesh.cpu_devices=8", "--config.mup.base_width=16"]
+FLAGS = ["--config=toy", "--config.mesh.cpu_devices=1", "--config.mup.base_width=16"]
 FLAGS += ["--config.mup.base_layers=1", "--config.model.norm_placement=pre"]
 FLAGS += [f"--config.model.{key}" for key in SMALL]
 

@@ -118,20 +118,26 @@ def losses(workdir) -> dict[int, float]:
     return {line["step"]: line["loss"] for line in lines if "loss" in line}
 
 
-@pytest.mark.slow
-def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys, caplog):
-    """Bit for bit, where the run's rate is constant; the others are measured beside it, and again without training."""
-    workdir, output = tmp_path / "run", tmp_path / "branches"
-    rate = dict(schedule="constant", peak_lr=1e-3, warmup_steps=1)
+@pytest.fixture(scope="module")
+def workdir(tmp_path_factory, cache):
+    """A run of 12 updates with a constant rate, with all checkpoints."""
+    workdir = tmp_path_factory.mktemp("branched") / "run"
     run = tiny_run(
         workdir,
         steps=12,
-        optimizer=rate,
+        optimizer=dict(schedule="constant", peak_lr=1e-3, warmup_steps=1),
         mesh=dict(cpu_devices=1, data=-1),
         data=dict(cache=str(cache), test=""),
         checkpoint=dict(every_steps=4, keep_last=5, keep_best=0),
     )
     api.train(run, workdir)
+    return workdir
+
+
+@pytest.mark.slow
+def test_a_branch_of_the_same_size_is_the_run_itself(workdir, tmp_path, cache, capsys, caplog):
+    """Bit for bit, where the run's rate is constant; the others are measured beside it, and again without training."""
+    output = tmp_path / "branches"
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=8", "--tokens=1024"]
     flags += ["--factors=1,2", "--noise-batches=16", f"--config.data.cache={cache}"]
     assert branch_command.run(flags) == 0
@@ -149,10 +155,8 @@ def test_a_branch_of_the_same_size_is_the_run_itself(tmp_path, cache, capsys, ca
 
 
 @pytest.mark.slow
-def test_a_branch_that_diverges_is_a_row_of_the_table(tmp_path, cache, capsys):
-    workdir, output = tmp_path / "run", tmp_path / "branches"
-    run = tiny_run(workdir, steps=4, mesh=dict(cpu_devices=1, data=-1), data=dict(cache=str(cache), test=""))
-    api.train(run, workdir)
+def test_a_branch_that_diverges_is_a_row_of_the_table(workdir, tmp_path, capsys):
+    output = tmp_path / "branches"
     flags = [f"--workdir={workdir}", f"--output={output}", "--step=4", "--tokens=1024", "--factors=1,2"]
     flags += ["--noise-batches=0", "--config.optimizer.peak_lr=1e30"]
     for _ in range(2):

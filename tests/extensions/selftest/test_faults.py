@@ -104,8 +104,12 @@ def flipped(value: np.ndarray) -> np.ndarray:
 
 
 CLEAN = {
-    "data": dict(mesh=(8, 1, 1)),
-    "bfloat16 on three axes": dict(mesh=(2, 2, 2), precision="bfloat16"),
+    "bfloat16 on three axes, a table of 12 positions": dict(
+        mesh=(2, 2, 2),
+        precision="bfloat16",
+        model=dict(position="learned", max_positions=12),
+        data=dict(max_length=12),
+    ),
     "TF32 with ZeRO-1": dict(
         mesh=(2, 2, 2),
         precision="tf32",
@@ -122,9 +126,6 @@ CLEAN = {
         train=dict(remat="dots"),
     ),
     "rows as long as there are heads": dict(mesh=(8, 1, 1), model=dict(num_heads=8), tokens=3 * 8 * 8),
-    "a table of 12 positions": dict(
-        mesh=(2, 1, 1), model=dict(position="learned", max_positions=12), data=dict(max_length=12)
-    ),
 }
 
 

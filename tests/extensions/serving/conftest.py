@@ -4,7 +4,7 @@ import dataclasses
 import threading
 
 import pytest
-from helpers.runs import on_one_device, start, tiny_run
+from helpers.runs import start, tiny_run
 
 from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.training import loop
@@ -22,7 +22,7 @@ def workdir(tmp_path_factory, cache):
 
 @pytest.fixture(scope="session")
 def run(workdir) -> TrainedModel:
-    return on_one_device(load(workdir, overrides=DECODE))
+    return load(workdir, overrides=DECODE)
 
 
 @pytest.fixture(scope="session")

@@ -6,7 +6,6 @@ import json
 import numpy as np
 import pytest
 from helpers.refusals import assert_names
-from helpers.runs import on_one_device
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -200,7 +199,7 @@ def test_another_engine_gives_what_it_gives_alone(run, tmp_path, monkeypatch):
 def test_a_line_that_no_output_can_satisfy_is_the_error_of_its_request():
     pytest.importorskip("t2t_flax.extensions.constraints")
     keys = {"constraints.lines": "json", "decode.strategy": "constrained_beam", "decode.max_length_offset": "10"}
-    run = on_one_device(load("pretrained:toy", overrides=keys | {"decode.max_source_length": "12"}))
+    run = load("pretrained:toy", overrides=keys | {"decode.max_source_length": "12"})
     asks = [json.dumps({"text": "A dog.", "constraints": ["Hund"], "avoid": avoid}) for avoid in ([], ["Hund"])]
     with serving({"toy": run}) as server:
         assert "Hund" in server.post("/translate", {"q": asks[0], **PAIR}).json()["translatedText"]

@@ -5,7 +5,7 @@ import urllib.parse
 
 import pytest
 from helpers.refusals import assert_names
-from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, on_one_device, start, tiny_run
+from helpers.runs import DIRECTIONS, LANGUAGES, SHORT_SEARCH, start, tiny_run
 
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
@@ -104,7 +104,7 @@ def both(tmp_path_factory, cache):
     folder, data = tmp_path_factory.mktemp("serving") / "both", DIRECTIONS | dict(valid="", test="same=toy:test:4")
     config = tiny_run(folder, steps=2, data=data, languages=LANGUAGES, checkpoint=dict(every_steps=2))
     loop.train(start(config, folder, cache), score=None)
-    return on_one_device(load(folder, overrides=SHORT_SEARCH))
+    return load(folder, overrides=SHORT_SEARCH)
 
 
 def test_the_target_of_a_request_chooses_among_those_of_the_model(both):

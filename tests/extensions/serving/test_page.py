@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 from helpers.browser import chromium
 from helpers.processes import wait_for
-from helpers.runs import on_one_device
 
 from t2t_flax.evaluation.restore import load
 
@@ -26,7 +25,7 @@ MARKUP = "<img src=x onerror=window.ran=1>"
 
 @pytest.fixture(scope="module")
 def address():
-    run, metrics = on_one_device(load("pretrained:toy")), Metrics()
+    run, metrics = load("pretrained:toy"), Metrics()
     models = [ServedModel(name, run.config, lambda: run, metrics, max_batch=1) for name in ("first", "second")]
     app = create_app(models, Settings(keys=["secret"]), metrics)
     server = uvicorn.Server(uvicorn.Config(app, log_config=None))
