@@ -138,7 +138,7 @@ def test_samples_depend_on_the_line_number_only(small_model):
     assert translate(small_model, strategy="sample", seed=1)[0].text != together[0].text
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((8, 1, 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((8, 1, 1), marks=pytest.mark.drill)])
 def test_sharded_decoding_gives_the_same_translations(small_model, shape):
     mesh = devices_mesh(*shape)
     shardings = model_and_state(small_config(model=SMALL), mesh, vocab=300)[3].params

@@ -67,12 +67,13 @@ def test_new_task_trains_to_a_record(monkeypatch, tmp_path):
     run = tmp_path / "run"
     keys = {
         "data.task": "sort_digits", "data.train": "digits:2000:1", "data.valid": "", "data.test": "digits:20:2",
-        "train.steps": 20, "model.d_model": 32, "model.num_heads": 2, "eval.every_steps": 0, "mesh.cpu_devices": 1,
+        "train.steps": 4, "model.d_model": 32, "model.d_ff": 64, "model.num_heads": 2, "model.num_encoder_layers": 1,
+        "model.num_decoder_layers": 1, "decode.max_length_offset": 4, "eval.every_steps": 0, "mesh.cpu_devices": 1,
         "eval.decode_every_steps": 0, "checkpoint.average_last": 0,
     }  # fmt: skip
     words = [f"--config.{key}={value}" for key, value in keys.items()]
     assert main(["train", "--config=configs/toy.py", f"--workdir={run}", *words]) == 0
-    assert "exact_match" in json.loads((run / "eval" / "test-20.json").read_text())["scores"]
+    assert "exact_match" in json.loads((run / "eval" / "test-4.json").read_text())["scores"]
 
 
 def test_token_metrics_have_a_direction():

@@ -24,7 +24,9 @@ FEATURES = {
     ),
     "shares and sizes that change, sampled subwords": dict(
         data=SOURCES,
-        mixtures=dict(shares="many=3, few=1; 2: few=1; 5: many=1, few=1", tags="few=<t>", batch_tokens="2: 384; 6: 768"),
+        mixtures=dict(
+            shares="many=3, few=1; 2: few=1; 5: many=1, few=1", tags="few=<t>", batch_tokens="2: 384; 6: 768"
+        ),
         subwords=dict(bpe_dropout=0.2),
     ),
     "directions": dict(

@@ -94,7 +94,7 @@ def test_accumulated_update_equals_the_big_batch(store, batching):
 
 @pytest.mark.parametrize(
     "shape",
-    [pytest.param((8, 1, 1), marks=pytest.mark.slow), pytest.param((1, 8, 1), marks=pytest.mark.slow), (2, 2, 2)],
+    [(2, 2, 2), *(pytest.param(shape, marks=pytest.mark.drill) for shape in ((8, 1, 1), (1, 8, 1)))],
 )
 def test_losses_are_the_same_on_every_mesh(store, reference, shape):
     """Dropout and accumulation on, 10 updates, float32: equal to 1e-5."""

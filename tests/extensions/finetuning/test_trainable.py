@@ -110,7 +110,7 @@ def test_an_update_is_that_of_the_optimizer_on_the_trained_gradients(store):
         np.testing.assert_allclose(new - was, update, atol=2e-4 * float(jnp.abs(update).max()) + 1e-7)
 
 
-@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 8, 1), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("shape", [(2, 2, 2), pytest.param((1, 8, 1), marks=pytest.mark.drill)])
 def test_losses_are_the_same_on_every_mesh(store, frozen_run, shape):
     config, _, _, metrics = frozen_run
     _, _, on_mesh = run_updates(config, store, shape)
