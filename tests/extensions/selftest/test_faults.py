@@ -261,6 +261,9 @@ class Kernel:
     def __init__(self, segments: bool):
         self._segments = segments
 
+    def unavailable(self) -> str:
+        return ""
+
     def takes(self, q, k, v, mask) -> bool:
         return isinstance(mask, SegmentMask)
 
