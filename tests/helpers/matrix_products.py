@@ -9,7 +9,8 @@ import jax
 
 def matrix_products(jaxpr: Any) -> list[dict[str, Any]]:
     """The matrix products of a traced program by type, most FLOPs first: `types` such as "bfloat16 x bfloat16 ->
-    float32", `count`, and `flops` on all devices. A while loop counts once, a scan each of its turns.
+    float32", `count`, and `flops` on all devices. A while loop counts once, a scan each of its turns; where the program
+    depends on the platform, the default counts.
     """
     sums: dict[str, dict[str, Any]] = {}
     for eqn, times, parts in _equations(jaxpr):
@@ -32,6 +33,7 @@ def _equations(jaxpr: Any, times: int = 1, parts: int = 1) -> Iterator[tuple[Any
         inner_times = times * (params["length"] if name == "scan" else 1)
         inner_parts = parts * (params["mesh"].size if name == "shard_map" else 1)
         inner_parts *= math.prod(params["grid_mapping"].grid) if name == "pallas_call" else 1
-        for value in jax.tree.leaves(tuple(params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+        inner = params["branches"][-1:] if params.get("branches_platforms") else tuple(params.values())
+        for value in jax.tree.leaves(inner, is_leaf=lambda x: hasattr(x, "eqns")):
             if hasattr(value, "eqns"):  # a Jaxpr, or a ClosedJaxpr
                 yield from _equations(getattr(value, "jaxpr", value), inner_times, inner_parts)
