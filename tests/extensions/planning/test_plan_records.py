@@ -8,7 +8,8 @@ import pytest
 from t2t_flax.extensions.planning.plan import roofline
 from t2t_flax.extensions.planning.topology import parse
 
-RECORDS = sorted((Path(__file__).parents[3] / "benchmarks" / "results").glob("plan_*.json"))
+RESULTS = Path(__file__).parents[3] / "benchmarks" / "results"
+RECORDS = sorted(RESULTS.glob("plan_*.json"))
 PLANS = [plan for record in RECORDS for plan in json.loads(record.read_text())]
 
 
@@ -27,6 +28,13 @@ def test_recorded_programs_fit_in_memory_with_their_state(plan):
 def test_base_and_big_are_recorded():
     topologies = {record.name: {plan["topology"] for plan in json.loads(record.read_text())} for record in RECORDS}
     assert topologies["plan_base.json"] >= {"v5e-8", "h100-8"} and "h100-8" in topologies["plan_big.json"]
+
+
+def test_planned_memory_of_base_is_what_an_h100_needed():
+    """Both records are of the program of that time."""
+    (plan,) = json.loads((RESULTS / "plan_base_h100.json").read_text())
+    measured = json.loads((RESULTS / "accelerator_h100.json").read_text())["rows"]["base"]
+    assert plan["train"]["memory"]["peak"] / 2**30 == pytest.approx(measured["peak_gib"], rel=0.05)
 
 
 def test_recorded_base_programs_exchange_each_parameter_once_in_bfloat16():
