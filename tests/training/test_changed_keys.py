@@ -85,13 +85,16 @@ def changed_together(config, keys):
 NOAM = "optimizer.lr_scale"
 """The only key that needs the schedule noam."""
 
-OF_THE_LOOP = ("train", "eval", "checkpoint", "log", "distributed", "inspection", "trackers")
+PARTS = {
+    "of the loop": ("train", "eval", "checkpoint", "log", "distributed", "inspection", "trackers"),
+    "after it": ("decode", "planning", "ctranslate2", "languages", "alignments", "learned_metrics"),
+}
 
 
 def part_of(key: str) -> str:
     """The keys that are changed in the same runs: a failure names the part."""
     group = key.split(".")[0]
-    return key if key == NOAM else "of the loop" if group in OF_THE_LOOP else group
+    return key if key == NOAM else next((part for part, groups in PARTS.items() if group in groups), group)
 
 
 OF_OTHERS = ("parsing.grammar",)
