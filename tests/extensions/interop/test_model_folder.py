@@ -12,7 +12,7 @@ from helpers.runs import start, tiny_run
 
 import t2t_flax
 from t2t_flax.__main__ import main
-from t2t_flax.config import to_config_dict
+from t2t_flax.config import differences
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load, stored_config
 from t2t_flax.extensions.interop.safetensors_file import read_metadata, read_safetensors, write_safetensors
@@ -153,6 +153,8 @@ def test_evaluation_of_the_pretrained_model_needs_a_folder(tmp_path):
 
 
 def test_the_preset_is_the_config_of_the_pretrained_model():
-    """`train --config=toy --config.finetuning.init_from=pretrained:toy` goes on from it."""
-    stored = to_config_dict(stored_config("pretrained:toy")).to_dict()
-    assert stored == to_config_dict(t2t_flax.api.resolve("toy")).to_dict()
+    """`train --config=toy --config.finetuning.init_from=pretrained:toy` goes on from it. Defaults of how devices compute may have
+    changed.
+    """
+    changed = differences(stored_config("pretrained:toy"), t2t_flax.api.resolve("toy"))
+    assert set(changed) <= {"model.attention_kernel", "loss.logits_chunk_size"}
