@@ -1,124 +1,157 @@
-"""Training on this machine's accelerators: target tokens/s, MFU, memory and the time to compile, beside the bound of `plan`.
+"""Training on this machine's accelerator: speed, where the time goes, correctness, and published recipes, in a given time.
 
-    python -m benchmarks.accelerator --out=benchmarks/results/accelerator.json
-    python -m benchmarks.accelerator --rows=base,base_cudnn --updates=200 --config.data.batch_tokens=100000
+    python -m benchmarks.accelerator --seconds=540 --prepared=DIR --out=benchmarks/results/accelerator.json
+    python -m benchmarks.accelerator --rows=base,base_einsum --updates=200 --config.data.batch_tokens=100000
 
-A row is a preset with keys. It trains in a process of its own, by the loop of `train` with prefetching and logs, on random pairs
-of 27 tokens on average, packed; --config.KEY=VALUE applies to all rows. Rates are of blocks of 20 updates without the first.
-bound_ms: as in `plan`, products at the peak by data sheet, or parameters and moments read and written once.
+Rows, most valuable first, each in a process of its own; the record is written after each. The same command again goes on with
+the rows that --out lacks. The machine needs requirements-run.txt (without network: as wheels) and no data but DIR, which
+`benchmarks.published` makes.
+
+- A preset with keys trains by the loop of `train` on random pairs of 27 tokens on average, packed; rates are of blocks of 20
+  updates without the first. Then three updates under JAX's profiler: time by part of the step. bound_ms: as in `plan`, products
+  at the peak by data sheet, or parameters and moments read and written once.
+- selftest; resume: the bits of a run that stopped half-way and went on, and of one that did not.
+- Recipes of `benchmarks.published`, which need --prepared.
 """
 
 import argparse
 import json
-import statistics
+import os
+import signal
 import subprocess
 import sys
-import tempfile
+import time
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
+from benchmarks import published
+from benchmarks.accelerator_rows import BLOCK, Keys, resume_row, selftest_row, train_row
 from benchmarks.environments import variables
-from benchmarks.record import command_of, machine, publish
-from benchmarks.rounds import spread
+from benchmarks.record import command_of, publish
+from benchmarks.traffic import commit
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
+from t2t_flax.filesystem import atomic_write
 
-KERNELS: dict[str, dict[str, Any]] = {
-    "": {"model.attention_kernel": "einsum"},
-    "_cudnn": {"model.attention_kernel": "cudnn"},
-    "_cudnn_chunks": {"model.attention_kernel": "cudnn", "loss.logits_chunk_size": 2048},
-    "_splash": {"model.attention_kernel": "splash"},
+EINSUM = {"model.attention_kernel": "einsum"}
+SMALL = {"model.num_encoder_layers": 2, "model.num_decoder_layers": 2}
+STEPS: dict[str, tuple[str, Keys]] = {
+    "base": ("aiayn_base", {}),
+    "big": ("aiayn_big", {}),
+    "base_einsum": ("aiayn_base", EINSUM),
+    "base_chunk512": ("aiayn_base", {"loss.logits_chunk_size": 512}),
+    "base_einsum_rows128": ("aiayn_base", EINSUM | {"data.max_length": 128, "data.pack_length": 128}),
+    "base_no_dropout": ("aiayn_base", {"model.dropout": 0.0}),
+    "base_50k_tokens": ("aiayn_base", {"data.batch_tokens": 50_000}),
+    "big_einsum": ("aiayn_big", EINSUM),
+    "big_chunk512": ("aiayn_big", {"loss.logits_chunk_size": 512}),
+    "base_splash": ("aiayn_base", {"model.attention_kernel": "splash"}),
 }
-ROWS = {size + name: (f"aiayn_{size}", keys) for size in ("base", "big") for name, keys in KERNELS.items()}
-DEFAULT = "base,base_cudnn,base_cudnn_chunks,big,big_cudnn,big_cudnn_chunks"
-BLOCK, PAIRS = 20, 200_000
+"""Today's defaults, and one key changed."""
+RESUMES = {"resume": EINSUM | SMALL, "resume_default": SMALL}
+SELFTEST = "selftest"
+ORDER = (
+    "base",
+    "big",
+    "base_einsum",
+    SELFTEST,
+    "resume",
+    "multi30k",
+    "base_chunk512",
+    "base_einsum_rows128",
+    "envi_t2t",
+)
+ROWS = dict.fromkeys((*ORDER, *STEPS, *RESUMES, *published.RECIPES))
+DEFAULT = ",".join(name for name in ROWS if name != "base_splash")
+GRACE = 10
+"""Seconds after which a row is ended that has not kept to its limit."""
 
 
-def train_row(preset: str, keys: dict[str, Any], updates: int) -> dict[str, Any]:
-    """Trains in this process, and returns what a row says."""
-    from t2t_flax.config import load_config
-    from t2t_flax.process_setup import prepare_process
-
-    fixed = {"train.steps": updates, "log.every_steps": BLOCK}
-    config = load_config(preset, {name: str(value) for name, value in (fixed | keys).items()})
-    prepare_process(config)
-    import jax
-    from etils import epath
-
-    from benchmarks.input_rate import write_corpus
-    from t2t_flax.data.dataset import Corpus
-    from t2t_flax.data.token_store import TokenStore
-    from t2t_flax.training.loop import train
-    from t2t_flax.training.progress import read_metrics
-    from t2t_flax.training.setup import set_up_training
-
-    with tempfile.TemporaryDirectory() as folder:
-        write_corpus(Path(folder, "store"), "wmt", PAIRS, config.data.vocab_size)
-        side = SimpleNamespace(vocab_size=config.data.vocab_size)
-        tokenizers = SimpleNamespace(source=side, target=side, digest="random")
-        setup = set_up_training(
-            config, epath.Path(folder), Corpus(tokenizers, TokenStore.open(Path(folder, "store")), {})
-        )
-        end = train(setup, None)
-        lines = list(read_metrics(folder))
-    blocks = [line for line in lines if "target_tokens_per_second" in line][1:]
-    shape = max(setup.batches.shapes, key=lambda shape: shape.size)
-    rates = [line["target_tokens_per_second"] for line in blocks]
-    tokens = setup.batches.batch(0).target_tokens
-    used = (jax.local_devices()[0].memory_stats() or {}).get("peak_bytes_in_use")
-    return {
-        "preset": preset,
-        "keys": keys,
-        "shape": str(shape),
-        "target_tokens": tokens,
-        "target_tokens_per_second": spread(rates),
-        "ms_an_update": round(1e3 * tokens / statistics.median(rates), 2),
-        "bound_ms": bound(setup, shape),
-        "mfu": {name: round(statistics.median(b[name] for b in blocks), 3) for name in blocks[0] if "mfu" in name},
-        "peak_gib": used and round(used / 2**30, 2),
-        "compile_seconds": round(end.seconds["compile"], 1),
-        "losses": [round(lines[0]["loss"], 4), round(blocks[-1]["loss"], 4)],
-        "versions": {"jax": jax.__version__},
-    }
+def least(name: str) -> float:
+    """Return the seconds without which a row does not start."""
+    return published.EVALUATION + 60 if name in published.RECIPES else 45
 
 
-def bound(setup: Any, shape: Any) -> float | None:
-    """Milliseconds that an update takes at least, exchange left out; None for a device without a data sheet."""
-    import jax
-
-    from t2t_flax.extensions.planning.chips import GPUS, TPUS
-    from t2t_flax.extensions.planning.plan import roofline, update_flops
-    from t2t_flax.extensions.planning.topology import Topology
-    from t2t_flax.training.setup import resident_bytes
-
-    kind = jax.devices()[0].device_kind.replace(" lite", "e")
-    chip = next((chip for chip in (GPUS | TPUS).values() if kind.startswith(chip.kind)), None)
-    flops = update_flops(setup.config, shape, setup.abstract.params) / setup.mesh.size
-    line = roofline(Topology("here", "", chip, (setup.mesh.size,)), flops, 2 * resident_bytes(setup.abstract), [])
-    return line and round(1e3 * line.seconds, 2)
+def measure(name: str, args: argparse.Namespace, overrides: dict[str, str]) -> dict[str, Any]:
+    """Measure a row in this process."""
+    if name in STEPS:
+        preset, keys = STEPS[name]
+        return train_row(preset, keys | overrides, args.updates)
+    if name in RESUMES:
+        return resume_row("aiayn_base", RESUMES[name] | overrides, BLOCK)
+    if name == SELFTEST:
+        return selftest_row(overrides)
+    return published.train(name, args.prepared, args.seconds, overrides)
 
 
-def run_row(name: str, updates: int, overrides: dict[str, str]) -> dict[str, Any]:
-    """What a row says, or why it failed; compiled anew, since programs are not taken from JAX's cache."""
-    flags = [f"--rows={name}", f"--updates={updates}", *(f"--config.{k}={value}" for k, value in overrides.items())]
+def run_row(name: str, args: argparse.Namespace, overrides: dict[str, str], seconds: float) -> dict[str, Any]:
+    """Return the row, or why it failed and what it said before. Timed programs do not come out of JAX's cache."""
+    flags = [f"--rows={name}", f"--updates={args.updates}", f"--seconds={seconds:.0f}"]
+    flags += [f"--prepared={args.prepared}"] if args.prepared else []
+    flags += [f"--config.{key}={value}" for key, value in overrides.items()]
     command = [sys.executable, "-m", "benchmarks.accelerator", "--here", *flags]
-    own = variables(JAX_ENABLE_COMPILATION_CACHE="false")
-    done = subprocess.run(command, capture_output=True, text=True, env=own, check=False)
-    if not done.returncode:
-        return json.loads(done.stdout.splitlines()[-1])
-    print(done.stderr, file=sys.stderr)
-    lines = done.stderr.strip().splitlines() or ["no message"]
-    errors = [line for line in lines if "Error: " in line] or lines
-    return {"failed": f"exit code {done.returncode}: {errors[-1][:300]}"}
+    env = variables(JAX_ENABLE_COMPILATION_CACHE="false") if name in STEPS else variables()
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, env=env, start_new_session=True, **pipes) as process:  # type: ignore[call-overload]
+        try:
+            out, errors = process.communicate(timeout=seconds + GRACE)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, errors = process.communicate()
+    rows = [json.loads(line) for line in out.splitlines() if line.startswith("{") and line.endswith("}")]
+    row = rows[-1] if rows else {}
+    if not process.returncode:
+        return row
+    print(errors, file=sys.stderr)
+    lines = errors.strip().splitlines() or ["no message"]
+    reason = [line for line in lines if "Error: " in line or line.startswith("benchmarks.")] or lines
+    late = f"no result within {seconds:.0f} s" if process.returncode == -signal.SIGKILL else ""
+    return row | {"failed": late or f"exit code {process.returncode}: {reason[-1][:300]}"}
+
+
+def machine() -> dict[str, Any]:
+    """Return what the record says of this machine, read by a process that then leaves the accelerator."""
+    command = [sys.executable, "-c", "import json; from benchmarks.record import machine; print(json.dumps(machine()))"]
+    done = subprocess.run(command, capture_output=True, text=True, env=variables(), check=False)
+    if done.returncode:
+        raise UserError(f"JAX finds no device here: {done.stderr.strip().splitlines()[-1][:300]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def new_record(args: argparse.Namespace, overrides: dict[str, str]) -> dict[str, Any]:
+    """Return the record of --out to go on with, or a new one. Raises UserError for one that was measured otherwise."""
+    record = {
+        "what": "training in bfloat16 on random pairs, packed: real target tokens/s; self-test, resume; published recipes",
+        "commands": [],
+        "updates": args.updates,
+        "overrides": overrides,
+        "commit": commit(),
+        "machine": machine(),
+        "rows": {},
+    }
+    if not args.out or not Path(args.out).exists():
+        return record
+    old = json.loads(Path(args.out).read_text())
+    fixed = ("updates", "overrides", "commit", "machine")
+    if other := [key for key in fixed if old.get(key) != record[key]]:
+        raise UserError(f"--out={args.out}: its {', '.join(other)} differ from today's. Give another file.")
+    return old
+
+
+def is_done(row: dict[str, Any] | None) -> bool:
+    """Whether a row of the record is to be left as it is. A recipe that was stopped goes on."""
+    return row is not None and "failed" not in row and row.get("complete", True)
 
 
 def main(argv: list[str]) -> None:
-    """Measures each row in a process of its own, and writes the record."""
-    parser = arguments.parser("accelerator", __doc__)
+    """Measure the rows until the time is over, and write the record after each."""
+    began = time.monotonic()
+    parser = arguments.parser("accelerator", __doc__ or "")
     parser.prog = "python -m benchmarks.accelerator"
     parser.add_argument("--rows", default=DEFAULT, help=f"comma-separated, of {', '.join(ROWS)}")
-    parser.add_argument("--updates", type=int, default=200)
+    parser.add_argument("--updates", type=int, default=100)
+    parser.add_argument("--seconds", type=float, default=540.0, help="time for all rows (default: 540)")
+    parser.add_argument("--prepared", type=Path, metavar="DIR", help="what benchmarks.published has prepared")
     parser.add_argument("--here", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--out", metavar="FILE.json", help="where to write the record (default: print it)")
     args, overrides = arguments.parse(parser, argv)
@@ -128,19 +161,22 @@ def main(argv: list[str]) -> None:
     if args.updates < 2 * BLOCK:
         parser.error(f"--updates={args.updates}: at least {2 * BLOCK}, since the first {BLOCK} are not timed")
     if args.here:
-        preset, keys = ROWS[names[0]]
-        print(json.dumps(train_row(preset, keys | overrides, args.updates)))
+        print(json.dumps(measure(names[0], args, overrides)))
         return
-    rows = {}
+    record = new_record(args, overrides)
+    record["commands"].append(command_of("accelerator", argv))
     for name in names:
-        rows[name] = run_row(name, args.updates, overrides)
-        print(name, rows[name], flush=True, file=sys.stderr)
-    record = {
-        "what": "training in bfloat16 on random pairs, packed: real target tokens/s",
-        "command": command_of("accelerator", argv),
-        "rows": rows,
-        "machine": machine(),
-    }
+        if is_done(record["rows"].get(name)) or (name in published.RECIPES and not args.prepared):
+            continue
+        left = args.seconds - (time.monotonic() - began)
+        if left < least(name):
+            print(f"no time for {name}", file=sys.stderr)
+            continue
+        limit = min(left, published.RECIPES[name].seconds) if name in published.RECIPES else left
+        record["rows"][name] = run_row(name, args, overrides, limit)
+        print(name, record["rows"][name], flush=True, file=sys.stderr)
+        if args.out:
+            atomic_write(args.out, json.dumps(record, indent=2) + "\n")
     publish(record, args.out)
 
 

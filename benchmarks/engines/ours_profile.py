@@ -160,7 +160,15 @@ def _traced(run: Callable[[], Any], folder: Path) -> tuple[dict[Key, tuple[float
     return {key: (sum(each), len(each)) for key, each in found.items()}, whole
 
 
-def own_seconds(events: list[Any]) -> Iterator[tuple[Key, float]]:
+def program_and_name(event: Any) -> Key | None:
+    """Return the key of an event of a CPU thread; None if it is no instruction."""
+    stats = dict(event.stats)
+    return (int(stats["program_id"]), stats["hlo_op"]) if "hlo_op" in stats else None
+
+
+def own_seconds(
+    events: list[Any], key_of: Callable[[Any], Key | None] = program_and_name
+) -> Iterator[tuple[Key, float]]:
     """Each executed instruction of a thread, with its seconds less those of the instructions that it runs, as a loop does."""
     stack: list[list[Any]] = []  # [key or None, end, nanoseconds, of which inside]
 
@@ -174,9 +182,7 @@ def own_seconds(events: list[Any]) -> Iterator[tuple[Key, float]]:
 
     for event in sorted(events, key=lambda event: (event.start_ns, -event.duration_ns)):
         yield from ended(event.start_ns)
-        stats = dict(event.stats)
-        key = (int(stats["program_id"]), stats["hlo_op"]) if "hlo_op" in stats else None
-        stack.append([key, event.start_ns + event.duration_ns, event.duration_ns, 0.0])
+        stack.append([key_of(event), event.start_ns + event.duration_ns, event.duration_ns, 0.0])
     yield from ended(math.inf)
 
 
