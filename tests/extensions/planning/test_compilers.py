@@ -6,7 +6,8 @@ import sys
 
 import pytest
 
-from t2t_flax.extensions.planning.command import has_gpu_compiler, has_tpu_compiler
+from t2t_flax.extensions.planning.command import compiler_environment, has_gpu_compiler, has_tpu_compiler
+from t2t_flax.extensions.shared.processes import child_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 tpu = pytest.mark.skipif(not has_tpu_compiler(), reason="libtpu is not installed (extra plan)")
@@ -19,9 +20,34 @@ SMALL = {
 }  # fmt: skip
 
 
+COMMANDS = """
+import json, sys
+from t2t_flax.__main__ import main
+
+for line in sys.stdin:
+    print("exit code", main(json.loads(line)), flush=True)
+"""
+
+
 @pytest.fixture(scope="module")
-def plan(tmp_path_factory):
-    """plan(topology, *flags, **mesh): the record of `plan --json`, compiled once for each combination."""
+def run_here():
+    """run_here(argv): runs a command in the one process that has the environment in which `plan` compiles."""
+    words, env = [sys.executable, "-c", COMMANDS], child_environment(**compiler_environment([]))
+    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+
+        def run(argv: list[str]) -> None:
+            print(json.dumps(argv), file=process.stdin, flush=True)
+            ended = next((line for line in process.stdout if line.startswith("exit code")), "the process has ended")
+            assert ended == "exit code 0\n", ended
+
+        yield run
+
+
+@pytest.fixture(scope="module")
+def plan(run_here, tmp_path_factory):
+    """plan(topology, *flags, **mesh): the record of `plan --json`, compiled once for each combination; by a process of its own
+    for the first one, which starts again in the environment of the compilers.
+    """
     records = {}
 
     def compile_(topology: str, *flags: str, **mesh) -> dict:
@@ -31,7 +57,10 @@ def plan(tmp_path_factory):
             keys = SMALL | {f"mesh.{name}": value for name, value in mesh.items()}
             overrides = [f"--config.{name}={value}" for name, value in keys.items()]
             argv = ["plan", "--config=aiayn_base", f"--topology={topology}", f"--json={file}", *overrides, *flags]
-            subprocess.run([sys.executable, "-m", "t2t_flax", *argv], check=True)
+            if records:
+                run_here(argv)
+            else:
+                subprocess.run([sys.executable, "-m", "t2t_flax", *argv], check=True)
             (records[key],) = json.loads(file.read_text())
         return records[key]
 
