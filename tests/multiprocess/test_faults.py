@@ -39,7 +39,7 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("victim", [1, pytest.param(0, id="the coordinator")])
+@pytest.mark.parametrize("victim", [pytest.param(1, marks=pytest.mark.drill), pytest.param(0, id="the coordinator")])
 def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
     keys = TWO | dict(
         distributed_hang_timeout=0, distributed_heartbeat_timeout=10, train_steps=100_000, eval_every_steps=0

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import shutil
 
 import jax
 import numpy as np
@@ -156,12 +157,19 @@ def test_models_that_cannot_decode_together_are_refused_by_name(runs, tmp_path, 
     def add(name, **keys):
         config = tiny_run(tmp_path / name, steps=1, checkpoint=dict(every_steps=1), **keys)
         loop.train(start(config, tmp_path / name, cache), score=None)
-        return load(runs[0], overrides={"ensembles.members": str(tmp_path / name), "mesh.data": "-1"})
+        together(name)
+
+    def together(name):
+        load(runs[0], overrides={"ensembles.members": str(tmp_path / name), "mesh.data": "-1"})
+
+    config = json.loads((shutil.copytree(runs[1], tmp_path / "eos") / "config.json").read_text())
+    config["data"]["source_eos"] = False
+    (tmp_path / "eos" / "config.json").write_text(json.dumps(config))
 
     with refused("tok", "target tokenizer", str(runs[0])):
         add("tok", data=dict(vocab_size=280))
     with refused("data.source_eos", str(runs[0]), str(tmp_path / "eos")):
-        add("eos", data=dict(source_eos=False))
+        together("eos")
     with refused("64 tokens"):
         add("learned", model=dict(position="learned", max_positions=64))
     short = {"decode.max_source_length": "32", "ensembles.members": str(tmp_path / "learned"), "mesh.data": "-1"}
