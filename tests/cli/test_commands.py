@@ -165,7 +165,7 @@ LONG = "".join(f"sentence number {i} of many\n" for i in range(50))
 def test_bad_input_is_located_and_leaves_no_partial_files(tmp_path, text, flags, names):
     flags = flags if text is None else [text_files(tmp_path, **text)]
     config = f"--config={ROOT / 'configs' / 'text.py'}"
-    command = ["train", config, f"--workdir={tmp_path / 'w'}", *flags]
+    command = ["train", config, f"--workdir={tmp_path / 'w'}", "--config.mesh.cpu_devices=1", *flags]
     refused_command(command, *names)
     assert not list(tmp_path.rglob("*.partial*"))
 
