@@ -36,14 +36,14 @@ class Einsum(nn.Module):
             self.gain**2, "fan_avg", "uniform", in_axis=self.in_axis, out_axis=self.out_axis
         )
         kernel: Any = self.param("kernel", nn.with_logical_partitioning(init, self.names), self.shape, jnp.float32)
-        y = jnp.einsum(self.equation, x.astype(self.dtype), kernel.astype(self.dtype))
-        if self.use_bias:
-            names = tuple(self.names[axis] for axis in self.out_axis)
-            shape = tuple(self.shape[axis] for axis in self.out_axis)
-            zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
-            bias: Any = self.param("bias", zeros, shape, jnp.float32)
-            y += bias.astype(self.dtype)
-        return y
+        if not self.use_bias:
+            return jnp.einsum(self.equation, x.astype(self.dtype), kernel.astype(self.dtype))
+        names = tuple(self.names[axis] for axis in self.out_axis)
+        shape = tuple(self.shape[axis] for axis in self.out_axis)
+        zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
+        bias: Any = self.param("bias", zeros, shape, jnp.float32)
+        # Added in float32: XLA then makes one GPU kernel of product, bias and rounding.
+        return (product_with_float32_result(self.equation, x, kernel, self.dtype) + bias).astype(self.dtype)
 
 
 _CAST: contextvars.ContextVar[bool] = contextvars.ContextVar("cast", default=False)
