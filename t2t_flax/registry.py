@@ -203,7 +203,7 @@ FEED_FORWARDS = Table({"dense": "t2t_flax.models.layers:FeedForward"})
 """Choices of model.feed_forward: flax modules with the interface of `FeedForward`."""
 ACTIVATIONS = Table({"relu": "flax.linen:relu", "gelu": "flax.linen:gelu", "swish": "flax.linen:swish"})
 """Choices of model.activation: functions of an array."""
-NORMS = Table({"layernorm": "t2t_flax.models.dense:layer_norm"})
+NORMS = Table({"layernorm": "t2t_flax.models.dense:LayerNorm"})
 """Choices of model.norm_type: functions (epsilon, dtype) -> function or flax module, [..., D] -> [..., D]."""
 POSITIONS = Table(
     {

@@ -102,18 +102,52 @@ def _einsum(equation, x, y, result):
     return jnp.einsum(equation, x, y, preferred_element_type=result)
 
 
-def layer_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:
-    """Layer normalization (3.1), (x - mean) / sqrt(variance + epsilon) * scale + bias, over the last axis; float32 statistics,
-    two-pass variance.
+class LayerNorm(nn.Module):
+    """Layer normalization (3.1), (x - mean) / sqrt(variance + epsilon) * scale + bias, over the last axis.
+
+    Float32 statistics, two-pass variance.
     """
-    return nn.LayerNorm(
-        epsilon=epsilon,
-        dtype=dtype,
-        param_dtype=jnp.float32,
-        use_fast_variance=False,
-        scale_init=nn.with_logical_partitioning(nn.initializers.ones, ("norm",)),
-        bias_init=nn.with_logical_partitioning(nn.initializers.zeros, ("norm",)),
-    )
+
+    epsilon: float
+    dtype: jnp.dtype
+
+    @nn.compact
+    def __call__(self, x: jax.Array) -> jax.Array:
+        def vector(name, init) -> Any:
+            init = nn.with_logical_partitioning(init, ("norm",))
+            return self.param(name, init, x.shape[-1:], jnp.float32)
+
+        scale, bias = vector("scale", nn.initializers.ones), vector("bias", nn.initializers.zeros)
+        return _layer_norm(x, scale, bias, self.epsilon, self.dtype)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3, 4))
+def _layer_norm(x, scale, bias, epsilon, dtype):
+    return _norm_forward(x, scale, bias, epsilon, dtype)[0]
+
+
+def _norm_forward(x, scale, bias, epsilon, dtype):
+    mean = x.astype(jnp.float32).mean(-1, keepdims=True)
+    variance = jnp.square(x - mean).mean(-1, keepdims=True)
+    inverse = jax.lax.rsqrt(variance + epsilon)
+    # Kept for the backward pass, in which XLA would compute them again in each kernel.
+    mean, inverse = jax.lax.optimization_barrier((mean, inverse))
+    y = (x - mean) * (inverse * scale) + bias
+    return y.astype(dtype), (x, mean, inverse, scale)
+
+
+def _norm_backward(epsilon, dtype, saved, cotangent):
+    x, mean, inverse, scale = saved
+    cotangent = cotangent.astype(jnp.float32)
+    normalized = (x - mean) * inverse
+    tokens = tuple(range(x.ndim - 1))
+    d_scale = (cotangent * normalized).sum(tokens)
+    d = cotangent * scale
+    d -= d.mean(-1, keepdims=True) + normalized * (d * normalized).mean(-1, keepdims=True)
+    return (inverse * d).astype(x.dtype), d_scale, cotangent.sum(tokens)
+
+
+_layer_norm.defvjp(_norm_forward, _norm_backward)
 
 
 def make_norm(config: Model, dtype: jnp.dtype) -> nn.Module:
