@@ -173,7 +173,9 @@ def main(argv: list[str]) -> None:
             print(f"no time for {name}", file=sys.stderr)
             continue
         limit = min(left, published.RECIPES[name].seconds) if name in published.RECIPES else left
-        record["rows"][name] = run_row(name, args, overrides, limit)
+        started = time.monotonic()
+        row = run_row(name, args, overrides, limit)
+        record["rows"][name] = row | {"wall_seconds": round(time.monotonic() - started, 1)}
         print(name, record["rows"][name], flush=True, file=sys.stderr)
         if args.out:
             atomic_write(args.out, json.dumps(record, indent=2) + "\n")

@@ -54,17 +54,18 @@ def on_device(event: Any) -> Key:
 
 
 def summary(seconds: dict[str, list[float]], updates: int, program: str) -> dict[str, Any]:
-    """Sum the seconds by part of the step."""
+    """Sum the seconds by part of the step. What is no instruction of the program is unmatched, and in the last part."""
     parsed = hlo.parse(program)
     instructions = {
         name: i for computation in parsed.computations.values() for name, i in computation.instructions.items()
     }
     parts = {part: {"ms": 0.0, "kernels": 0.0} for part in traffic.PARTS}
-    rows = []
+    rows, unmatched = [], 0.0
     for name, runs in seconds.items():
         known = instructions.get(name.partition("__onednn")[0].removesuffix(".clone"))
         part = traffic.part_of(parsed, known) if known else traffic.OTHER
         ms, count = 1e3 * sum(runs) / updates, len(runs) / updates
+        unmatched += 0.0 if known else ms
         parts[part]["ms"] += ms
         parts[part]["kernels"] += count
         rows.append((ms, f"{ms:.3f} ms, {count:g} kernels: {name} ({part})"))
@@ -72,6 +73,7 @@ def summary(seconds: dict[str, list[float]], updates: int, program: str) -> dict
     return {
         "updates": updates,
         "busy_ms": round(sum(ms for ms, _ in rows), 3),
+        "unmatched_ms": round(unmatched, 3),
         "kernels": round(sum(part["kernels"] for part in parts.values()), 1),
         "parts": {part: {key: round(value, 3) for key, value in sums.items()} for part, sums in parts.items()},
         "slowest": [row for _, row in rows[:_SHOWN]],
