@@ -78,7 +78,7 @@ def train(name: str, prepared: Path, seconds: float, overrides: dict[str, str]) 
     recipe, workdir = RECIPES[name], prepared / name
     if not (workdir / "tokenizer").exists():
         raise UserError(f"{workdir} is not prepared: run python -m benchmarks.published --prepared={prepared} before.")
-    keys = recipe.keys | overrides | {"data.root": str(prepared / "text" / recipe.folder)}
+    keys = {"trackers.names": "", "data.root": str(prepared / "text" / recipe.folder)} | recipe.keys | overrides
     flags = [f"--workdir={workdir}"]
     config = [f"--config={recipe.preset}", *(f"--config.{key}={value}" for key, value in keys.items())]
     began = time.monotonic()
