@@ -91,8 +91,9 @@ def test_score_reads_no_further_than_a_window_and_resumes(workdir, files, tmp_pa
     pairs = list(toy.pairs("train", 200))
     source, target = files("w.en", [s for s, _ in pairs]), files("w.de", [t for _, t in pairs])
     monkeypatch.setattr(lines_module, "WINDOW_BATCHES", 2)
-    command = ["score", f"--workdir={workdir}", DEVICES, "--config.decode.batch_size=2", f"--target={target}"]
-    window = 2 * 2 * 8
+    devices = [DEVICES, "--config.mesh.fsdp=2"]
+    command = ["score", f"--workdir={workdir}", *devices, "--config.decode.batch_size=8", f"--target={target}"]
+    window = 2 * 8 * 2
     assert main([*command, f"--source={source}", f"--output={tmp_path / 'whole'}"]) == 0
     read, real, stop_after, scored = [], lines_module.iterate_lines, 2, []
 
