@@ -40,6 +40,15 @@ def test_unknown_rows_and_too_few_updates_are_errors():
             accelerator.main([flag])
 
 
+@pytest.mark.parametrize("name", accelerator.ROWS)
+def test_every_row_can_be_measured(name):
+    presets = accelerator.STEPS | {row: ("aiayn_base", keys) for row, keys in accelerator.RESUMES.items()}
+    if name in presets:
+        load_config(presets[name][0], {key: str(value) for key, value in presets[name][1].items()})
+    else:
+        assert name in accelerator.published.RECIPES or name == accelerator.SELFTEST
+
+
 @pytest.fixture
 def measured(monkeypatch):
     """The names of rows that were run; each is a failure the first time."""
@@ -67,7 +76,7 @@ def test_the_same_command_goes_on_with_what_a_record_lacks(measured, tmp_path):
 
 
 def test_no_row_starts_without_time_and_no_recipe_without_its_text(measured, tmp_path):
-    accelerator.main(["--seconds=40"])
+    accelerator.main(["--seconds=50"])
     accelerator.main(["--rows=multi30k,envi_t2t,envi_tears"])
     accelerator.main(["--rows=multi30k", f"--prepared={tmp_path}", "--seconds=100"])
     assert not measured
