@@ -269,6 +269,7 @@ def test_evaluate_writes_them_and_compare_tests_their_difference(environments, t
     flags = [
         "--workdir=pretrained:toy",
         "--split=valid",
+        "--config.mesh.cpu_devices=1",
         f"--config.learned_metrics.environments={environments}",
     ]
     for name in ("a", "b"):

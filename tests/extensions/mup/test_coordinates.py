@@ -35,7 +35,7 @@ def deep() -> Config:
 
 @pytest.mark.slow
 def test_changes_do_not_depend_on_the_depth():
-    found = slopes({layers: changes(at_depth(deep(), layers), updates=4) for layers in (1, 4)})
+    found = slopes({layers: changes(at_depth(deep(), layers), updates=4) for layers in (1, 3)})
     assert all(is_flat(found[kind]) for kind in DEPTH.flat), found
 
 

@@ -102,7 +102,7 @@ def test_residual_branches_are_smaller_in_deeper_stacks():
 def test_scaled_outputs_are_scaled_branches(feed_forward):
     """With the factors in its parameters a layer computes x + f(x) / depth."""
     pytest.importorskip("t2t_flax.extensions.layer_types")
-    model = dict(norm_placement="pre", num_encoder_layers=4, num_decoder_layers=4, feed_forward=feed_forward)
+    model = dict(norm_placement="pre", num_encoder_layers=2, num_decoder_layers=2, feed_forward=feed_forward)
     config = wide(16, model).with_values({"mup.base_layers": 1})
     _, _, state, _ = model_and_state(config)
     rows = rows_alone(random_pairs(3))
@@ -121,7 +121,7 @@ def test_scaled_outputs_are_scaled_branches(feed_forward):
     plain = jax.tree_util.tree_map_with_path(
         lambda path, x: x / factors_of(config, state.params)[path_names(path)].initial, state.params
     )
-    np.testing.assert_allclose(outputs(state.params, 1.0), outputs(plain, 0.25), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(outputs(state.params, 1.0), outputs(plain, 0.5), rtol=1e-5, atol=1e-6)
 
 
 def test_heads_of_the_same_width_keep_their_scores():
