@@ -2,9 +2,9 @@
 
     python -m benchmarks.published --data=DATA --prepared=DIR [--recipes=multi30k,envi_t2t] [--config.KEY=VALUE]
 
-copies the texts of DATA/multi30k and DATA/iwslt15-envi into DIR and prepares a workdir beside them for each recipe. DIR can be
-moved to the machine with the accelerator, where `benchmarks.accelerator --prepared=DIR` trains its workdirs. It trains as
-`train` does: stopped by its time limit it is scored as it is, and a later call goes on from there.
+copies the texts of DATA/multi30k and DATA/iwslt15-envi, by the names in the presets, into DIR and prepares a workdir for each
+recipe. DIR can be moved to the machine with the accelerator, where `benchmarks.accelerator --prepared=DIR` trains its workdirs.
+It trains as `train` does: stopped by its time limit it is scored as it is, and a later call goes on from there.
 """
 
 import shutil
