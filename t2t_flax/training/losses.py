@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Loss
+from t2t_flax.models.dense import product_with_float32_result
 
 TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
 """Further metrics: (float32 logits [N, V], targets [N]) -> a value for each target token [N]. The mean over real target
@@ -160,17 +161,14 @@ def output_sums(
     return _output_sums(sums, table_VxD, bias_V, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
 
 
-def _logits(hidden_NxD: jax.Array, table_VxD: jax.Array, bias_V: jax.Array | None, dtype: Any) -> jax.Array:
-    logits = jnp.einsum("nd,vd->nv", hidden_NxD, table_VxD, preferred_element_type=dtype)
-    return logits if bias_V is None else logits + bias_V.astype(dtype)
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _output_sums(sums: SumFunction, table_VxD, bias_V, hidden_CxNxD, targets_CxN, weights_CxN):
     table = table_VxD.astype(hidden_CxNxD.dtype)
 
     def chunk(hidden, targets, weights):
-        return sums(_logits(hidden, table, bias_V, jnp.float32), targets, weights), None
+        logits = product_with_float32_result("nd,vd->nv", hidden, table, table.dtype)
+        logits = logits if bias_V is None else logits + bias_V
+        return sums(logits, targets, weights), None
 
     return _over_chunks(chunk, hidden_CxNxD, targets_CxN, weights_CxN)[0]
 
@@ -180,11 +178,12 @@ def _forward(sums: SumFunction, table_VxD, bias_V, hidden_CxNxD, targets_CxN, we
     table = table_VxD.astype(dtype)
 
     def chunk(hidden, targets, weights):
-        logits = _logits(hidden, table, bias_V, dtype)
+        logits = jnp.einsum("nd,vd->nv", hidden, table)
+        logits = logits if bias_V is None else logits + bias_V.astype(dtype)
         loss, gradient, others = jax.vjp(lambda x: sums(x, targets, weights), logits, has_aux=True)
         (d_logits,) = gradient(jnp.ones_like(loss))
         d_hidden = jnp.einsum("nv,vd->nd", d_logits, table)
-        d_table = jnp.einsum("nv,nd->vd", d_logits, hidden, preferred_element_type=jnp.float32)
+        d_table = product_with_float32_result("nv,nd->vd", d_logits, hidden, dtype)
         d_bias = None if bias_V is None else jnp.sum(d_logits, axis=0, dtype=jnp.float32)
         return ((loss, others), (d_table, d_bias)), d_hidden
 
