@@ -145,11 +145,26 @@ def output_sums(
     """`sums` of the logits hidden table^T + bias (3.4), of at most `chunk` tokens at once; the loss differentiates.
 
     At a vocabulary of 37,000 the logits of 25,000 tokens take 1.9 GB in bfloat16, and their gradient as much: here only
-    those of a chunk exist. The gradient is computed beside the loss, so logits are computed once. Products are in the
-    type of `hidden`, and so are the logits where there is a gradient, else float32. The gradients of table and bias are
-    summed in float32.
+    those of a chunk exist. The gradient is computed beside the loss, so logits are computed once. Products and logits are
+    in the type of `hidden`. The gradients of table and bias are summed in float32.
     """
-    tokens = targets_BxT.size
+    return _output_sums(sums, table_VxD, bias_V, *_split(chunk, hidden_BxTxD, targets_BxT, weights_BxT))
+
+
+def sums_without_gradient(
+    sums: SumFunction, logits: Callable[[jax.Array], jax.Array], hidden_BxTxD, targets_BxT, weights_BxT, *, chunk: int
+) -> tuple[jax.Array, Any]:
+    """`sums` of `logits(hidden [N, D])`, of at most `chunk` tokens at once."""
+
+    def of_chunk(hidden, targets, weights):
+        return sums(logits(hidden), targets, weights), None
+
+    return _over_chunks(of_chunk, *_split(chunk, hidden_BxTxD, targets_BxT, weights_BxT))[0]
+
+
+def _split(chunk: int, *arrays_BxT: jax.Array) -> list[jax.Array]:
+    """Arrays [B, T, ...] as [C, N, ...] with N at most `chunk`; the last chunk is padded with zeros."""
+    tokens = arrays_BxT[0].shape[0] * arrays_BxT[0].shape[1]
     # Chunks of equal size: 2,070 tokens in chunks of 512 would be padded to 2,560.
     chunk = min(chunk, 8 * math.ceil(tokens / math.ceil(tokens / chunk) / 8))
 
@@ -158,19 +173,12 @@ def output_sums(
         x = jnp.pad(x, [(0, -x.shape[0] % chunk)] + [(0, 0)] * (x.ndim - 1))
         return x.reshape(-1, chunk, *x.shape[1:])
 
-    return _output_sums(sums, table_VxD, bias_V, *map(split, (hidden_BxTxD, targets_BxT, weights_BxT)))
+    return [split(x) for x in arrays_BxT]
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _output_sums(sums: SumFunction, table_VxD, bias_V, hidden_CxNxD, targets_CxN, weights_CxN):
-    table = table_VxD.astype(hidden_CxNxD.dtype)
-
-    def chunk(hidden, targets, weights):
-        logits = product_with_float32_result("nd,vd->nv", hidden, table, table.dtype)
-        logits = logits if bias_V is None else logits + bias_V
-        return sums(logits, targets, weights), None
-
-    return _over_chunks(chunk, hidden_CxNxD, targets_CxN, weights_CxN)[0]
+    return _forward(sums, table_VxD, bias_V, hidden_CxNxD, targets_CxN, weights_CxN)[0]
 
 
 def _forward(sums: SumFunction, table_VxD, bias_V, hidden_CxNxD, targets_CxN, weights_CxN):

@@ -15,7 +15,7 @@ from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.losses import Sums, means, output_sums, token_sums, zero_sums
+from t2t_flax.training.losses import Sums, means, output_sums, sums_without_gradient, token_sums, zero_sums
 from t2t_flax.training.optimizer import has_bounded_updates, learning_rate_schedule, make_average
 from t2t_flax.training.precision import casts_results
 from t2t_flax.training.train_state import TrainState, join, parameters_of, run_params
@@ -27,15 +27,28 @@ def loss_sums(
     config: Config, model: Transformer, params: Any, batch: dict[str, jax.Array], noise: Noise | None
 ) -> tuple[jax.Array, Sums]:
     """(smoothed loss, all other sums) of rows [B, L]; float32."""
-
     hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
     if config.model.logit_scale == "rsqrt_d":
         hidden *= jnp.asarray(config.model.d_model**-0.5, hidden.dtype)
-    weights = (batch["target_segments"] > 0).astype(jnp.float32)
-    sums = functools.partial(token_sums, config=config.loss, vocab_size=model.target_vocab)
+    sums, weights = _sums_and_weights(config, model, batch)
     table, bias = params[model.output_params[0]]["table"], params.get("output_bias")
     loss, others = output_sums(sums, hidden, table, bias, batch["target"], weights, chunk=model.logits_chunk)
     return loss, others | {"tokens": weights.sum()}
+
+
+def validation_sums(config: Config, model: Transformer, params: Any, batch: dict[str, jax.Array]) -> Sums:
+    """All sums of rows [B, L] without dropout, the smoothed "loss" among them, from float32 logits."""
+    hidden: Any = model.apply({"params": params}, batch, method="hidden")
+    logits: Any = functools.partial(model.apply, {"params": params}, method="logits")
+    sums, weights = _sums_and_weights(config, model, batch)
+    targets, chunk = batch["target"], model.logits_chunk
+    loss, others = sums_without_gradient(sums, logits, hidden, targets, weights, chunk=chunk)
+    return {"loss": loss} | others | {"tokens": weights.sum()}
+
+
+def _sums_and_weights(config: Config, model: Transformer, batch: dict[str, jax.Array]):
+    sums = functools.partial(token_sums, config=config.loss, vocab_size=model.target_vocab)
+    return sums, (batch["target_segments"] > 0).astype(jnp.float32)
 
 
 def train_step(
@@ -172,10 +185,7 @@ def make_train_step(
 def make_eval_step(config: Config, model: Transformer, mesh, param_shardings):
     """jitted (params, rows [B, L]) -> the sums, "loss" among them, without dropout."""
 
-    def step(params, batch):
-        loss, others = loss_sums(config, model, params, batch, None)
-        return {"loss": loss} | others
-
+    step = functools.partial(validation_sums, config, model)
     replicated = mesh_lib.named(mesh, mesh_lib.REPLICATED)
     rows = mesh_lib.named(mesh, mesh_lib.ROWS)
     return jax.jit(step, in_shardings=(param_shardings, rows), out_shardings=replicated)

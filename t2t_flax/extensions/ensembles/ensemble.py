@@ -33,9 +33,8 @@ class Ensemble(nn.Module):
         return self.members[0].target_vocab
 
     @property
-    def output_params(self) -> tuple[str, ...]:
-        """Names of the top-level parameters that `logits` reads."""
-        return tuple(f"members_{i}" for i in range(len(self.members)))
+    def logits_chunk(self) -> int:
+        return self.members[0].logits_chunk
 
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
         """See `Transformer.start_cache`; each entry is a list with that of each member."""
