@@ -47,14 +47,14 @@ STEPS: dict[str, tuple[str, Keys]] = {
     "big_chunk512": ("aiayn_big", {"loss.logits_chunk_size": 512}),
     "base_splash": ("aiayn_base", {"model.attention_kernel": "splash"}),
 }
-"""Today's defaults, and one key changed."""
+"""Today's defaults, and rows with keys changed."""
 RESUMES = {"resume": EINSUM | SMALL, "resume_default": SMALL}
 SELFTEST = "selftest"
 FIRST = "base,big,base_einsum,selftest,resume,multi30k,base_chunk512,base_einsum_rows128,envi_t2t".split(",")
 ROWS = dict.fromkeys((*FIRST, *STEPS, *RESUMES, *published.RECIPES))
 DEFAULT = ",".join(name for name in ROWS if name != "base_splash")
 GRACE = 10
-"""Seconds after which a row is ended that has not kept to its limit."""
+"""Seconds that a row may exceed its limit before it is killed."""
 
 
 def least(name: str) -> float:

@@ -54,7 +54,7 @@ def on_device(event: Any) -> Key:
 
 
 def summary(seconds: dict[str, list[float]], updates: int, program: str) -> dict[str, Any]:
-    """Sum the seconds by part of the step. What is no instruction of the program is unmatched, and in the last part."""
+    """Sum the seconds by part of the step. Events that match no instruction count as unmatched, in the last part."""
     parsed = hlo.parse(program)
     instructions = {
         name: i for computation in parsed.computations.values() for name, i in computation.instructions.items()

@@ -172,7 +172,7 @@ def make_model(
         target_vocab,
         dtype=dtype,
         remat=config.train.remat,
-        logits_chunk=config.loss.logits_chunk_size or _LOGITS_CHUNK[platform],
+        logits_chunk=config.loss.logits_chunk_size or _LOGITS_CHUNK.get(platform, 512),
         matmul_precision=MATMUL_PRECISION.get(precision),
     )
 

@@ -29,7 +29,7 @@ def loss_sums(
     """(smoothed loss, all other sums) of rows [B, L]; float32."""
     hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
     if config.model.logit_scale == "rsqrt_d":
-        hidden *= jnp.asarray(config.model.d_model**-0.5, hidden.dtype)
+        hidden = (hidden.astype(jnp.float32) * config.model.d_model**-0.5).astype(hidden.dtype)
     sums, weights = _sums_and_weights(config, model, batch)
     table, bias = params[model.output_params[0]]["table"], params.get("output_bias")
     loss, others = output_sums(sums, hidden, table, bias, batch["target"], weights, chunk=model.logits_chunk)

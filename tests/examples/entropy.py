@@ -7,9 +7,9 @@ from t2t_flax.config.schema import HIGHER_IS_BETTER
 from t2t_flax.training.losses import TOKEN_METRICS
 
 
-def entropy(logits_BxTxV, targets_BxT):
+def entropy(logits_NxV, targets_N):
     """In nats, of each target token."""
-    log_p = jax.nn.log_softmax(logits_BxTxV)
+    log_p = jax.nn.log_softmax(logits_NxV)
     return -jnp.sum(jnp.exp(log_p) * log_p, axis=-1)
 
 

@@ -76,7 +76,7 @@ def ours(hidden, table, bias, targets, weights, *, config, chunk, dtype, biased)
     dtype=st.sampled_from((jnp.float32, jnp.bfloat16)),
 )
 def test_sums_and_gradients_are_those_of_float64(seed, tokens, rows, chunk, eps, over, biased, dtype):
-    """Of a table with and without rows beyond the vocabulary, with and without a bias, in chunks of any size."""
+    """Covers tables with padded rows, biases, and chunks of any size."""
     config = Loss(label_smoothing=eps, label_smoothing_over=over)
     values = inputs(np.random.default_rng(seed), tokens, rows, dtype, biased)
     expected, expected_gradients = reference(*values, config=config, vocab=VOCAB)
@@ -113,11 +113,24 @@ def test_chunks_are_of_equal_size(tokens, chunk, padded):
 
 def test_statistics_are_the_same_in_one_pass():
     """GPUs run another program than the CPU of the other tests; also for logits whose exponentials overflow."""
-    logits = 100 * jax.random.normal(jax.random.key(0), (5, 300))
-    logits = logits.at[:, -2:].set(-1e9)
+    logits = 100 * jax.random.normal(jax.random.key(0), (7, 300))
+    logits = logits.at[:, -2:].set(-1e9).at[5, 3].set(jnp.nan).at[6, 3].set(jnp.inf)
     plain, one_pass = (jax.jit(f)(logits, jnp.maximum(logits, -1e3)) for f in (_statistics, _statistics_in_one_pass))
     for a, b in zip(plain, one_pass, strict=True):
-        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-3)
+        np.testing.assert_allclose(a[:5], b[:5], rtol=1e-6, atol=1e-3)
+    for highest, sum_exp, _ in (plain, one_pass):
+        assert not jnp.isfinite(highest + jnp.log(sum_exp))[5:].any()
+
+
+@pytest.mark.parametrize("biased", [False, True])
+def test_accuracy_of_bfloat16_logits_counts_the_highest(biased):
+    """Statistics and the logit of the target are of the same rounded logits."""
+    hidden, table, bias, _, _ = inputs(np.random.default_rng(0), 512, VOCAB, jnp.bfloat16, biased)
+    logits = jnp.asarray(hidden @ table.T, jnp.bfloat16) + jnp.asarray(bias, jnp.bfloat16)
+    targets = np.asarray(logits, np.float64).argmax(-1)
+    keys = dict(config=Loss(), chunk=512, dtype=jnp.bfloat16, biased=biased)
+    found, _ = ours(hidden, table, bias, targets, np.ones(512), **keys)
+    assert found["accuracy"] >= 510  # products may be rounded otherwise here
 
 
 def test_accuracy_counts_real_targets_with_the_highest_logit():

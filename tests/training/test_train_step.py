@@ -14,7 +14,7 @@ from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import put_batch
-from t2t_flax.training.train_step import loss_sums, make_train_step
+from t2t_flax.training.train_step import loss_sums, make_train_step, validation_sums
 
 
 def packed(pairs, length=48):
@@ -35,6 +35,29 @@ def losses_and_gradients(config, params, model, arrays):
         return loss_sums(config, model, params, arrays, None)
 
     return jax.jit(jax.value_and_grad(loss, has_aux=True))(params)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        dict(logit_scale="rsqrt_d", output_bias=True, pad_vocab_to_multiple=64),
+        pytest.param(dict(tie_embeddings="decoder"), marks=pytest.mark.slow),
+        pytest.param(dict(tie_embeddings="none", output_bias=True, logit_scale="rsqrt_d"), marks=pytest.mark.slow),
+    ],
+)
+def test_training_and_validation_have_the_same_sums(keys):
+    """The loss multiplies by the output table; validation takes the logits of the model."""
+    config = small_config(model=dict(dropout=0.0) | keys)
+    model, _, state, _ = model_and_state(config)
+    arrays = rows_alone(random_pairs(8))
+    # Biases start at zero.
+    params = jax.tree.map(lambda x: x + 0.1 * jax.random.normal(jax.random.key(0), x.shape), state.params)
+    (loss, sums), _ = losses_and_gradients(config, params, model, arrays)
+    expected = jax.jit(lambda params: validation_sums(config, model, params, arrays))(params)
+    found = {"loss": loss} | sums
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-6, err_msg=name)
 
 
 @pytest.mark.parametrize("norm", ["post", pytest.param("pre", marks=pytest.mark.slow)])

@@ -17,7 +17,7 @@ PLATFORM = "gpu"
 def unavailable() -> str:
     """Return why the devices of this process cannot run the kernel, or "". Without a GPU, as in `plan`: ""."""
     if re.search(r"deterministic_ops(?!=(false|0))", os.environ.get("XLA_FLAGS", "")):
-        return "XLA fails at cudnn's second backward pass under xla_gpu_deterministic_ops"
+        return "XLA fails at cudnn's second backward pass under its flags for deterministic operations"
     if jax.default_backend() != "gpu":
         return ""
     capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))

@@ -17,7 +17,7 @@ from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.extensions.shared.processes import child_environment
 from t2t_flax.filesystem import atomic_write
 
-COMPILES = "T2T_FLAX_PLANCOMPILES"
+COMPILES = "T2T_FLAX_PLAN_COMPILES"
 _DESCRIPTION = f"""\
 Compiles the real train step ahead of time for a named machine, and reports memory, collectives and the
 least time that the data sheet allows; on GPUs the bytes that the program moves, on TPUs the compiler's estimate of its

@@ -13,6 +13,7 @@ from jax.flatten_util import ravel_pytree
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.scaling.intervals import LEVEL, Interval
 from t2t_flax.models.dropout import Noise, noise_key
+from t2t_flax.models.transformer import products
 from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_step import loss_sums
 
@@ -75,7 +76,8 @@ def measure(setup: TrainingSetup, params: Any, first: int, batches: int) -> list
             return total, others["tokens"]
 
         def add(done, part):
-            (_, tokens), grads = jax.value_and_grad(loss, has_aux=True)(params, *part)
+            with products(model.matmul_precision):
+                (_, tokens), grads = jax.value_and_grad(loss, has_aux=True)(params, *part)
             return (jax.tree.map(jnp.add, done[0], grads), done[1] + tokens), None
 
         numbers = jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)

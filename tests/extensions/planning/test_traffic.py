@@ -143,8 +143,9 @@ HIDDEN = "jit(step)/transpose(jvp(Transformer.hidden))/Transformer.decode/"
 @pytest.mark.parametrize(
     ("op_name", "part"),
     [
-        ("jit(step)/jvp()/while/body/eval_jaxpr/jvp(Transformer.logits)/shared_embedding.logits/dot", traffic.LOSS),
-        ("jit(step)/jvp()/while/body/eval_jaxpr/jvp()/reduce_max", traffic.LOSS),
+        ("jit(step)/jvp()/while/body/eval_jaxpr/nd,vd->nv/dot_general", traffic.LOSS),
+        ("jit(step)/jvp()/while/body/eval_jaxpr/nv,nd->vd/dot_general", traffic.LOSS),
+        ("jit(step)/jvp()/while/body/eval_jaxpr/jvp()/cond/branch_0_fun/reduce", traffic.LOSS),
         (HIDDEN + "decoder_1/residual_cross/cross_attention/cross_attention.over/cross_attention.attend/score/dot",
          traffic.ATTENTION),
         (HIDDEN + "decoder_1/residual_attention/self_attention/rotation/mul", traffic.ATTENTION),
