@@ -1,5 +1,6 @@
 """Precision of matrix products by platform (lowered, not run), of softmax and of dropout."""
 
+import collections
 import functools
 import re
 
@@ -42,9 +43,14 @@ def test_float32_products_are_float32_on_a_gpu(mixer):
     assert set(dots("float32", "cuda", mixer=mixer)) == {("HIGHEST", "HIGHEST", "f32", "f32")}
 
 
-def test_tf32_and_bfloat16_products_on_a_gpu():
-    assert set(dots("tf32", "cuda")) == {("HIGH", "HIGH", "f32", "f32")}
-    assert {dot[:2] for dot in dots("bfloat16", "cuda")} == {("DEFAULT", "DEFAULT")}
+@pytest.mark.parametrize(
+    ("precision", "of_products", "kind"), [("tf32", "HIGH", "f32"), ("bfloat16", "DEFAULT", "bf16")]
+)
+def test_tf32_and_bfloat16_products_on_a_gpu(precision, of_products, kind):
+    """But for the products that add up the gradients of equal ids, one for each lookup: nothing may round there."""
+    found = collections.Counter(dots(precision, "cuda"))
+    assert found.pop(("HIGHEST", "HIGHEST", kind, kind)) == 2
+    assert set(found) == {(of_products, of_products, kind, kind)}
 
 
 @pytest.mark.parametrize(
