@@ -178,7 +178,7 @@ def make_model(
 
 
 # A TPU keeps the logits of a chunk in VMEM. A GPU has no such memory: there each chunk costs a pass over the gradient of the
-# table. On a CPU 512 were fastest.
+# table.
 _LOGITS_CHUNK = {"cpu": 512, "gpu": 8192, "tpu": 1024}
 
 
