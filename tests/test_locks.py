@@ -1,7 +1,5 @@
 """Locks allow one writer, identify their holder, and are released when it dies."""
 
-import dataclasses
-import json
 import os
 import signal
 import subprocess
@@ -15,7 +13,7 @@ from helpers.writer_processes import remove_locks
 from t2t_flax import locks
 
 HOLD = (
-    "from t2t_flax.locks import lock_folder; import sys, time; lock_folder(sys.argv[1], 'train'); "
+    "from t2t_flax.locks import lock_folder; import sys, time; lock = lock_folder(sys.argv[1], 'train'); "
     "print('held', flush=True); "
 )
 
@@ -65,9 +63,8 @@ def test_damaged_lock_file_does_not_block(tmp_path):
 def test_lock_of_a_dead_host_is_waited_for(tmp_path, monkeypatch):
     """The server of a network file system frees it after a while."""
     monkeypatch.setattr(locks, "LOST_HOST", 0.5)
-    lock = locks.lock_file(tmp_path / locks.NAME, "train")
-    holder = dataclasses.replace(locks.this_process("train"), host="tpu-7")
-    (tmp_path / locks.NAME).write_text(json.dumps(dataclasses.asdict(holder)))
+    lock = locks.lock_folder(tmp_path, "train")
+    (tmp_path / locks.NAME).write_text("train, process 3 on tpu-7, since noon\n")
     with refused(str(tmp_path), "tpu-7"):
         locks.lock_folder(tmp_path, "train")
     monkeypatch.setattr(locks, "LOST_HOST", 1e6)

@@ -1,13 +1,13 @@
 """Work of processes that share one token store; each is spawned, not forked from the test process."""
 
 import errno
+import fcntl
 import json
 import multiprocessing
 import time
 
 import numpy as np
 
-from t2t_flax import locks
 from t2t_flax.data import preprocess
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.data.preprocess import prepare_split
@@ -33,7 +33,7 @@ def remove_locks(set_attribute=setattr) -> None:
     def refuse(file, operation):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    set_attribute(locks.fcntl, "flock", refuse)
+    set_attribute(fcntl, "flock", refuse)
 
 
 def side(value, pairs=3):

@@ -15,11 +15,11 @@ import fsspec
 import psutil
 from etils import epath
 
+from t2t_flax import locks
 from t2t_flax.errors import FAILURE, first_line
 from t2t_flax.filesystem import atomic_write, list_names, read_if_exists
 from t2t_flax.json_file import parse_json
-from t2t_flax.locks import NAME, Holder, in_use, parse_holder
-from t2t_flax.locks import this_process as _this_process
+from t2t_flax.locks import NAME, in_use
 
 log = logging.getLogger("t2t_flax")
 BEAT = 15.0
@@ -29,15 +29,21 @@ EXPIRY = 120.0
 
 
 @dataclasses.dataclass(frozen=True)
-class LeaseHolder(Holder):
+class LeaseHolder:
     """Process that holds a lease.
 
     Args:
+      about: line for messages.
       space: this boot of the machine and the container; host names are not unique.
     """
 
+    about: str
+    process: int
     space: str
     token: str
+
+    def __str__(self) -> str:
+        return self.about
 
     @property
     def gone(self) -> bool:
@@ -47,7 +53,7 @@ class LeaseHolder(Holder):
 
 def this_process(command: str) -> LeaseHolder:
     """Return this process as a holder."""
-    return LeaseHolder(**vars(_this_process(command)), space=_process_space(), token=uuid.uuid4().hex)
+    return LeaseHolder(locks.this_process(command), os.getpid(), _process_space(), uuid.uuid4().hex)
 
 
 def _process_space() -> str:
@@ -146,11 +152,11 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lease:
                 return lease
             winner = read_if_exists(_lease_path(folder, number + 1)) or ""
             if winner and not _is_released(winner):
-                raise in_use(folder, _holder_in(winner))
+                raise in_use(folder, str(_holder_in(winner) or ""))
             continue
         if (number, text) != seen:
             if seen:
-                raise in_use(folder, holder)
+                raise in_use(folder, str(holder or ""))
             log.warning("--workdir=%s is locked by %s; waiting up to %.0f s for its renewal", folder, holder, EXPIRY)
             seen, since = (number, text), time.monotonic()
         time.sleep(min(1.0, BEAT / 4))
@@ -176,7 +182,13 @@ def _lease_path(folder: epath.Path, number: int) -> epath.Path:
 
 
 def _holder_in(text: str | None) -> LeaseHolder | None:
-    return parse_holder(text, LeaseHolder)
+    """Return the holder that a lease names; None for any other text."""
+    try:
+        values = parse_json(text or "")
+        about, process, space, token = (values[name] for name in ("about", "process", "space", "token"))
+        return LeaseHolder(str(about), int(process), str(space), str(token))
+    except (ValueError, KeyError, TypeError):
+        return None
 
 
 def _record(me: LeaseHolder, beat: int = 0, released: bool = False) -> bytes:

@@ -17,13 +17,13 @@ import dataclasses
 import fcntl
 import json
 import os
+import socket
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from t2t_flax import config as config_lib
-from t2t_flax import locks
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.sweeps.space import as_text
@@ -132,24 +132,48 @@ class Folder:
         """Forget the starts of a trial, whose training has ended before this worker."""
         self._lost(name).unlink(missing_ok=True)
 
-    def claim(self, name: str) -> locks.FileLock | None:
+    def claim(self, name: str) -> "Claim | None":
         """Take the exclusive right to train a trial; None if another process has it.
 
         The training process inherits the lock, so it lasts until both worker and training have ended, however they end.
         """
         path = self.path / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            return locks.lock_file(path, "sweep")
-        except OSError as error:
-            if error.errno not in locks.NO_LOCKS:
-                raise
-            raise _no_locks(self.path, error) from None
+        claim = Claim(os.open(path, os.O_RDWR | os.O_CREAT, 0o666))
+        while True:
+            try:
+                fcntl.flock(claim.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:  # held, or shared for a moment by `holder`
+                if self.holder(name):
+                    claim.release()
+                    return None
+            except OSError as error:
+                claim.release()
+                raise _no_locks(self.path, error) from None
+        os.truncate(claim.descriptor, 0)
+        os.pwrite(claim.descriptor, f"{socket.gethostname()} process {os.getpid()}\n".encode(), 0)
+        return claim
 
     def holder(self, name: str) -> str:
         """Return the host and process that train the trial now; "" if it is not training."""
-        holder = locks.holder_of(self.path / "claims" / name)
-        return f"{holder.host} process {holder.process}" if holder else ""
+        with contextlib.suppress(FileNotFoundError), (self.path / "claims" / name).open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                return file.read().strip() or "another process"
+        return ""
+
+
+@dataclasses.dataclass
+class Claim:
+    """The right to train a trial, which lasts while any process has the descriptor open."""
+
+    descriptor: int
+
+    def release(self) -> None:
+        """Give up this process's share."""
+        os.close(self.descriptor)
 
 
 @contextlib.contextmanager

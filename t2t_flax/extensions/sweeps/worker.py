@@ -18,9 +18,8 @@ from t2t_flax.config.overrides import values_of_user
 from t2t_flax.distributed.signals import STOP_SIGNALS
 from t2t_flax.extensions.shared.processes import RUNS_FOLDER, child_environment
 from t2t_flax.extensions.sweeps import child_process
-from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, ENDED, FAILED, PRUNED, STOPPED, Folder
+from t2t_flax.extensions.sweeps.folder import COMPLETE, DIVERGED, ENDED, FAILED, PRUNED, STOPPED, Claim, Folder
 from t2t_flax.extensions.sweeps.resources import Resources
-from t2t_flax.locks import FileLock
 from t2t_flax.process_setup import ALONE
 
 _CLAIM_INTERVAL = 1.0
@@ -162,7 +161,7 @@ class Worker:
             else:
                 return
 
-    def _claim_next(self) -> tuple[str, FileLock] | None:
+    def _claim_next(self) -> tuple[str, Claim] | None:
         """Claim the next trial, stopped ones first; return None if no trial is free."""
         while True:
             for name in sorted(self.trials.open(), key=lambda name: self.folder.state(name) != STOPPED):
@@ -176,7 +175,7 @@ class Worker:
             if not self.trials.propose():
                 return None
 
-    def _train(self, name: str, claim: FileLock, resources: Resources) -> None:
+    def _train(self, name: str, claim: Claim, resources: Resources) -> None:
         """Train a claimed trial until it ends or the worker stops."""
         folder = self.folder
         verb = "resumes" if folder.state(name) == STOPPED else "starts"
@@ -210,7 +209,7 @@ class Worker:
             state += f", {folder.reason(name)}. The end of {folder.log(name)}:\n{log}"
         self.say(f"{name}: {state}")
 
-    def _attempt(self, name: str, claim: FileLock, resources: Resources) -> int:
+    def _attempt(self, name: str, claim: Claim, resources: Resources) -> int:
         """Train until the process ends; return its exit code."""
         training = self.start(self.folder, name, resources, self.cwd, claim.descriptor)
         stopping = False

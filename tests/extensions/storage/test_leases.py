@@ -40,7 +40,9 @@ def lost(gcs, monkeypatch):
 
 def elsewhere(number, **values):
     """A lease of a process on another host."""
-    holder = dataclasses.replace(this_process("train"), host="tpu-7", process=12, space="there", **values)
+    holder = dataclasses.replace(
+        this_process("train"), about="train, process 12 on tpu-7", process=12, space="there", **values
+    )
     files.atomic_write(f"{RUN}/.lock-{number}", json.dumps(dataclasses.asdict(holder) | {"beat": 3}))
 
 
