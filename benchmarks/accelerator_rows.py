@@ -92,7 +92,7 @@ def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
 
 def resume_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
     """Compare the state after 2 N updates with the state after N updates, a new start, and N more."""
-    from t2t_flax.training.checkpoint_files import checksums
+    from t2t_flax.training.checksums import checksums
     from t2t_flax.training.loop import train
 
     with tempfile.TemporaryDirectory() as folder:

@@ -46,7 +46,7 @@ PLACES = {
     "decoding": "t2t_flax.decoding.translator:Translator.translate",
     "saving": "t2t_flax.training.checkpoints:Checkpoints.save",
     "renaming a checkpoint": "t2t_flax.training.checkpoints:Checkpoints._flush",
-    "deleting a checkpoint": "t2t_flax.training.checkpoint_files:delete_checkpoint",
+    "deleting a checkpoint": "t2t_flax.training.checkpoints:delete_checkpoint",
     "adding an evaluation": "t2t_flax.training.checkpoints:Checkpoints.add_evaluation",
     "final evaluation": "t2t_flax.jobs:finish",
     "writing a record": "t2t_flax.evaluation.evaluate:write_record",

@@ -18,7 +18,6 @@ from t2t_flax.distributed.coordination import ProcessGroup, check_shared
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.filesystem import atomic_write, check_workdir
 from t2t_flax.json_file import parse_json
-from t2t_flax.training.checkpoint_files import lost_to_average
 from t2t_flax.training.workdir import (
     adopt_config,
     advice,
@@ -184,10 +183,6 @@ def _updates(
     if config.eval.every_epochs:
         check_patience(config, epoch)
     say("\n".join(filter(None, [*_describe(setup, group), *notes, precision.advice(config, decoding=False)])))
-    if config.data.test and (lost := lost_to_average(config, epoch, checkpoint_steps(workdir))):
-        say(
-            f"config.checkpoint.average_last = {config.checkpoint.average_last} lacks checkpoints {lost}, deleted before"
-        )
     try:
         end = train_loop(setup, validation_score(setup, supervisor), say, supervisor)
     except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers

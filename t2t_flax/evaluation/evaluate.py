@@ -36,7 +36,7 @@ from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
-from t2t_flax.training.checkpoint_files import checksums
+from t2t_flax.training.checksums import checksums
 from t2t_flax.training.setup import TrainingSetup, ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
@@ -189,7 +189,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
     appended.
     """
     steps, best, usual = loaded.steps, loaded.checkpoint.metric is not None, Config()
-    parameters = checksums(loaded.params, once=True) if loaded.elsewhere else {}
+    parameters = checksums(loaded.params) if loaded.elsewhere else {}
 
     def identity(config: Config) -> str:
         settings = config.compared(keys_that_change(TRANSLATIONS, SCORES))

@@ -240,8 +240,8 @@ def load(
     `best` by eval.metric.
 
     Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
-    uses fewer if there are fewer or some are damaged, and `best` falls back to the next best, or to the newest if no
-    checkpoint has a metric. overrides: config keys such as `{"decode.beam_size": "8"}`. All processes
+    uses fewer if there are fewer, and `best` falls back to the newest if no checkpoint has a metric.
+    overrides: config keys such as `{"decode.beam_size": "8"}`. All processes
     of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
     """

@@ -1,35 +1,37 @@
-"""Selects checkpoints of a run, restores their parameters one at a time and averages them."""
+"""Choose checkpoints of a run, restore their parameters one at a time, and average them (6.1)."""
 
 import contextlib
 import dataclasses
-import functools
 import itertools
 import logging
+import math
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from etils import epath
 
 from t2t_flax.config import Config
-from t2t_flax.config.overrides import recorded_changes
+from t2t_flax.config.overrides import recorded_changes, stored_config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
-from t2t_flax.training.checkpoint_files import DamagedCheckpoint, regular_steps
-
-if TYPE_CHECKING:
-    from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, is_scheduled
+from t2t_flax.training.train_state import parameters_of
 
 log = logging.getLogger("t2t_flax")
 
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointChoice:
-    """Which checkpoints: the newest; checkpoint `step`; the last `average` regular ones up to it (`checkpoint_files`), of
-    which `step` itself is always one; or the `best` by eval.metric. at_most: average fewer if there are fewer, and take the
-    newest if none has a metric.
+    """Checkpoints of a run: by default the newest.
+
+    Args:
+      step: the checkpoint of this step.
+      average: the last regular checkpoints, up to `step`, which then is one of them.
+      best: the best one by eval.metric.
+      at_most: use fewer if there are fewer, and the newest if none has a metric.
     """
 
     step: int | None = None
@@ -44,9 +46,12 @@ class CheckpointChoice:
 
 @dataclasses.dataclass(frozen=True)
 class RestoredParams:
-    """Parameters, and the steps that they are the mean of. metric: value by which a best checkpoint was chosen, higher is
-    better. config_changes: changes of optimization keys during the run (`config.overrides`). dtype: to which the
-    parameters were rounded when they were stored.
+    """Parameters, and the steps whose mean they are.
+
+    Args:
+      metric: value by which the best checkpoint was chosen, higher is better.
+      config_changes: changes of optimization keys during the run (`config.overrides`).
+      dtype: type to which the parameters were rounded when they were stored.
     """
 
     params: Any
@@ -64,74 +69,108 @@ def restore_chosen(
     tokenizer: str,
     group: ProcessGroup | None,
 ) -> Iterator[RestoredParams]:
-    """Yields the chosen checkpoints of a run, newest first, each restored on demand.
+    """Yield the chosen checkpoints, newest first, each restored on demand; the same on all processes.
 
-    config: the run's own. abstract: shapes and shardings of the parameters. tokenizer: digest of the run's tokenizer.
-    All processes of `group` choose the same checkpoints. Raises UserError if the choice cannot be satisfied or one of them is
-    damaged; with `at_most` a damaged one is left out with a warning, if others are left.
+    Args:
+      config: config of the run.
+      abstract: shapes and shardings of the parameters.
+      tokenizer: digest of the run's tokenizer.
+
+    Raises:
+      UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
         return
-    if not (workdir / "checkpoints").exists():
-        raise UserError(f"{workdir} has no checkpoint yet.")
-    from t2t_flax.training.checkpoints import Checkpoints  # a model without its run needs no Orbax, which takes 0.2 s
-
     with contextlib.closing(Checkpoints(workdir / "checkpoints", group=group)) as checkpoints:
-        steps, metrics = checkpoints.steps(), checkpoints.metrics() if choice.best else {}
-        if not steps or (choice.step is not None and choice.step not in steps):
-            of_step = "" if choice.step is None else f" of step {choice.step}"
-            raise UserError(f"{workdir} has no checkpoint{of_step}: it has {steps or 'none'}.")
-        chosen, count = [steps[-1] if choice.step is None else choice.step], 1
-        if choice.best and (metrics or not choice.at_most):
-            chosen = _best_first(workdir, config, checkpoints, metrics)[: len(metrics) if choice.at_most else 1]
-        elif choice.average:
-            chosen = _last_regular(workdir, config, checkpoints, choice) or chosen
-            count = len(chosen)
-        restored, item = 0, "ema" if config.optimizer.averages else "params"
-        for s in chosen:
-            try:
-                meta = checkpoints.meta(s)
-                params = checkpoints.restore_params(s, abstract, item)
-            except DamagedCheckpoint as damage:
-                if not choice.at_most or s == chosen[-1] and not restored:
-                    raise
-                log.warning("%s: left out, because it is damaged", damage)
-                continue
+        item = "ema" if config.optimizer.averages else "params"
+        chosen, metric = _chosen_steps(workdir, config, checkpoints, choice)
+        for step in chosen:
+            params, meta = restore_params(checkpoints, step, abstract, item)
             if (digest := meta["digests"]["tokenizer"]) != tokenizer:
                 raise UserError(
-                    f"checkpoint {s} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
+                    f"checkpoint {step} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "
                     f"{workdir / 'tokenizer'} (digest {tokenizer[:12]}): restore the run's own tokenizer."
                 )
-            steps_of_mean = tuple(step for _, step in meta.get("averaged", [])) or (s,)
-            one = RestoredParams(params, steps_of_mean, metrics.get(s), tuple(recorded_changes(meta)))
+            steps = tuple(other for _, other in meta.get("averaged", [])) or (step,)
+            one = RestoredParams(params, steps, metric, tuple(recorded_changes(meta)))
             del params
             yield one
             del one  # frees it before the next one is restored
-            if (restored := restored + 1) == count:
-                return
 
 
-def _last_regular(
-    workdir: epath.Path, config: Config, checkpoints: "Checkpoints", choice: CheckpointChoice
-) -> list[int]:
-    """The steps to average, newest first. Where some of them are missing or not yet written, raises UserError; with `at_most`
-    warns of it.
+def restore_params(
+    checkpoints: Checkpoints, step: int, abstract: Any, item: str = "params"
+) -> tuple[Any, dict[str, Any]]:
+    """Restore the model's parameters, or their moving average (item `ema`), onto the shardings of `abstract`.
+
+    Returns:
+      (parameters, metadata).
+
+    Raises:
+      DamagedCheckpoint: on all processes if one of them cannot read its part.
     """
+    meta = checkpoints.meta(step)
+    parameters = parameters_of(stored_config(meta))
+    trees = checkpoints.read(step, meta, {item: parameters.extend(abstract)})
+    return parameters.merge_on_devices(trees[item]), meta
+
+
+def _chosen_steps(
+    workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice
+) -> tuple[list[int], float | None]:
+    """Return the chosen steps, newest first, and the metric by which the best one was chosen."""
+    steps, step, key = checkpoints.steps(), choice.step, config.eval.metric
+    if not steps or (step is not None and step not in steps):
+        what = "checkpoint" if step is None else f"checkpoint of step {step}"
+        raise UserError(f"{workdir} has no {what}: it has {steps or 'none'}.")
+    newest = [steps[-1] if step is None else step]
+    if choice.average:
+        return _last_regular(workdir, config, checkpoints, choice) or newest, None
+    metrics = checkpoints.metrics() if choice.best else {}
+    if not metrics and choice.best and not choice.at_most:
+        raise UserError(
+            f"no checkpoint in {workdir} has a config.eval.metric = {key}: train with a validation set "
+            "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
+        )
+    if not metrics:
+        return newest, None
+    best = max(metrics, key=lambda step: (metrics[step], -step))
+    with contextlib.suppress(DamagedCheckpoint):
+        progress = checkpoints.meta(steps[-1])["progress"]
+        if (progress.get("best_metric") or -math.inf) > metrics[best]:
+            lost = f"{workdir} had its best {key} at step {progress['best_step']}, which has no intact checkpoint"
+            log.warning("%s: using step %d, the best of the others", lost, best)
+    return [best], metrics[best]
+
+
+def regular_steps(config: Config, updates_per_epoch: int, last: int) -> Iterator[int]:
+    """Yield the steps that averages take, from `last` down: the scheduled ones and the end of the run.
+
+    The end is config.train.steps, unless checkpoints go by epochs. A run that is extended later therefore
+    averages the same checkpoints as one that was started with its length.
+    """
+    end = 0 if config.checkpoint.every_epochs else config.train.steps
+    return (step for step in range(last, 0, -1) if step == end or is_scheduled(config, updates_per_epoch, step))
+
+
+def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
+    """Return the steps to average, newest first. With missing ones raises UserError, or with `at_most` warns."""
     steps = checkpoints.steps()
-    newest = checkpoints.meta(steps[-1] if choice.step is None else choice.step)
-    if newest.get("params_only"):
-        regular = steps[::-1]
+    last = steps[-1] if choice.step is None else choice.step
+    meta = checkpoints.meta(last)
+    if meta.get("params_only"):
+        regular: Iterable[int] = steps[::-1]
+    elif choice.step is None:
+        regular = regular_steps(config, meta["updates_per_epoch"], last)
     else:
-        last = steps[-1] if choice.step is None else choice.step - 1
-        regular = [] if choice.step is None else [choice.step]
-        regular += regular_steps(config, newest["updates_per_epoch"], last)
-    wanted = regular[: choice.average]
-    there = list(itertools.takewhile(set(steps).__contains__, wanted))
+        regular = [last, *regular_steps(config, meta["updates_per_epoch"], last - 1)]
+    wanted = list(itertools.islice(regular, choice.average))
+    there = list(itertools.takewhile(steps.__contains__, wanted))
+    c = config.checkpoint
     why = (
         f"of the regular checkpoints {wanted} {workdir} has {there} (config.checkpoint.every_steps = "
-        f"{config.checkpoint.every_steps}, keep_last = {config.checkpoint.keep_last}); those of a stop or an evaluation do not "
-        "count"
+        f"{c.every_steps}, keep_last = {c.keep_last}); those of a stop or an evaluation do not count"
     )
     if len(there) < choice.average and not choice.at_most:
         raise UserError(
@@ -140,27 +179,6 @@ def _last_regular(
     if there != wanted:
         log.warning("averaging fewer than %d checkpoints: %s", choice.average, why)
     return there
-
-
-def _best_first(
-    workdir: epath.Path, config: Config, checkpoints: "Checkpoints", metrics: dict[int, float]
-) -> list[int]:
-    """Steps by falling metric, the earliest first among equals."""
-    if not metrics:
-        raise UserError(
-            f"no checkpoint in {workdir} has a config.eval.metric = {config.eval.metric}: train with a validation set "
-            "(config.data.valid), eval.every_steps or eval.decode_every_steps, and checkpoint.keep_best."
-        )
-    best, *others = sorted(metrics, key=lambda step: (-metrics[step], step))
-    progress: dict[str, Any] = {}
-    with contextlib.suppress(DamagedCheckpoint):
-        progress = checkpoints.meta(checkpoints.steps()[-1]).get("progress", {})
-    if (of_run := progress.get("best_metric")) is not None and of_run > metrics[best]:
-        log.warning(
-            "%s had its best %s at step %d, of which there is no intact checkpoint: using step %d, the best of the others.",
-            workdir, config.eval.metric, progress["best_step"], best,
-        )  # fmt: skip
-    return [best, *others]
 
 
 def _only_part(
@@ -181,36 +199,26 @@ def _only_part(
 
 
 def mean(several: Iterable[RestoredParams]) -> RestoredParams:
-    """The arithmetic mean of parameters in float32 (6.1), each weighted by its number of checkpoints; of one alone it is that,
-    unchanged.
+    """Return the mean of parameters in float32, each weighted by its number of checkpoints; one alone unchanged.
 
-    Consumes them one by one, donating their arrays: at most two trees are in memory at once.
+    Consumes them one by one and donates their arrays: at most two trees are in memory at once.
     """
     several = iter(several)
     first, other = next(several), next(several, None)
     if other is None:
         return first
     steps, changes = first.steps, first.config_changes
-    total = jax.tree.map(functools.partial(_scaled, by=len(steps)), first.params)
+    total = jax.tree.map(lambda x: _scaled(x, len(steps)), first.params)
     while other is not None:
-        total = jax.tree.map(functools.partial(_add_weighted, weight=len(other.steps)), total, other.params)
+        weight = len(other.steps)
+        total = jax.tree.map(lambda sum_, x, weight=weight: _add_weighted(sum_, x, weight), total, other.params)
         steps += other.steps
         changes += tuple(change for change in other.config_changes if change not in changes)
         other = None  # frees it before the next one is restored
         other = next(several, None)
-    return RestoredParams(jax.tree.map(functools.partial(_divided, by=len(steps)), total), steps, None, changes)
+    return RestoredParams(jax.tree.map(lambda x: _divided(x, len(steps)), total), steps, None, changes)
 
 
-@functools.partial(jax.jit, donate_argnums=0)
-def _scaled(x: jax.Array, by: float) -> jax.Array:
-    return by * x.astype(jnp.float32)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _add_weighted(total: jax.Array, x: jax.Array, weight: float) -> jax.Array:
-    return total + weight * x.astype(jnp.float32)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _divided(total: jax.Array, by: float) -> jax.Array:
-    return total / by
+_scaled = jax.jit(lambda x, by: by * x.astype(jnp.float32), donate_argnums=0)
+_add_weighted = jax.jit(lambda total, x, weight: total + weight * x.astype(jnp.float32), donate_argnums=0)
+_divided = jax.jit(lambda total, by: total / by, donate_argnums=0)

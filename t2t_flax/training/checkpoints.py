@@ -1,22 +1,29 @@
-"""Saving and restoring checkpoints: the only file that uses Orbax.
+"""Checkpoints on disk: whole or absent, restored bit for bit or named as damaged.
 
-A checkpoint has separate items: `params`, `opt_state`, `ema` (if enabled) and `meta` (JSON: step, config, digests of
-tokenizer and data, shape and checksum of every array, training progress, a digest of itself). Evaluation restores
-parameters alone.
+CHECKPOINTS/STEP has the items `params`, `opt_state` and `ema` (if enabled), written by Orbax, and
+`meta/metadata`: JSON with the step, the config, digests of tokenizer and data, shape and checksum of
+every array, the training progress, and a digest of itself.
+
+Orbax's `AsyncCheckpointer` writes; docs/pods.md shows what its `CheckpointManager` cannot do. Orbax is
+imported where it is used, because it takes 0.2 s.
 """
 
 import contextlib
-import inspect
+import dataclasses
+import errno
+import hashlib
 import json
 import logging
 import re
 import sys
 import threading
+import time
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
-import orbax.checkpoint as ocp
+import jax.numpy as jnp
 from etils import epath
 
 from t2t_flax.config import Config
@@ -26,83 +33,111 @@ from t2t_flax.distributed.signals import report_progress
 from t2t_flax.errors import WRITE_HINT, UserError, first_line
 from t2t_flax.filesystem import (
     atomic_write,
+    by_storage,
+    delete,
     fsync_tree,
+    is_transient,
     is_write_refused,
     list_names,
+    list_numbers,
     move_folder,
     real_path,
 )
-from t2t_flax.training import checkpoint_files as files
-from t2t_flax.training.checkpoint_files import (
-    DamagedCheckpoint,
-    array_shapes,
-    checksums,
-    is_damage,
-    kept_steps,
-    shape_differences,
-    with_digest,
-)
-from t2t_flax.training.train_state import TrainState, parameters_of
-from t2t_flax.training.workdir import TRAINED
+from t2t_flax.json_file import parse_json
+from t2t_flax.training.checksums import array_shapes, checksums, shape_differences
 from t2t_flax.version import __version__
 
-_ITEMS = ("params", "opt_state", "ema")
-_TEMPORARY = re.compile(rf"\d+{re.escape(ocp.utils.TMP_DIR_SUFFIX)}(-\d+|-deleted)?")
+if TYPE_CHECKING:
+    import orbax.checkpoint as ocp
+
+    from t2t_flax.training.train_state import TrainState
+
 log = logging.getLogger("t2t_flax")
+TRAINED = "trained.json"
+"""File in a workdir whose checkpoints once held a finished one."""
+_ITEMS = ("params", "opt_state", "ema")
+_UNFINISHED = ".orbax-checkpoint-tmp"
+_MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None)
+_OTHER = (jax.errors.JaxRuntimeError, MemoryError, ImportError, NotImplementedError)
+_PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
+
+
+class DamagedCheckpoint(UserError):
+    """A file of a checkpoint is missing, cannot be parsed, or differs from what was saved."""
+
+    def __init__(self, checkpoint: epath.Path, reason: str):
+        super().__init__(
+            f"checkpoint {checkpoint.name} in {checkpoint.parent} is damaged: {reason}. Restore "
+            f"{checkpoint} from a backup, or move it to another folder and use the checkpoint before it."
+        )
+        self.reason = reason
 
 
 class Checkpoints:
-    """The checkpoints in `folder`, of which each save keeps those that `kept_steps` names.
+    """The checkpoints in a folder. Each save deletes the ones that `kept_steps` does not list.
 
-    Opening and reading change nothing. All processes of `group` must make the same calls; process 0 lists the folder for
-    all. Raises UserError where another process does not see a checkpoint that process 0 lists.
+    Opening and reading change nothing. All processes of `group` make the same calls; process 0 lists
+    the folder for all. Raises UserError where another process does not see a checkpoint of the list.
     """
 
     def __init__(
-        self, folder: str | epath.Path, *, keep_last: int = 1, keep_best: int = 0, group: ProcessGroup | None = None
+        self,
+        folder: str | epath.Path,
+        *,
+        keep_last: int = 1,
+        keep_best: int = 0,
+        group: ProcessGroup | None = None,
     ):
         self.group = group or ProcessGroup()
-        # Orbax writes to absolute paths only.
-        self.folder = real_path(folder)
+        self.folder = real_path(folder)  # Orbax writes to absolute paths only
         self.workdir = real_path(epath.Path(folder).parent)
         self._keep_last, self._keep_best = keep_last, keep_best
         self._writer: ocp.AsyncCheckpointer | None = None
         self._saving = threading.Thread()
         self._failure: BaseException | None = None
         self._steps: list[int] = []
-        self.refresh()
+        self._list()
 
-    def refresh(self) -> None:
-        """Lists the folder again: all processes use the steps that process 0 sees."""
-        listed = files.finished_steps(self.folder) if self.group.is_lead else []
+    def _list(self) -> None:
+        """Read the steps in the folder, as process 0 sees them."""
+        listed = finished_steps(self.folder) if self.group.is_lead else []
         self._steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
-        unseen = [step for step in self._steps if self.group.count > 1 and not appears(self.folder / str(step))]
-        answers = self.group.all_gather("all see the checkpoints", str(unseen[-1]) if unseen else "")
-        for index, answer in enumerate(answers):
-            if answer:
+        for step in self._steps if self.group.count > 1 else ():
+            if not appears(self.folder / str(step)):
                 raise UserError(
-                    f"{self.group.name_of(index)} does not see checkpoint {answer} in {self.folder}, which process 0 "
-                    "sees: is the folder shared by all hosts, and mounted?"
+                    f"{self.group.name_of(self.group.index)} does not see checkpoint {step} in {self.folder}, "
+                    "which process 0 sees: is the folder shared by all hosts, and mounted?"
                 )
 
     def steps(self) -> list[int]:
-        """Steps with a checkpoint, ascending; the newest may still be in the making. Of several processes only the first one
-        leaves out those that were deleted since the start.
+        """Return the steps with a checkpoint, ascending; the newest may still be in the making.
+
+        Processes other than the first one also list those deleted since the start.
         """
         return sorted(self._steps)
 
     def metrics(self) -> dict[int, float]:
-        """{step: eval.metric (higher is better)} of the checkpoints that have one; the same on all processes."""
-        facts = files.scheduled_and_metric(self.folder) if self.group.is_lead else {}
-        known = json.dumps({step: metric for step, (_, metric) in facts.items() if metric is not None})
-        message = self.group.broadcast("the metrics of the checkpoints", known)
+        """Return {step: eval.metric, higher is better} of the checkpoints that have one, on all processes."""
+        facts = scheduled_and_metric(self.folder) if self.group.is_lead else {}
+        known = {step: metric for step, (_, metric) in facts.items() if metric is not None}
+        message = self.group.broadcast("the metrics of the checkpoints", json.dumps(known))
         return {int(step): metric for step, metric in json.loads(message).items()}
 
-    def save(self, state: TrainState, meta: Mapping[str, Any], metric: float | None = None) -> None:
-        """Waits for the previous save, copies the trees of `state` that are not None, and writes them in the background. Adds
-        shapes and checksums to `meta`. Raises UserError if this or the previous write fails for lack of space.
+    # Saving
+
+    def save(self, state: "TrainState", meta: Mapping[str, Any], metric: float | None = None) -> None:
+        """Copy the trees of `state` that are not None, and write them in the background.
+
+        Waits for the save before. Raises UserError if either save fails for lack of space.
+
+        Args:
+          meta: metadata; shapes and checksums are added.
+          metric: eval.metric at this step, higher is better.
         """
-        step, trees = int(meta["step"]), {name: tree for name in _ITEMS if (tree := getattr(state, name)) is not None}
+        import orbax.checkpoint as ocp
+
+        step = int(meta["step"])
+        trees = {name: tree for name in _ITEMS if (tree := getattr(state, name)) is not None}
         meta = dict(meta) | {
             "version": __version__,
             "arrays": {name: array_shapes(tree) for name, tree in trees.items()},
@@ -121,21 +156,23 @@ class Checkpoints:
         self._saving = threading.Thread(target=self._finish_save, daemon=True, name="save")
         self._saving.start()
 
-    def _open_writer(self) -> ocp.AsyncCheckpointer:
+    def _open_writer(self) -> "ocp.AsyncCheckpointer":
+        import orbax.checkpoint as ocp
+
         # With active_processes Orbax synchronizes through the coordinator; otherwise it compiles a collective.
         processes = ocp.options.MultiprocessingOptions(active_processes=set(range(self.group.count)))
-        handlers = {name: ocp.StandardCheckpointHandler(multiprocessing_options=processes) for name in _ITEMS}
-        composite = ocp.CompositeOptions(multiprocessing_options=processes)
         handler = ocp.CompositeCheckpointHandler(
-            composite_options=composite, meta=ocp.JsonCheckpointHandler(multiprocessing_options=processes), **handlers
+            composite_options=ocp.CompositeOptions(multiprocessing_options=processes),
+            meta=ocp.JsonCheckpointHandler(multiprocessing_options=processes),
+            **{name: ocp.StandardCheckpointHandler(multiprocessing_options=processes) for name in _ITEMS},
         )
         options = ocp.AsyncOptions(timeout_secs=3600, post_finalization_callback=self._flush)
         return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=processes)
 
     def _flush(self) -> None:
-        """Flushes the unfinished checkpoint to disk. Orbax calls it before renaming it to its step."""
+        """Sync the unfinished checkpoint to disk. Orbax calls it before renaming it to its step."""
         for name in list_names(self.folder):
-            if ocp.utils.TMP_DIR_SUFFIX in name:
+            if _UNFINISHED in name:
                 fsync_tree(self.folder / name)
 
     def _finish_save(self) -> None:
@@ -147,79 +184,83 @@ class Checkpoints:
         except BaseException as error:  # noqa: BLE001 - raised by `check_for_errors`
             self._failure = error
 
-    def delete_old(self) -> None:
-        """Deletes what is not kept, and marks the workdir as trained, so that it never silently starts over if its checkpoints
-        vanish. Of several processes the first one does so. `save` calls it; call it after restoring, because a kill may have
-        come before it.
-        """
-        steps = files.finished_steps(self.folder) if self.group.is_lead else []
-        if steps and not (self.workdir / TRAINED).exists():
-            atomic_write(self.workdir / TRAINED, json.dumps({"trained": True}) + "\n")
-        if len(steps) > 1:
-            facts = files.scheduled_and_metric(self.folder)
-            for step in set(facts) - kept_steps(facts, self._keep_last, self._keep_best):
-                files.delete_checkpoint(self.folder / str(step))
-                self._steps = [other for other in self._steps if other != step]
-
-    def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
-        """Adds to an existing checkpoint what its evaluation changed: the entries `progress`, and the metric.
-        From then on it is what it would be if it had been saved after the evaluation.
-        """
-        self.wait()
-        if self.group.is_lead:
-            meta = files.read_meta(self.folder / str(step))
-            meta |= {"progress": meta["progress"] | progress} | ({} if metric is None else {"metric": metric})
-            with reporting_full_disk(self.folder):  # Orbax cannot change a checkpoint once it is written
-                atomic_write(self.folder / str(step) / "meta" / "metadata", json.dumps(with_digest(meta)))
-        self.delete_old()
-        self.group.barrier("an evaluation is added", self.group.MINUTES)
-
     def check_for_errors(self) -> None:
-        """Raises the error of a save in the background, if one has failed so far, a full disk as UserError."""
+        """Raise the error of a save in the background, if one has failed so far, a full disk as UserError."""
         if self._failure:
             with reporting_full_disk(self.folder):
                 raise self._failure
 
     def wait(self) -> None:
-        """Returns when everything is on disk. Raises as `check_for_errors`."""
+        """Return when everything is on disk. Raises as `check_for_errors`."""
         self.finish_save()
         self.check_for_errors()
 
     def finish_save(self, timeout: float | None = None) -> None:
-        """Waits for a save in the background, for at most `timeout` seconds, whether or not it fails."""
+        """Wait at most `timeout` seconds for a save in the background, whether or not it fails."""
         if self._saving.ident is not None:
             self._saving.join(timeout)
 
-    def clean_up(self) -> None:
-        """Removes what killed saves and deletions left behind. Call it only while holding the lock of the workdir."""
-        if self.group.is_lead:
-            for name in list_names(self.folder):
-                path = self.folder / name
-                if _TEMPORARY.fullmatch(name) or (name.isdigit() and not files.is_finished(path)):
-                    log.info("removing %s, which was never finished", path)
-                    files.remove_unfinished(path)
-        self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
-
     def close(self) -> None:
-        """Waits for a save, and ends Orbax's threads."""
+        """Wait for a save, and end Orbax's threads."""
         self.finish_save()
         if self._writer:
             self._writer.close()
 
-    def restore_latest(
-        self, abstract: TrainState, config: Config, digests: Mapping[str, str] | None = None
-    ) -> tuple[TrainState, dict[str, Any]] | None:
-        """Restore the newest intact checkpoint, and then move newer damaged ones to `damaged/`.
+    def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
+        """Add what its evaluation changed to a checkpoint, which then equals one saved after the evaluation.
 
         Args:
-          digests: of this run's tokenizer and data.
+          progress: entries of the training progress.
+        """
+        self.wait()
+        if self.group.is_lead:
+            meta = read_meta(self.folder / str(step))
+            meta |= {"progress": meta["progress"] | progress}
+            meta |= {} if metric is None else {"metric": metric}
+            with reporting_full_disk(self.folder):  # Orbax cannot change a checkpoint once it is written
+                write_meta(self.folder / str(step), meta)
+        self.delete_old()
+        self.group.barrier("an evaluation is added", self.group.MINUTES)
+
+    def delete_old(self) -> None:
+        """Delete what is not kept, in process 0. Saves do so; a run that resumes does it after restoring.
+
+        Also marks the workdir as trained, so that a run whose checkpoints vanish never starts over.
+        """
+        steps = finished_steps(self.folder) if self.group.is_lead else []
+        if steps and not (self.workdir / TRAINED).exists():
+            atomic_write(self.workdir / TRAINED, json.dumps({"trained": True}) + "\n")
+        if len(steps) > 1:
+            facts = scheduled_and_metric(self.folder)
+            for step in set(facts) - kept_steps(facts, self._keep_last, self._keep_best):
+                delete_checkpoint(self.folder / str(step))
+                self._steps = [other for other in self._steps if other != step]
+
+    def clean_up(self) -> None:
+        """Remove what killed saves and deletions left behind. The caller holds the lock of the workdir."""
+        names = list_names(self.folder) if self.group.is_lead else []
+        unfinished = [name for name in names if name.isdigit() and not is_finished(self.folder / name)]
+        half = rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?"
+        if names:
+            delete(self.folder, "|".join([half, *unfinished]))
+        self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
+
+    # Restoring
+
+    def restore_latest(
+        self, abstract: "TrainState", config: Config, digests: Mapping[str, str] | None = None
+    ) -> tuple["TrainState", dict[str, Any]] | None:
+        """Restore the newest intact checkpoint, and rename newer damaged ones to STEP.damaged-TIME.
+
+        Args:
+          digests: digests of this run's tokenizer and data.
 
         Returns:
           (state, meta), or None if there is no checkpoint.
 
         Raises:
-          UserError: the checkpoint has another model, version or data, or all are damaged; nothing changes. Errors of a
-            device, disk or network pass through.
+          UserError: the checkpoint has another model, version or data, or all are damaged; nothing
+            changes. Errors of a device, disk or network pass through.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self._steps):
@@ -243,22 +284,17 @@ class Checkpoints:
         return None
 
     def _set_aside(self, steps: Iterable[int]) -> None:
-        """Move checkpoints to `damaged/STEP-N` beside the folder: on the same disk even if `folder` is a link."""
-        linked = self.folder.parent != self.workdir
-        target = self.folder.parent / (f"{self.folder.name}.damaged" if linked else "damaged")
         for step in steps if self.group.is_lead else ():
-            existing = set(list_names(target))
-            number = next(n for n in range(len(existing) + 1) if f"{step}-{n}" not in existing)
-            move_folder(self.folder / str(step), target / f"{step}-{number}")
+            aside = f"{step}.damaged-{time.time_ns()}"
+            move_folder(self.folder / str(step), self.folder / aside)
         self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
-        if self.group.count > 1:  # Orbax looks for the folder on every host
-            for step in steps:
-                appears(self.folder / str(step), exists=False)
-        self.refresh()
+        for step in steps if self.group.count > 1 else ():  # Orbax looks for the folder on every host
+            appears(self.folder / str(step), exists=False)
+        self._list()
 
     def _restore(
-        self, abstract: TrainState, config: Config, digests: Mapping[str, str], step: int
-    ) -> tuple[TrainState, dict[str, Any]]:
+        self, abstract: "TrainState", config: Config, digests: Mapping[str, str], step: int
+    ) -> tuple["TrainState", dict[str, Any]]:
         meta = self.meta(step)
         if meta.get("params_only"):
             raise UserError(
@@ -270,57 +306,60 @@ class Checkpoints:
             saved = str(meta["digests"].get(name))
             if saved != digest:
                 raise UserError(
-                    f"checkpoint {step} in {self.workdir} was made with other {name} (digest {saved[:12]}, now "
-                    f"{digest[:12]}): use another --workdir, or restore the data."
+                    f"checkpoint {step} in {self.workdir} was made with other {name} (digest {saved[:12]}, "
+                    f"now {digest[:12]}): use another --workdir, or restore the data."
                 )
-        trees = self._read(step, meta, {name: tree for name in _ITEMS if (tree := getattr(abstract, name)) is not None})
-        counter = jax.device_put(jax.numpy.int32(step), abstract.step.sharding)
-        return TrainState(counter, trees["params"], trees["opt_state"], trees.get("ema")), meta
+        trees = {name: tree for name in _ITEMS if (tree := getattr(abstract, name)) is not None}
+        counter = jax.device_put(jnp.int32(step), abstract.step.sharding)
+        return dataclasses.replace(abstract, step=counter, **self.read(step, meta, trees)), meta
 
     def meta(self, step: int) -> dict[str, Any]:
-        """The metadata of a step. Raises DamagedCheckpoint on all processes if one cannot read it."""
-        meta = self._together(step, lambda: files.read_meta(self.folder / str(step)))
+        """Return the metadata of a step. Raises DamagedCheckpoint on all processes if one cannot read it."""
+        meta = self._together(step, lambda: read_meta(self.folder / str(step)))
         if meta.get("step", step) != step:
             raise UserError(
                 f"{self.folder / str(step)} holds the checkpoint of update {meta['step']}: rename the folder."
             )
         return meta
 
-    def restore_params(self, step: int, abstract_params: Any, item: str = "params") -> Any:
-        """Parameters alone (or their moving average, item `ema`), onto the shardings of `abstract_params`: those of the
-        model. Raises DamagedCheckpoint on all processes if one cannot read them.
-        """
-        meta = self.meta(step)
-        parameters = parameters_of(stored_config(meta))
-        return parameters.merge_on_devices(self._read(step, meta, {item: parameters.extend(abstract_params)})[item])
+    def read(self, step: int, meta: Mapping[str, Any], abstract: Mapping[str, Any]) -> dict[str, Any]:
+        """Read some items, such as {"params": tree}, onto the shardings of abstract trees.
 
-    def _read(self, step: int, meta: dict[str, Any], items: dict[str, Any]) -> dict[str, Any]:
-        """Raises UserError for a tree of other shapes before any array is read."""
-        for name, tree in items.items():
+        Raises:
+          DamagedCheckpoint: on all processes if one of them cannot read its part.
+          UserError: for a tree of other shapes, before any array is read.
+        """
+        import orbax.checkpoint as ocp
+
+        for name, tree in abstract.items():
             if differ := shape_differences(meta["arrays"].get(name, {}), array_shapes(tree)):
                 raise UserError(
-                    f"checkpoint {step} in {self.folder} does not fit this program: {name}: {differ}. It was made by "
-                    f"another version (t2t_flax {meta.get('version', 'unknown')}, this is {__version__}) or with another "
-                    "optimizer. Nothing was changed. Use the version that made it, or start a new run from its "
-                    "parameters."
+                    f"checkpoint {step} in {self.folder} does not fit this program: {name}: {differ}. It was "
+                    f"made by another version (t2t_flax {meta.get('version', 'unknown')}, this is {__version__}) "
+                    "or with another optimizer. Nothing was changed. Use the version that made it, or start a "
+                    "new run from its parameters."
                 )
         # Not through Orbax's Checkpointer: its barrier would wait for a process that failed to read its part.
         handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step)
-        restored = lambda name: handler.restore(path / name, args=ocp.args.StandardRestore(items[name]))  # noqa: E731
+
+        def read_all() -> dict[str, Any]:
+            restore = ocp.args.StandardRestore
+            return {name: handler.restore(path / name, args=restore(tree)) for name, tree in abstract.items()}
+
         # All processes compute the checksum of a distributed array, so all must have read their part.
-        with _first_failure_only():
-            trees = self._together(step, lambda: {name: restored(name) for name in items})
+        before, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
+        trees = self._together(step, read_all)
+        sys.unraisablehook = before  # not after a failure, when Orbax's other reads would print tracebacks
         for name, tree in trees.items():
-            actual, saved = checksums(tree, once=True), meta["checksums"][name]
-            wrong = [path for path in saved if actual.get(path) != saved[path]]
+            actual, saved = checksums(tree), meta["checksums"][name]
+            wrong = [leaf for leaf in saved if actual.get(leaf) != saved[leaf]]
             if wrong:
-                raise DamagedCheckpoint(path, f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)")
+                reason = f"{name}{wrong[0]} is not what was saved ({len(wrong)} arrays differ)"
+                raise DamagedCheckpoint(path, reason)
         return trees
 
     def _together(self, step: int, read: Callable[[], Any]) -> Any:
-        """`read()` on every process. Raises DamagedCheckpoint on all of them if one finds damage; other errors only where they
-        occur.
-        """
+        """Return `read()`. Damage raises DamagedCheckpoint on all processes, other errors where they occur."""
         result, damage = None, ""
         try:
             result = read()
@@ -334,29 +373,123 @@ class Checkpoints:
         return result
 
 
-@contextlib.contextmanager
-def _first_failure_only() -> Iterator[None]:
-    """Drop what Orbax's other reads raise, also later, after one has failed: Python would print tracebacks."""
-    before = sys.unraisablehook
-
-    def report(unraisable: Any) -> None:
-        if not (inspect.iscoroutine(unraisable.object) or "loop is closed" in str(unraisable.exc_value)):
-            before(unraisable)
-
-    sys.unraisablehook = report
-    yield
-    sys.unraisablehook = before  # not after a failure: some reads are still in progress
+# Errors
 
 
 @contextlib.contextmanager
 def reporting_full_disk(folder: epath.Path) -> Iterator[None]:
-    """Raises UserError where the block cannot write, naming the intact checkpoints in the folder."""
+    """Raise UserError, naming the intact checkpoints in the folder, where the block cannot write."""
     try:
         yield
     except Exception as error:
-        if broken_connection(error) or not is_write_refused(error):  # to be retried: no user error
+        if broken_connection(error) or not is_write_refused(error):  # a launcher tries again
             raise
-        kept = ", ".join(map(str, files.finished_steps(folder))) or "none"
+        kept = ", ".join(map(str, finished_steps(folder))) or "none"
         raise UserError(
             f"could not write a checkpoint: {first_line(error)}. Intact checkpoints: {kept}. {WRITE_HINT}"
         ) from error
+
+
+def is_damage(error: BaseException | None) -> bool:
+    """Return whether a read failed because of the files: not of a device, a disk, the network or memory."""
+    damage = False
+    while error is not None:
+        if broken_connection(error) or is_transient(error) or isinstance(error, _OTHER):
+            return False
+        if isinstance(error, OSError) and error.errno not in _MISSING:
+            return False
+        # Orbax raises a bare Exception where TensorStore cannot read an array.
+        damage |= isinstance(error, (OSError, *_PARSING)) or type(error) is Exception
+        error = error.__cause__ or error.__context__
+    return damage
+
+
+# Metadata and folders
+
+
+def with_digest(meta: dict[str, Any]) -> dict[str, Any]:
+    """Return `meta` with a digest of itself, so that any later change is detected."""
+    text = json.dumps(json.loads(json.dumps(meta)), sort_keys=True)
+    return meta | {"digest": hashlib.sha256(text.encode()).hexdigest()}
+
+
+def write_meta(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
+    """Replace the metadata of a checkpoint."""
+    atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
+
+
+def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
+    """Return the metadata without its digest. Raises OSError, or ValueError where it was changed."""
+    stored = parse_json((checkpoint / "meta" / "metadata").read_text())
+    meta = {key: value for key, value in stored.items() if key != "digest"} if isinstance(stored, dict) else {}
+    if not meta or with_digest(meta) != stored:
+        raise ValueError("meta/metadata is not what was saved")
+    return meta
+
+
+def finished_steps(folder: epath.PathLike) -> list[int]:
+    """Return the steps with a finished checkpoint in a folder of checkpoints, ascending."""
+    return [step for step in list_numbers(folder) if is_finished(epath.Path(folder) / str(step))]
+
+
+@by_storage
+def is_finished(checkpoint: epath.Path) -> bool:
+    """Return True: the folder of a checkpoint is renamed to its step when it is finished."""
+    return True
+
+
+@by_storage
+def delete_checkpoint(checkpoint: epath.Path) -> None:
+    """Delete a checkpoint. A kill in between leaves no half of it under its number."""
+    half = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
+    with contextlib.suppress(OSError):  # another host reads it: `clean_up` removes the rest
+        delete(half.parent, re.escape(half.name))
+
+
+# Which checkpoints are written and kept
+
+
+def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
+    """Return whether config.checkpoint asks for a checkpoint after update `step`."""
+    c = config.checkpoint
+    intervals = (c.every_steps, c.every_epochs * updates_per_epoch)
+    return step > 0 and any(every and step % every == 0 for every in intervals)
+
+
+def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int) -> set[int]:
+    """Return the steps to keep: the newest, the `last` scheduled ones, the `best` by metric.
+
+    The earlier of two equal ones is better. Checkpoints with unreadable metadata are kept, and not
+    counted. The result does not depend on earlier deletions, so it may be applied at any time.
+
+    Args:
+      facts: as `scheduled_and_metric` returns them.
+    """
+    steps = sorted(facts)
+    scheduled = [step for step in steps if facts[step][0]]
+    unknown = [step for step in steps if facts[step][0] is None]
+    measured = sorted((-metric, step) for step in steps if (metric := facts[step][1]) is not None)
+    return {*scheduled[-last:], *unknown, *(step for _, step in measured[:best]), *steps[-1:]}
+
+
+def scheduled_and_metric(folder: epath.Path) -> dict[int, tuple[bool | None, float | None]]:
+    """Return {step: (whether it was scheduled, its metric)}; (None, None) for unreadable metadata.
+
+    A checkpoint's own config says what was scheduled, so that a run that resumes with another interval
+    deletes no older ones at once. Metrics on other data than the newest one's do not count.
+    """
+    facts: dict[int, tuple[bool | None, float | None]] = {}
+    measured_on: str | None = None
+    for step in reversed(finished_steps(folder)):
+        try:
+            meta = read_meta(folder / str(step))
+            scheduled = not meta.get("params_only") and is_scheduled(
+                stored_config(meta), meta["updates_per_epoch"], meta["step"]
+            )
+            metric, data = meta.get("metric"), meta.get("progress", {}).get("metric_of")
+            if metric is not None and measured_on is None:
+                measured_on = data
+            facts[step] = scheduled, metric if data == measured_on else None
+        except Exception:  # noqa: BLE001 - whatever the damage, this checkpoint is not deleted
+            facts[step] = None, None
+    return facts

@@ -14,8 +14,8 @@ from t2t_flax.config.overrides import changes_of_training, stored_config
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.tasks import lower_is_better
-from t2t_flax.training.checkpoint_files import checksums, is_scheduled
-from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.checkpoints import Checkpoints, is_scheduled
+from t2t_flax.training.checksums import checksums
 from t2t_flax.training.hooks import Hook, make_hooks
 from t2t_flax.training.progress import MetricsWriter, Progress, measure, read_metrics
 from t2t_flax.training.setup import DeviceBatch, Prefetcher, TrainingSetup, compile_train_steps, validation_loss

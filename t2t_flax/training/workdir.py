@@ -36,11 +36,9 @@ from t2t_flax.json_file import parse_json
 from t2t_flax.locks import NAME as LOCK
 from t2t_flax.locks import lock_folder
 from t2t_flax.model_forms import check_writable, open_model
-from t2t_flax.training.checkpoint_files import finished_steps
+from t2t_flax.training.checkpoints import TRAINED, finished_steps
 
 log = logging.getLogger("t2t_flax")
-TRAINED = "trained.json"
-"""Says that `checkpoints` once held a finished one."""
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""

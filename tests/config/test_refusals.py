@@ -5,7 +5,7 @@ from helpers.refusals import assert_names, refused
 
 from t2t_flax.config import default_config, load_config, override, resolve
 from t2t_flax.config.overrides import _warn, check_average, check_patience
-from t2t_flax.training.checkpoint_files import lost_to_average, regular_steps
+from t2t_flax.training.checkpoint_selection import regular_steps
 
 LARGE = "9" * 30
 
@@ -117,15 +117,6 @@ def test_an_average_has_at_most_the_regular_checkpoints_of_the_run(keys, updates
     warned(lambda: check_average(more.with_values({"data.test": ""}), updates_per_epoch))
     if keys.get("checkpoint.every_epochs"):
         warned(lambda: check_average(more))
-
-
-@pytest.mark.parametrize(
-    ("steps", "lost"),
-    [([], []), ([450], []), ([900, 1000], []), ([1000], [900]), ([1350, 1800], [900]), ([450, 1350], [900])],
-)
-def test_checkpoints_of_an_average_that_a_run_has_lost(steps, lost):
-    config = load_config("toy", {"checkpoint.average_last": "3"})
-    assert lost_to_average(config, 7, steps) == lost
 
 
 def test_evaluations_by_epochs_are_counted_when_an_epoch_is_known(warned):

@@ -12,7 +12,7 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax import config as config_lib
 from t2t_flax.evaluation.restore import load
-from t2t_flax.training import loop
+from t2t_flax.training import checkpoint_selection, loop
 from t2t_flax.training.checkpoint_selection import RestoredParams, mean
 from t2t_flax.training.checkpoints import Checkpoints
 
@@ -60,17 +60,17 @@ def live_bytes() -> int:
 
 @pytest.mark.slow
 def test_averaging_holds_at_most_two_trees(six, monkeypatch):
-    monkeypatch.setattr("t2t_flax.training.checkpoint_files._SMALL", 0)  # NumPy's copies of small trees stay with them
+    monkeypatch.setattr("t2t_flax.training.checksums._SMALL", 0)  # NumPy's copies of small trees stay with them
     tree_bytes = sum(x.nbytes for x in jax.tree.leaves(load(six, step=6, overrides=HERE).params))
     before, live = live_bytes(), []
-    original = Checkpoints.restore_params
+    original = checkpoint_selection.restore_params
 
-    def counted(self, *arguments):
-        params = original(self, *arguments)
+    def counted(*arguments):
+        restored = original(*arguments)
         live.append(live_bytes() - before)
-        return params
+        return restored
 
-    monkeypatch.setattr(Checkpoints, "restore_params", counted)
+    monkeypatch.setattr(checkpoint_selection, "restore_params", counted)
     load(six, average=6, overrides=HERE)
     assert len(live) == 6 and max(live) <= 2.01 * tree_bytes, [n / tree_bytes for n in live]
 

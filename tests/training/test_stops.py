@@ -16,7 +16,7 @@ from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import loop
-from t2t_flax.training.checkpoint_files import is_scheduled, regular_steps
+from t2t_flax.training.checkpoint_selection import is_scheduled, regular_steps
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.run import Run
 

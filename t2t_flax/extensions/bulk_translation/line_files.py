@@ -30,14 +30,14 @@ def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, 
     """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
     command line, with an effect on the output.
     """
-    from t2t_flax.training.checkpoint_files import checksums
+    from t2t_flax.training.checksums import checksums
 
     return (
         loaded.config.compared(keys_that_change(TRANSLATIONS, PRINTED))
         | flags
         | {
             "checkpoints": list(loaded.steps),
-            "parameters": sum(checksums(loaded.params, once=True).values()),
+            "parameters": sum(checksums(loaded.params).values()),
             "tokenizers": loaded.tokenizers.digest,
             "type of the products": loaded.decoder.dtype,
         }

@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
     from t2t_flax.extensions.interop.hub import is_hub, pull
     from t2t_flax.extensions.interop.import_model import read_model
     from t2t_flax.extensions.shared.parameters_run import write_params_run
-    from t2t_flax.training.checkpoint_files import array_shapes, shape_differences
+    from t2t_flax.training.checksums import array_shapes, shape_differences
     from t2t_flax.training.train_state import count_params, make_model, parameter_shapes
 
     check_writable(args.workdir, "give a new folder as --workdir")

@@ -116,6 +116,7 @@ def _noise(args: argparse.Namespace, output: epath.Path, workdir: epath.Path, sm
     from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.extensions.scaling.noise_scale import measure, noise_scale
     from t2t_flax.tasks import task_of
+    from t2t_flax.training.checkpoint_selection import restore_params
     from t2t_flax.training.checkpoints import Checkpoints
     from t2t_flax.training.setup import set_up_training
     from t2t_flax.training.train_state import abstract_params
@@ -125,7 +126,7 @@ def _noise(args: argparse.Namespace, output: epath.Path, workdir: epath.Path, sm
     config = read_config(folder) or smallest.config
     setup = set_up_training(config, folder, prepare_corpus(task_of(config), folder))
     abstract = abstract_params(config.mesh, setup.model, setup.mesh)
-    params = Checkpoints(workdir / "checkpoints").restore_params(args.step, abstract)
+    params, _ = restore_params(Checkpoints(workdir / "checkpoints"), args.step, abstract)
     return noise_scale(measure(setup, params, smallest.start, args.noise_batches))
 
 

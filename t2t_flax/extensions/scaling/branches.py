@@ -3,7 +3,6 @@
 """
 
 import dataclasses
-import json
 import math
 import shutil
 from collections.abc import Sequence
@@ -17,7 +16,7 @@ from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, list_names, read_if_exists, refuse_existing
 from t2t_flax.registry import GROUPS
-from t2t_flax.training.checkpoint_files import finished_steps, read_meta, with_digest
+from t2t_flax.training.checkpoints import finished_steps, read_meta, write_meta
 from t2t_flax.training.optimizer import learning_rate_schedule
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import TrainProgress
@@ -158,7 +157,7 @@ def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> 
             "updates_per_epoch": max(1, round(meta["updates_per_epoch"] / branch.factor)),
             "branch_of": {"workdir": str(workdir), "step": step},
         }
-        atomic_write(checkpoint / "meta" / "metadata", json.dumps(with_digest(meta)))
+        write_meta(checkpoint, meta)
         atomic_write(partial / "config.json", config_lib.to_json(branch.config))
 
 

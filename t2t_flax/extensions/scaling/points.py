@@ -9,7 +9,7 @@ from etils import epath
 
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import list_names
-from t2t_flax.training.checkpoint_files import finished_steps, read_meta
+from t2t_flax.training.checkpoints import finished_steps, read_meta
 from t2t_flax.training.progress import read_metrics
 
 

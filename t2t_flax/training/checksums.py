@@ -1,0 +1,72 @@
+"""Shapes and checksums of trees of arrays, by which a difference is found and named."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from t2t_flax.models.dropout import mix
+
+_SMALL = 2**22
+"""Up to this many elements in all, NumPy is faster than compiling a program for them."""
+
+
+def array_shapes(tree: Any) -> dict[str, list]:
+    """Return [dtype, shape] of each leaf, by its path."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="."): [str(leaf.dtype), list(leaf.shape)]
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def shape_differences(stored: Mapping[str, list], wanted: Mapping[str, list]) -> str:
+    """Name the first leaves in which two trees differ; "" if there are none."""
+
+    def word(leaf: list | None) -> str:
+        return f"{leaf[0]}{list(leaf[1])}" if leaf else "absent"
+
+    differ = [
+        f"{name} is {word(stored.get(name))} there, {word(wanted.get(name))} here"
+        for name in dict.fromkeys((*wanted, *stored))
+        if word(stored.get(name)) != word(wanted.get(name))
+    ]
+    return "; ".join(differ[:3] + [f"{len(differ) - 3} more differ"] * (len(differ) > 3))
+
+
+def checksums(tree: Any) -> dict[str, int]:
+    """Return the checksum of each leaf, by its path.
+
+    It is the sum of each element's bits times an odd weight of its index, modulo 2^32: any single
+    changed element changes it, and the mesh does not. Leaves have at most 4 bytes per element.
+    """
+    with_paths = jax.tree.leaves_with_path(tree)
+    leaves = [leaf for _, leaf in with_paths]
+    small = sum(x.size for x in leaves) <= _SMALL and all(x.is_fully_addressable for x in leaves)
+    on_host = map(_checksum_on_host, jax.device_get(leaves)) if small else None
+    values = on_host or jax.device_get(_checksums(leaves))
+    return {jax.tree_util.keystr(path): int(x) for (path, _), x in zip(with_paths, values, strict=True)}
+
+
+@jax.jit
+def _checksums(leaves: list[jax.Array]) -> list[jax.Array]:
+    return [_checksum(x) for x in leaves]
+
+
+@jax.jit  # arrays of the same shape are traced once
+def _checksum(x: jax.Array) -> jax.Array:
+    if x.dtype == jnp.bool_:
+        x = x.astype(jnp.uint8)
+    unsigned = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32}[x.dtype.itemsize]
+    bits = jax.lax.bitcast_convert_type(x, unsigned).astype(jnp.uint32)
+    index = jnp.zeros(x.shape, jnp.uint32)
+    for axis, size in enumerate(x.shape):
+        index = index * np.uint32(size) + jax.lax.broadcasted_iota(jnp.uint32, x.shape, axis)
+    return jnp.sum(bits * (mix(index) | np.uint32(1)), dtype=jnp.uint32)
+
+
+def _checksum_on_host(x: np.ndarray) -> int:
+    bits = x.reshape(-1).view(np.dtype(f"uint{8 * x.dtype.itemsize}")).astype(np.uint32)
+    weights = mix(np.arange(x.size, dtype=np.uint32)) | np.uint32(1)  # type: ignore[arg-type]  # same arithmetic
+    return int(np.sum(bits * weights, dtype=np.uint32))
