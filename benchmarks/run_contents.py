@@ -23,7 +23,7 @@ def visible(workdir: Path) -> dict[str, Any]:
         name = str(path.relative_to(workdir))
         if name.startswith("checkpoints/") and name.count("/") > 2 and "/meta/" not in name:
             continue  # parts of arrays
-        if name.split("/")[0] == "stacks":  # of a process whose peer was killed: for the user, not for the run
+        if path.suffix == ".t2t-lock":  # which a killed export leaves, and the next one removes
             continue
         if path.is_dir() or path.name == ".lock":  # which has the id of a process
             found[name] = None
@@ -31,7 +31,10 @@ def visible(workdir: Path) -> dict[str, Any]:
         data = path.read_bytes().replace(str(workdir).encode(), b"WORKDIR")
         if name == "exported/README.md":  # names the run by its folder
             data = data.replace(workdir.name.encode(), b"RUN")
-        if path.suffix == ".jsonl":
+        if path.suffix == ".safetensors":  # which writes its metadata in any order
+            end = 8 + int.from_bytes(data[:8], "little")
+            data = [json.loads(data[8:end]), data[end:]]
+        elif path.suffix == ".jsonl":
             data = [without_times(json.loads(line)) for line in data.splitlines()]
         elif path.suffix == ".json" or path.name in ("metadata", "_CHECKPOINT_METADATA"):
             data = without_times(json.loads(data))

@@ -1,5 +1,6 @@
 """A trained model as a folder for other programs: the model, its tokenizers, and a README that says how to use them."""
 
+import contextlib
 import functools
 import json
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from t2t_flax.extensions.interop.safetensors_file import check_representable
 from t2t_flax.extensions.shared.directions import Direction, codes_of, model_directions
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.filesystem import atomic_directory, refuse_existing
+from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import STEPS
 from t2t_flax.training.train_state import parameters_of
 
@@ -69,9 +71,10 @@ def export(
     trained, zero_shot = model_directions(config, tokenizers.source)
     codes = codes_of([*trained, *zero_shot])
     check_representable(safetensors_file.flatten(params), dtype)
-    refuse_existing(folder, "--output")
-    with atomic_directory(folder, replace=False) as path:
-        path = Path(path)
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(exclusive_writer(folder, "export"))  # removes what a killed one has left
+        refuse_existing(folder, "--output")
+        path = Path(stack.enter_context(atomic_directory(folder, replace=False)))
         if kind == "ctranslate2":
             vocabularies = tuple(t.pieces(range(t.vocab_size)) for t in (tokenizers.source, tokenizers.target))
             ctranslate2_export.write_ctranslate2(

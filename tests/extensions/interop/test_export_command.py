@@ -51,7 +51,9 @@ def test_hugging_face_folder_translates_as_its_readme_says(workdir, tmp_path):
 def test_safetensors_folder_has_parameters_config_and_tokenizers(workdir, tmp_path):
     from t2t_flax.extensions.interop.safetensors_file import flatten, read_safetensors
 
+    (tmp_path / f"exported.partial-{0:032x}").mkdir()  # of an export that was killed
     folder = export(workdir, tmp_path, "--format=safetensors")
+    assert os.listdir(tmp_path) == ["exported"]
     params, config = read_safetensors(folder / "model.safetensors")
     assert config["model"]["d_model"] == 16 and (folder / "tokenizer" / "tokenizer.model").exists()
     assert flatten(params).keys() == flatten(t2t_flax.load(workdir).params).keys()
