@@ -10,8 +10,8 @@ Exit code 1: a run differs.
 
 Compared are: the names of all files; of every checkpoint all metadata and every array (parameters, optimizer state, moving
 average); which checkpoints the last two regular and the best ones are; metrics.jsonl; the records with their names and texts; all
-other files of the workdir; an exported model. Not compared are times (seconds, tokens per second, utilization, time stamps),
-the names under which Orbax stores parts of arrays, and the stack traces that a process leaves when another one is killed.
+other files of the workdir; an exported model. Not compared are times (seconds, tokens per second, utilization, time stamps) and
+the names under which Orbax stores parts of arrays.
 """
 
 import argparse

@@ -50,7 +50,7 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, A
         except NonFiniteUpdate as error:  # in all processes, none of which has failed
             return error
 
-    result = run_job(resolved, body, stacks=path / "stacks")
+    result = run_job(resolved, body)
     if isinstance(result, NonFiniteUpdate):
         raise result
     return result

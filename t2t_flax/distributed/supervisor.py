@@ -11,8 +11,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from typing import NoReturn, TypeVar
 
-from etils import epath
-
 from t2t_flax.config import Config
 from t2t_flax.distributed import watcher as watching
 from t2t_flax.distributed.coordination import (
@@ -41,12 +39,10 @@ class RunSupervisor:
     each proposes the first call that it has not passed yet, and all stop at the latest proposal. (JAX's
     `multihost_utils.reached_preemption_sync_point` does this for SIGTERM alone. It does not say which signal came, nor that one
     came at all while a program is being compiled.)
-
-    `stacks`: folder for the stack traces of a process that ends because it hangs.
     """
 
-    def __init__(self, group: ProcessGroup, config: Config, *, stacks: epath.Path | None = None):
-        self.group, self.stacks = group, stacks
+    def __init__(self, group: ProcessGroup, config: Config):
+        self.group = group
         self.signal = ""
         """Name of the signal that requested a stop, on whichever process; empty where none came."""
         self.stop_requested = threading.Event()
@@ -201,22 +197,16 @@ class RunSupervisor:
                 self.watcher.communicate(news)
 
 
-def run_job(
-    config: Config,
-    body: Callable[[RunSupervisor], _Result],
-    *,
-    stacks: epath.Path | None = None,
-) -> _Result:
+def run_job(config: Config, body: Callable[[RunSupervisor], _Result]) -> _Result:
     """`body(supervisor)` in this process, alone or as one of several; returns its result.
 
-    One of several that fails does not wait for the others. Must run before anything touches a device. `stacks`: see
-    `RunSupervisor`.
+    One of several that fails does not wait for the others. Must run before anything touches a device.
     """
     try:
         group = initialize(config.distributed)
     except ProcessGroupError as error:
         end(FAILURE, f"t2t_flax: {error}")
-    with RunSupervisor(group, config, stacks=stacks) as supervisor:
+    with RunSupervisor(group, config) as supervisor:
         try:
             result = body(supervisor)
         except BaseException as error:

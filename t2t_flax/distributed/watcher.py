@@ -1,18 +1,15 @@
 """End a process that hangs, and all processes of a run where one is dead or has failed."""
 
 import contextlib
-import os
-import sys
+import faulthandler
 import threading
 import time
-import traceback
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 from t2t_flax.config import Distributed
 from t2t_flax.distributed.coordination import ProcessGroup, ProcessGroupError, end
 from t2t_flax.errors import FAILURE
-from t2t_flax.filesystem import atomic_write
 
 if TYPE_CHECKING:
     from t2t_flax.distributed.supervisor import RunSupervisor
@@ -20,7 +17,8 @@ if TYPE_CHECKING:
 INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
 LAST_WORDS = 30.0
-"""Seconds in which a process that hangs may write its stack traces: what hangs may be its disk."""
+"""Seconds in which a process that hangs may write its stack traces: what hangs may be its output."""
+_STANDARD_ERROR = 2
 
 
 class AwakeClock:
@@ -182,28 +180,12 @@ class Watcher:
                 time.sleep(2 * INTERVAL)
 
     def _end(self, reason: str) -> None:
-        """End this process, with the stack traces of its threads on standard error and in the folder `stacks`."""
-        timer = threading.Timer(LAST_WORDS, os._exit, (FAILURE,))
-        timer.daemon = True
-        timer.start()
+        """End this process, with the stack traces of its threads on standard error."""
+        faulthandler.dump_traceback_later(LAST_WORDS, exit=True, file=_STANDARD_ERROR)
         self._run.say(f"{reason}. Stack traces follow; the last checkpoint stays")
-        stacks = stacks_of_all_threads()
-        with contextlib.suppress(OSError):  # nobody reads it
-            print(stacks, file=sys.stderr, flush=True)
-        if self._run.stacks:
-            with contextlib.suppress(Exception):
-                atomic_write(self._run.stacks / f"process-{self._group.index}.txt", f"{reason}\n{stacks}")
+        faulthandler.dump_traceback(_STANDARD_ERROR)
         if self._group.count > 1 and self._group.is_lead:
             # JAX ends the others as soon as the coordinator is gone: their stack traces must be written first.
             time.sleep(3 * INTERVAL)
-        timer.cancel()
+        faulthandler.cancel_dump_traceback_later()
         end(FAILURE)
-
-
-def stacks_of_all_threads() -> str:
-    """Return all stack traces, the main thread's first."""
-    main = threading.main_thread().ident
-    frames = sorted(sys._current_frames().items(), key=lambda item: item[0] != main)
-    names = ["Main thread" if ident == main else f"Thread 0x{ident:x}" for ident, _ in frames]
-    stacks = ["".join(traceback.format_stack(frame)) for _, frame in frames]
-    return "\n".join(f"{name}:\n{stack}" for name, stack in zip(names, stacks, strict=True))

@@ -9,7 +9,6 @@ eval/             records of evaluations
 trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
 complete.json     written at the end, with the final scores
 diverged.json     the update that was not finite, until the run trains again
-stacks/           stack traces of processes that ended because they hung
 .lock             held by the writing process
 """
 
@@ -40,7 +39,7 @@ from t2t_flax.training.checkpoints import TRAINED, finished_steps
 
 log = logging.getLogger("t2t_flax")
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
-_UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "stacks", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
+_UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
 """May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
 
 

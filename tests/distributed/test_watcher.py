@@ -1,7 +1,5 @@
 """Heartbeats and hangs, with threads as the processes of a run."""
 
-import tempfile
-import threading
 from types import SimpleNamespace
 
 import pytest
@@ -19,12 +17,12 @@ SHORT = dict(hang_timeout=0, heartbeat_timeout=1)
 
 
 @pytest.mark.smoke
-def test_lead_reports_a_dead_process_and_exits(exits, capsys):
+def test_lead_reports_a_dead_process_and_exits(exits, capfd):
     with supervisors(2, **SHORT) as (_, runs):
         wait_until(lambda: 1 in runs[0].watcher.heartbeats._peers)
         runs[1]._closed.set()  # it sends no more heartbeats
         wait_until(lambda: 1 in exits)
-    assert_names(capsys.readouterr().err, "process 1", "heartbeat_timeout", "Thread 0x")
+    assert_names(capfd.readouterr().err, "process 1", "heartbeat_timeout", "Thread 0x")
 
 
 def test_failure_of_one_process_ends_the_others_with_its_code(exits, capsys):
@@ -50,9 +48,9 @@ def test_silent_coordinator_ends_the_other_processes(exits, capsys):
     assert_names(capsys.readouterr().err, "process 0", "coordinator", "heartbeat_timeout")
 
 
-def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsys):
+def test_hanging_process_exits_with_stacks(exits, capfd):
     config = Config(distributed=Distributed(hang_timeout=1))
-    with RunSupervisor(ProcessGroup(), config, stacks=tmp_path) as run, run.expect_progress():
+    with RunSupervisor(ProcessGroup(), config) as run, run.expect_progress():
         watching = run.watcher
         with run.expect_progress(False):
             watching._seen_at -= 100
@@ -61,36 +59,7 @@ def test_hanging_process_exits_with_stacks_in_the_workdir(exits, tmp_path, capsy
         watching.check()
         watching._seen_at -= 100
         wait_until(lambda: exits)
-    assert_names(capsys.readouterr().err, "hang_timeout")
-    assert "test_watcher.py" in (tmp_path / "process-0.txt").read_text()
-
-
-def test_process_ends_where_what_hangs_is_its_disk(exits, monkeypatch, tmp_path):
-    disk, ended = threading.Event(), []
-
-    def exit_process(code):
-        ended.append(code)
-        disk.set()
-
-    def write(path, text):
-        assert disk.wait(20)
-        raise SystemExit
-
-    monkeypatch.setattr(watcher, "LAST_WORDS", 0.01, raising=False)
-    monkeypatch.setattr(watcher, "os", SimpleNamespace(_exit=exit_process), raising=False)
-    monkeypatch.setattr(watcher, "atomic_write", write)
-    run = RunSupervisor(ProcessGroup(), Config(), stacks=tmp_path)
-    with pytest.raises(SystemExit):
-        run.watcher._end("no update")
-    assert ended == [1] and not exits
-
-
-def test_stacks_are_written_where_no_temporary_file_can_be(exits, monkeypatch, tmp_path):
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no" / "such"))
-    run = RunSupervisor(ProcessGroup(), Config(), stacks=tmp_path)
-    with pytest.raises(Exit):
-        run.watcher._end("no update")
-    assert exits == [1] and __file__ in (tmp_path / "process-0.txt").read_text()
+    assert_names(capfd.readouterr().err, "hang_timeout", "test_watcher.py")
 
 
 def test_suspended_process_does_not_count_as_hanging_or_silent(exits, monkeypatch):

@@ -33,9 +33,8 @@ def test_hung_process_is_reported_and_ends_the_run(tmp_path, cache, count):
     note(
         f"SIGSTOP of process {count - 1} of {count} (hang_timeout 15 s): named, the others ended after {seconds:.1f} s"
     )
-    for i, output in enumerate(outputs):
+    for output in outputs:
         assert_names(output, "hang_timeout", f"process {count - 1}", "Thread 0x", "loop.py")
-        assert "loop.py" in (workdir / "stacks" / f"process-{i}.txt").read_text()
 
 
 @pytest.mark.slow
@@ -53,8 +52,7 @@ def test_process_without_heartbeats_is_considered_dead(tmp_path, cache, victim):
             f"silent process {victim} (heartbeat_timeout 10 s): the other ended after {time.monotonic() - start:.1f} s"
         )
         output = processes.output(1 - victim)
-    assert_names(output, f"process {victim}", "heartbeat_timeout", "Thread 0x")
-    assert "loop.py" in (tmp_path / "run" / "stacks" / f"process-{1 - victim}.txt").read_text()
+    assert_names(output, f"process {victim}", "heartbeat_timeout", "Thread 0x", "loop.py")
 
 
 @pytest.mark.slow
