@@ -43,9 +43,11 @@ def checksums(tree: Any) -> dict[str, int]:
     """
     with_paths = jax.tree.leaves_with_path(tree)
     leaves = [leaf for _, leaf in with_paths]
-    small = sum(x.size for x in leaves) <= _SMALL and all(x.is_fully_addressable for x in leaves)
-    on_host = map(_checksum_on_host, jax.device_get(leaves)) if small else None
-    values = on_host or jax.device_get(_checksums(leaves))
+    here = all(isinstance(x, np.ndarray) or x.is_fully_addressable for x in leaves)
+    if here and sum(x.size for x in leaves) <= _SMALL:
+        values = [_checksum_on_host(x) for x in jax.device_get(leaves)]
+    else:
+        values = jax.device_get(_checksums(leaves))
     return {jax.tree_util.keystr(path): int(x) for (path, _), x in zip(with_paths, values, strict=True)}
 
 
