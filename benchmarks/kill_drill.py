@@ -67,8 +67,8 @@ BASE = {
 }  # fmt: skip
 CONFIGS = {
     "packed": {},
-    "buckets": {"data.batching": "buckets"},
-    "padded tokens": {"recipes.batch_groups": 4, "data.batch_tokens": 1024},
+    "buckets": {"data.batching": "buckets", "data.pack_length": None},
+    "padded tokens": {"recipes.batch_groups": 4, "data.batch_tokens": 1024, "data.pack_length": None},
     "mixture": {"data.train": "many=toy:train:200; few=toy:train:60", "mixtures.shares": "many=1, few=1; 4: few=1"},
     "BPE dropout": {"subwords.bpe_dropout": 0.1},
     "LoRA": {"finetuning.lora_rank": 2},
@@ -176,7 +176,7 @@ class Runs:
         keys = BASE | CONFIGS[name] | {"data.cache": self.folder / "cache"}
         if name == "LoRA":
             keys["finetuning.init_from"] = self.folder / "whole packed"
-        flags = [f"--config.{key}={value}" for key, value in keys.items()]
+        flags = [f"--config.{key}={value}" for key, value in keys.items() if value is not None]
         return self._run(
             ["train", f"--config={ROOT}/configs/toy.py", f"--workdir={workdir}", *flags], workdir, name, stop
         )
