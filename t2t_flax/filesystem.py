@@ -1,4 +1,7 @@
-"""Files and folders that appear whole or not at all. Paths in object stores go through one seam, `by_storage`."""
+"""Files and folders that appear whole or not at all.
+
+Functions marked `by_storage` have a twin for object stores (`registry.OBJECT_STORAGE`).
+"""
 
 import contextlib
 import errno
@@ -33,8 +36,7 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def expand_home(path: epath.PathLike, name: str) -> str:
     """Return the path with the home folder in place of a leading `~`.
 
-    Raises UserError, which begins with `name`, if this process has no home folder: no HOME, and a user that the system does
-    not know, as in some containers.
+    Raises UserError, beginning with `name`, if this process has no home folder, as in some containers.
     """
     expanded = os.path.expanduser(os.fspath(path))
     if expanded.startswith("~"):
@@ -43,51 +45,49 @@ def expand_home(path: epath.PathLike, name: str) -> str:
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Whether the path is in an object store, where a file cannot be renamed, appended to or memory-mapped."""
+    """Return whether the path is in an object store: no renaming, appending or memory-mapping there."""
     return "://" in os.fspath(path)
 
 
-def object_storage(path: epath.PathLike) -> Any:
-    """The module for `path`, which is in an object store; see `registry.OBJECT_STORAGE`. Raises UserError without one."""
-    for module in OBJECT_STORAGE.load_all():
-        return module
-    raise UserError(f"{path} is in an object store, which no extension opens.")
+def _object_storage(path: epath.PathLike) -> Any:
+    modules = [*OBJECT_STORAGE.load_all()]
+    if not modules:
+        raise UserError(f"{path} is in an object store, which no extension opens.")
+    return modules[0]
 
 
 def by_storage(function: _Function) -> _Function:
-    """Of a function for paths on file systems, whose first argument is one: for a path in an object store, the function of the
-    same name in `object_storage` is called.
-    """
+    """Call the extension's function of the same name where the first argument is in an object store."""
 
     @functools.wraps(function)
     def chosen(path: epath.PathLike, *arguments, **named):
-        own = getattr(object_storage(path), function.__name__) if is_remote(path) else function
-        return own(path, *arguments, **named)
+        twin = getattr(_object_storage(path), function.__name__) if is_remote(path) else function
+        return twin(path, *arguments, **named)
 
     return typing.cast(_Function, chosen)
 
 
 @by_storage
 def check_reachable(path: epath.PathLike) -> None:
-    """Raises UserError if `path` is in an object store for which a package or the permission is missing."""
+    """Raise UserError if `path` is in an object store, and a package or the permission is missing."""
 
 
 @by_storage
 def check_workdir(path: epath.PathLike) -> None:
-    """Raises UserError if a run cannot be stored in `path`: an object store that Orbax cannot write to, and as
-    `check_reachable`.
-    """
+    """Raise UserError if `path` is in an object store that is not reachable, or that Orbax cannot write to."""
 
 
 @by_storage
 def real_path(path: epath.PathLike) -> epath.Path:
-    """The absolute path without symbolic links."""
+    """Return the absolute path without symbolic links."""
     return epath.Path(os.path.realpath(path))
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether an error comes from the state of the storage or the memory, not from the file: a failing disk or network,
-    a store that does not answer or refuses the account, too little memory.
+    """Return whether an error says nothing about the file.
+
+    Such are errors of a failing disk or network, of a store that does not answer or refuses the account,
+    and of too little memory.
     """
     numbers = {int(number) for number in _OS_ERROR.findall(str(error))} | {getattr(error, "errno", None)}
     return (
@@ -98,7 +98,7 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_write_refused(error: BaseException) -> bool:
-    """Whether a failed write is for the user to fix: no space left, a quota, a size limit, no permission."""
+    """Return whether the user must fix a failed write: no space, a quota, a size limit, no permission."""
     return (
         any(word in str(error) for word in _REFUSED)
         or getattr(error, "errno", None) in _REFUSED_NUMBERS
@@ -107,8 +107,9 @@ def is_write_refused(error: BaseException) -> bool:
 
 
 def check_can_write(folder: epath.PathLike, remedy: str) -> None:
-    """Raises UserError, ending with the remedy, if no file can be made in a folder, or where it would be. Object stores are not
-    tried.
+    """Raise UserError, ending with the remedy, if no file can be made in a folder or where it would be.
+
+    Object stores are not tried.
     """
     path = Path(os.path.abspath(folder))
     if is_remote(folder):
@@ -121,7 +122,7 @@ def check_can_write(folder: epath.PathLike, remedy: str) -> None:
 
 
 def fsync_file(path: epath.PathLike) -> None:
-    """Returns when the content of a local file is on the disk."""
+    """Return when the content of a local file is on the disk."""
     descriptor = os.open(os.fspath(path), os.O_RDONLY)
     try:
         os.fsync(descriptor)
@@ -130,7 +131,7 @@ def fsync_file(path: epath.PathLike) -> None:
 
 
 def fsync_folder(path: epath.PathLike) -> None:
-    """Returns when the names in a local folder (files created, renamed, removed) are on the disk."""
+    """Return when the names in a local folder are on the disk."""
     try:
         fsync_file(path)
     except OSError as error:
@@ -140,7 +141,7 @@ def fsync_folder(path: epath.PathLike) -> None:
 
 @by_storage
 def fsync_tree(folder: epath.PathLike) -> None:
-    """`fsync_file` and `fsync_folder` for everything in a folder; files that another process removes are skipped."""
+    """Return when everything in a folder is on the disk; files that another process removes are skipped."""
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -151,8 +152,9 @@ def fsync_tree(folder: epath.PathLike) -> None:
 
 @by_storage
 def file_state(path: epath.PathLike) -> list | None:
-    """Size, times and inode of a file, or what an object store gives for them, in JSON values: while it is equal, the file has
-    not changed. None where a store does not say. The change time exposes a file restored with its old modification time.
+    """Return JSON values that change when the file does; None where an object store has none.
+
+    They are size, times and inode. The change time exposes a file restored with its old modification time.
     """
     stat = os.stat(path)
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
@@ -160,8 +162,9 @@ def file_state(path: epath.PathLike) -> list | None:
 
 @by_storage
 def read_if_exists(path: epath.PathLike) -> str | None:
-    """The text of a file; None if there is none. Raises OSError for a failing disk or network, for which `exists` would
-    return False.
+    """Return the text of a file; None if there is none.
+
+    Raises OSError for a failing disk or network, where `exists` would return False.
     """
     try:
         return epath.Path(path).read_text()
@@ -171,8 +174,9 @@ def read_if_exists(path: epath.PathLike) -> str | None:
 
 @by_storage
 def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
-    """Writes text (UTF-8) or bytes so that no reader sees half a file; a failure (a full disk, a power cut) leaves the old
-    content. Creates parent folders. The file is written under a temporary name, synced and renamed.
+    """Write text (UTF-8) or bytes under a temporary name, sync and rename the file. Creates parent folders.
+
+    No reader sees half a file; a full disk or a power cut leaves the old content.
     """
     with atomic_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -181,7 +185,7 @@ def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
 @by_storage
 @contextlib.contextmanager
 def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
-    """A file to write, which gets its name when the block ends without an error; else the old one stays. As `atomic_write`."""
+    """Open a file to write, as `atomic_write`; after an error in the block, the old one stays."""
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
@@ -198,7 +202,7 @@ def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
 
 
 def _locked(path: epath.Path) -> BinaryIO:
-    """A new file to write, with a lock that says that its writer is alive (see `delete`)."""
+    """Open a new file to write, locked while its writer is alive (see `delete`)."""
     while True:
         file = open(path, "wb")
         with contextlib.suppress(OSError):  # a file system without locks
@@ -209,17 +213,17 @@ def _locked(path: epath.Path) -> BinaryIO:
 
 
 def refuse_existing(path: epath.PathLike, flag: str) -> None:
-    """Raises UserError if there is such a folder or file."""
+    """Raise UserError if there is such a folder or file."""
     if epath.Path(path).exists():
         raise UserError(f"{flag}={path} already exists: name a new folder.")
 
 
 @contextlib.contextmanager
 def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[epath.Path]:
-    """A new folder to fill; gets the name `path` when the block ends without an error, after a sync to disk.
+    """Make a folder to fill; it is synced and gets the name `path` when the block ends without an error.
 
-    Until then it is `NAME.partial-HEX` beside it; after an error, or if the process is killed before the end, `path` is what it
-    was. A folder that is at `path` by then is replaced; without `replace`, UserError is raised.
+    Until then it is `NAME.partial-HEX`, so an error or a kill leaves `path` unchanged. A folder at `path`
+    is replaced; without `replace`, UserError is raised.
     """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +240,7 @@ def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[
 
 @by_storage
 def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
-    """Renames `new` to `path`, with `replace` in place of a folder that is there. Raises UserError."""
+    """Rename `new` to `path`. A folder there is replaced; without `replace`, UserError is raised."""
     while True:
         try:
             os.rename(new, path)  # epath would refuse an empty folder and hide the errno
@@ -254,10 +258,13 @@ def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
 
 
 def delete(folder: epath.PathLike, names: str) -> None:
-    """Delete the files and folders in `folder` whose whole names match the pattern `names`. All clean-up goes through here.
+    """Delete the files and folders in `folder` whose whole names match a pattern. Every clean-up calls this.
 
-    Others may keep their files in the same folder, so `names` must match only names that this project gives. A file that its
-    living writer has locked (`atomic_file`) stays, and one that may not be written. Raises OSError.
+    Files whose living writer has locked them (`atomic_file`), or that may not be written, stay. Raises
+    OSError.
+
+    Args:
+      names: pattern of names that only this project gives, because others may keep files there.
     """
     for name in filter(re.compile(names).fullmatch, list_names(folder)):
         path = epath.Path(folder) / name
@@ -272,13 +279,13 @@ def delete(folder: epath.PathLike, names: str) -> None:
 
 
 def list_numbers(folder: epath.PathLike) -> list[int]:
-    """Names in a folder that are numbers, such as those of checkpoints, ascending; none if there is no folder."""
+    """Return the numbers among the names in a folder, ascending; none if there is no folder."""
     return sorted(int(name) for name in list_names(folder) if name.isdigit())
 
 
 @by_storage
 def list_names(folder: epath.PathLike) -> list[str]:
-    """Names in a folder, sorted; none if there is no folder. Raises OSError for a failing disk or network."""
+    """Return the names in a folder, sorted; none without a folder. Raises OSError for a failing disk or network."""
     try:
         return sorted(path.name for path in epath.Path(folder).iterdir())
     except (FileNotFoundError, NotADirectoryError):
@@ -286,15 +293,12 @@ def list_names(folder: epath.PathLike) -> list[str]:
 
 
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Copies a file from local disk to an object store or back, in constant memory; an object appears whole."""
-    object_storage(target if is_remote(target) else source).copy_file(source, target)
+    """Copy a file from local disk to an object store or back, in constant memory; an object appears whole."""
+    _object_storage(target if is_remote(target) else source).copy_file(source, target)
 
 
 @by_storage
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Renames a folder; the new name must be free."""
-    source, target = epath.Path(source), epath.Path(target)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    source.rename(target)
-    fsync_folder(target.parent)
-    fsync_folder(source.parent)
+    """Rename a folder within its folder; the new name must be free."""
+    epath.Path(source).rename(target)
+    fsync_folder(epath.Path(target).parent)

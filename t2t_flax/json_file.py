@@ -1,4 +1,4 @@
-"""Reads JSON that others wrote: strictly, and to a limited depth."""
+"""Read JSON that others wrote: strictly, and to a limited depth."""
 
 import json
 import math
@@ -6,13 +6,15 @@ import re
 from typing import Any, NoReturn
 
 DEEPEST = 64
-"""Levels of objects and lists within each other: functions that call themselves at each level get no deeper."""
+"""Levels of objects and lists within each other, which bounds recursive functions."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes) -> Any:
-    """The value of a JSON text. Raises ValueError for anything else, for NaN, infinities and numbers too large for a float, for
-    half of a surrogate pair, and for more than `DEEPEST` levels.
+    """Return the value of a JSON text.
+
+    Raises ValueError for other text, NaN, infinities, numbers too large for a float, half of a surrogate
+    pair, and more than `DEEPEST` levels.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))
@@ -27,7 +29,7 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def half_character(text: str) -> str:
-    """A sentence on the first lone surrogate of a text, which no UTF-8 file can hold; "" if there is none."""
+    """Describe the first lone surrogate of a text, which no UTF-8 file can hold; "" if there is none."""
     try:
         text.encode()
     except UnicodeEncodeError as error:

@@ -1,4 +1,4 @@
-"""The processes of a run: how they find each other, and the short texts and barriers by which they coordinate.
+"""Processes of a run: how they find each other, exchange short texts and wait for each other.
 
 T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234     set by launch/local_pod.sh or by hand
 SLURM (srun with several tasks), TPU VMs, GKE, several slices              detected by JAX
@@ -23,17 +23,18 @@ from t2t_flax.process_setup import A_WEEK, ALONE
 
 
 class ProcessGroupError(Exception):
-    """The coordinator or another process did not answer. Not a user error: a host may be slow, and a restart helps."""
+    """The coordinator or another process did not answer: a host may be slow, and a restart helps."""
 
 
 class ProcessGroup:
     """Process `index` of `count`. Process 0, the lead, prints and writes files for all.
 
-    `client`: of the coordination service; None for a process that is alone.
+    Args:
+      client: client of the coordination service; None for a process that is alone.
     """
 
     MINUTES = 900.0
-    """Timeout in seconds of what takes all processes about as long: reading or writing a checkpoint, listing a folder."""
+    """Timeout in seconds for steps that take all processes about as long, such as reading a checkpoint."""
 
     def __init__(self, index: int = 0, count: int = 1, client: Any = None):
         self.index, self.count = index, count
@@ -47,19 +48,19 @@ class ProcessGroup:
         return self.index == 0
 
     def say(self, text: str = "") -> None:
-        """Prints a line on process 0 alone."""
+        """Print a line on process 0 alone."""
         if self.is_lead:
             print(text, flush=True)
 
     def put(self, key: str, value: str) -> None:
-        """Publishes `value` under `key`, replacing an older one. Raises ProcessGroupError."""
+        """Publish `value` under `key`, replacing an older one. Raises ProcessGroupError."""
         if self._client is None:
             self._own[key] = value
         else:
             self._call(self._client.key_value_set, f"t2t_flax/{key}", value, allow_overwrite=True)
 
     def get(self, key: str, seconds: float) -> str:
-        """Waits for the value of `key`. Raises ProcessGroupError after `seconds`."""
+        """Wait for the value of `key`. Raises ProcessGroupError after `seconds`."""
         if self._client is not None:
             return self._call(self._client.blocking_key_value_get, f"t2t_flax/{key}", int(seconds * 1000))
         if key not in self._own:
@@ -67,7 +68,7 @@ class ProcessGroup:
         return self._own[key]
 
     def entries(self, folder: str) -> dict[str, str]:
-        """All values whose keys begin with `folder/`, by the rest of the key. Raises ProcessGroupError."""
+        """Return values whose keys begin with `folder/`, by the rest of the key. Raises ProcessGroupError."""
         if self._client is None:
             items = self._own.items()
         else:
@@ -75,14 +76,15 @@ class ProcessGroup:
         return {key.split(f"{folder}/", 1)[1]: value for key, value in items if f"{folder}/" in key}
 
     def barrier(self, name: str, seconds: float = 24 * 3600.0) -> None:
-        """Waits until all processes are here; all must go through the same barriers. Raises ProcessGroupError."""
+        """Wait until all processes, which go through the same barriers, are here. Raises ProcessGroupError."""
         if self._client is not None:
             number = next(self._barriers)
             self._call(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
 
     def all_gather(self, name: str, value: str = "", seconds: float = MINUTES) -> list[str]:
-        """Each process's `value`, in all processes, which must make the same calls. Raises ProcessGroupError, naming those
-        that have not come, after `seconds`. `name`: for the error message.
+        """Return each process's `value`, in all processes, which make the same calls.
+
+        Raises ProcessGroupError after `seconds`, with `name` and the processes that have not come.
         """
         if self.count == 1:
             return [value]
@@ -99,11 +101,11 @@ class ProcessGroup:
         return [values[str(i)] for i in range(self.count)]
 
     def broadcast(self, name: str, value: str = "", seconds: float = MINUTES) -> str:
-        """Process 0's `value`, in all processes, see `all_gather`."""
+        """Return process 0's `value`, in all processes; see `all_gather`."""
         return self.all_gather(name, value if self.is_lead else "", seconds)[0]
 
     def name_of(self, index: int) -> str:
-        """`process 2 on HOST`."""
+        """Return `process 2 on HOST`."""
         try:
             return f"process {index} on {self.get(f'host/{index}', 2.0)}"
         except ProcessGroupError:
@@ -118,11 +120,14 @@ class ProcessGroup:
 
 
 def initialize(config: Distributed) -> ProcessGroup:
-    """Joins the processes of this run, after which JAX sees the devices of all of them.
+    """Join the processes of this run; from then on JAX sees the devices of all of them.
 
-    Must run before anything touches a device. Raises UserError for environment variables that do not fit, and
-    ProcessGroupError where this process cannot join the others; ends the process where they do not come within
+    Call it before anything touches a device. Ends the process where the others do not come within
     `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
+
+    Raises:
+      UserError: environment variables do not fit.
+      ProcessGroupError: this process cannot join the others.
     """
     place, address = _place()
     if not place:
@@ -159,15 +164,13 @@ def initialize(config: Distributed) -> ProcessGroup:
 
 
 def place_among_several() -> str:
-    """Which of several processes this is, for messages; empty for one that is alone, as one on a TPU VM may be. Raises
-    UserError, see `initialize`.
-    """
+    """Describe this process among several, for messages; "" if it is alone. Raises UserError as `initialize`."""
     place, _ = _place()
     return "" if place == _TPU_VM else place
 
 
 def require_single_process(command: str) -> None:
-    """Raises UserError where this process is one of several, which `command` cannot use."""
+    """Raise UserError where this process is one of several, which `command` cannot use."""
     if place := place_among_several():
         raise UserError(
             f"{command} runs in a single process, and this is {place}: start it on one host, without the variables of a run of "
@@ -179,8 +182,10 @@ _TPU_VM = "a TPU VM"  # of one host or of several: only JAX, which asks the meta
 
 
 def _place() -> tuple[str, dict[str, Any]]:
-    """Which of several processes this is, and arguments of `jax.distributed.initialize` unless JAX finds the others itself; an
-    empty text for a process that is alone. Raises UserError for environment variables that do not fit.
+    """Return this process's place among several, and arguments of `jax.distributed.initialize`.
+
+    The place is "" for a process that is alone; there are no arguments where JAX finds the others itself.
+    Raises UserError for environment variables that do not fit.
     """
     e = os.environ
     if e.get(ALONE):
@@ -215,7 +220,7 @@ def _place_by_hand() -> tuple[str, dict[str, Any]]:
 
 
 def broken_connection(error: BaseException) -> bool:
-    """Whether a collective, a barrier or the coordinator raised `error` because another process is gone."""
+    """Return whether `error` came because another process is gone."""
     return isinstance(error, ProcessGroupError) or any(
         word in str(error)
         for word in ("Gloo", "gloo", "NCCL", "oordination service", "CoordinationService", "BarrierError")
@@ -223,8 +228,10 @@ def broken_connection(error: BaseException) -> bool:
 
 
 def check_shared(group: ProcessGroup, folder, flag: str) -> None:
-    """Raises UserError, in all processes, naming those that do not see what process 0 writes into `folder`, the value of
-    the command line's `flag`.
+    """Raise UserError in all processes where some do not see a file of process 0 in `folder`.
+
+    Args:
+      flag: the flag of the command line with the folder.
     """
     if group.count == 1:
         return
@@ -245,7 +252,7 @@ def check_shared(group: ProcessGroup, folder, flag: str) -> None:
 
 
 def appears(path, exists: bool = True) -> bool:
-    """Whether `path` exists (`exists` False: has gone) within ten seconds: network file systems may show it late."""
+    """Wait at most ten seconds until `path` exists, or is gone: network file systems may be late."""
     for _ in range(20):
         if path.exists() == exists:
             return True
@@ -254,7 +261,7 @@ def appears(path, exists: bool = True) -> bool:
 
 
 def end(code: int, message: str = "") -> NoReturn:
-    """Ends the process without the barrier at exit that would wait for processes that are gone."""
+    """End the process without the barrier at exit, which would wait for processes that are gone."""
     try:
         if message:
             print(message, file=sys.stderr)

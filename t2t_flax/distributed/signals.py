@@ -1,4 +1,4 @@
-"""Signals that ask a command to stop, and what it tells the launcher that started it."""
+"""Signals that ask a command to stop, and its report to the launcher."""
 
 import contextlib
 import os
@@ -9,12 +9,12 @@ from pathlib import Path
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 PROGRESS = "T2T_PROGRESS"
-"""Environment variable by which a launcher names a file; see `report_progress`."""
+"""Environment variable with a file of the launcher; see `report_progress`."""
 
 
 @contextlib.contextmanager
 def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call `handle(number)` at SIGTERM, SIGINT and SIGHUP within the block; the earlier handlers come back after it.
+    """Call `handle(number)` at SIGTERM, SIGINT and SIGHUP within the block, then restore the handlers.
 
     A SIGHUP that is ignored, as by nohup, stays ignored. Raises ValueError outside of the main thread.
     """
@@ -34,7 +34,7 @@ def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 
 def leave_closed_outputs() -> None:
-    """Send output to /dev/null where nobody reads it: writing there would fail, and end the command unsaved.
+    """Send output that nobody reads to /dev/null: a failing write would end the command unsaved.
 
     A closed terminal sends SIGHUP; Ctrl-C also ends the reader of a pipe, such as `tee`, and may do so a moment later.
     """
@@ -49,7 +49,7 @@ def leave_closed_outputs() -> None:
 
 
 def report_progress() -> None:
-    """Tell the launcher, if there is one, that something is saved from which a restart would go on."""
+    """Tell the launcher, if there is one, that a restart would go on from something new."""
     if path := os.environ.get(PROGRESS):
         with contextlib.suppress(OSError):  # only the number of restarts depends on it
             Path(path).touch()

@@ -1,4 +1,4 @@
-"""Supervises a command beside its main thread: a signal to one process stops all of them at the same place."""
+"""Supervise a command beside its main thread: a signal to one process stops all at the same place."""
 
 import contextlib
 import os
@@ -32,8 +32,7 @@ class StopRequested(Exception):
 
 
 class RunSupervisor:
-    """Context of a command. A thread handles signals; of several processes, a second one talks to the others, because a call
-    to the coordinator may block.
+    """Context of a command. A thread handles signals; a second one talks to other processes, if any.
 
     All processes call `should_stop` in the same order: after each update and after each batch of an evaluation. After a signal
     each proposes the first call that it has not passed yet, and all stop at the latest proposal. (JAX's
@@ -85,7 +84,7 @@ class RunSupervisor:
             os.close(pipe_end)
 
     def request_stop(self, name: str) -> None:
-        """Proposes to stop at the next call, because of the signal `name`. Returns at once; only the first request counts."""
+        """Propose to stop at the next call, because of the signal `name`. Only the first request counts."""
         with self._lock:
             if self.signal:
                 return
@@ -95,8 +94,9 @@ class RunSupervisor:
         self._wake.set()
 
     def should_stop(self) -> bool:
-        """True from the same call on in all processes. Also a sign of progress. Raises ProcessGroupError where another process
-        makes no proposal.
+        """Return True from the same call on in all processes. Also a sign of progress.
+
+        Raises ProcessGroupError where another process makes no proposal.
         """
         self.note_progress()
         with self._lock:
@@ -112,12 +112,12 @@ class RunSupervisor:
         return calls >= self._agreed
 
     def raise_if_stopping(self) -> None:
-        """Raises StopRequested where `should_stop()`."""
+        """Raise StopRequested where `should_stop()`."""
         if self.should_stop():
             raise StopRequested
 
     def publish(self) -> None:
-        """Sends this process's proposal, if it has one, to the others. Blocks as long as the coordinator does not answer."""
+        """Send this process's proposal, if it has one. Blocks as long as the coordinator does not answer."""
         if self.signal:
             self.group.put("news/stop", self.signal)
             self.group.put(f"stop/at/{self.group.index}", str(self._proposal))
@@ -126,8 +126,9 @@ class RunSupervisor:
     def exit_on_signal(
         self, what: str, *, advice: str = "Saved checkpoints stay; give the same command again."
     ) -> Iterator[None]:
-        """For work that may take long and can be cut off anywhere (a compilation): a signal ends the process with 75, and
-        no sign of progress is expected unless `expect_progress()` is entered within.
+        """End the process with 75 at a signal: for long work that can be cut off anywhere, as a compilation.
+
+        No sign of progress is expected, unless `expect_progress()` is entered within.
         """
         before, self._interruptible = self._interruptible, f"{what}: exiting. {advice}"
         self._exit_if_signalled()
@@ -138,14 +139,12 @@ class RunSupervisor:
             self._interruptible = before
 
     def note_progress(self) -> None:
-        """A sign of progress."""
+        """Count a sign of progress."""
         self.signs_of_progress += 1
 
     @contextlib.contextmanager
     def expect_progress(self, expected: bool = True) -> Iterator[None]:
-        """Whether signs of progress are expected again and again within the block; not during a first save, which may take
-        long.
-        """
+        """Set whether signs of progress are expected within the block; not in a save, which may take long."""
         self.note_progress()  # what came before was not expected to show any
         before, self.progress_expected = self.progress_expected, expected
         try:
@@ -155,7 +154,7 @@ class RunSupervisor:
             self.progress_expected = before
 
     def say(self, text: str) -> None:
-        """A line on standard error, with this process's number where it is one of several."""
+        """Print a line on standard error, with this process's number where it is one of several."""
         name = f"process {self.group.index}: " if self.group.count > 1 else ""
         with contextlib.suppress(OSError):  # nobody reads it: the supervisor goes on
             print(f"t2t_flax: {name}{text}", file=sys.stderr, flush=True)
@@ -182,7 +181,7 @@ class RunSupervisor:
             end(STOPPED)
 
     def _communicate(self) -> None:
-        """Sends and reads messages."""
+        """Send and read messages."""
         while not self._closed.is_set():
             self._wake.wait(watching.INTERVAL)
             self._wake.clear()
@@ -198,9 +197,9 @@ class RunSupervisor:
 
 
 def run_job(config: Config, body: Callable[[RunSupervisor], _Result]) -> _Result:
-    """`body(supervisor)` in this process, alone or as one of several; returns its result.
+    """Return `body(supervisor)`, run in this process, alone or as one of several.
 
-    One of several that fails does not wait for the others. Must run before anything touches a device.
+    One of several that fails does not wait for the others. Call it before anything touches a device.
     """
     try:
         group = initialize(config.distributed)
@@ -222,7 +221,7 @@ def run_job(config: Config, body: Callable[[RunSupervisor], _Result]) -> _Result
 
 
 def _fail(supervisor: RunSupervisor, error: BaseException) -> NoReturn:
-    """Says what happened, tells the other processes, and ends this one."""
+    """Say what happened, tell the other processes, and end this one."""
     if isinstance(error, OSError) and is_write_refused(error):
         error = UserError(f"{error}. {WRITE_HINT}")
     disconnected = broken_connection(error) and not isinstance(error, UserError)

@@ -22,7 +22,7 @@ _STANDARD_ERROR = 2
 
 
 class AwakeClock:
-    """Clock that stands still while this process is suspended: after a pause a run must not look like one that hangs.
+    """Clock that stands still while this process is suspended, so that a pause looks like no hang.
 
     Each reading counts at most INTERVAL since the one before. The supervisor reads it four times a second.
     """
@@ -68,7 +68,7 @@ class Heartbeats:
                 self._peers[int(index)] = (beat, now)
 
     def silent_processes(self, seconds: float) -> list[int]:
-        """Return the other processes from which no new beat has come for so long."""
+        """Return the other processes without a new beat for so long."""
         now = self._clock()
         return [i for i, (_, at) in sorted(self._peers.items()) if now - at >= seconds and i != self._group.index]
 
@@ -129,7 +129,7 @@ class Watcher:
             self._end(f"{self.heartbeats.coordinator}, the coordinator, {self._silent(quiet)}")
 
     def communicate(self, news: Mapping[str, str]) -> None:
-        """Exchange heartbeats, and end with a process that has failed. Called each second; may raise ProcessGroupError.
+        """Exchange heartbeats, and end with a process that has failed. Called each second.
 
         Args:
           news: published texts by name; `failed/INDEX` is an exit code and a reason.

@@ -49,7 +49,7 @@ class RestoredParams:
     """Parameters, and the steps whose mean they are.
 
     Args:
-      metric: value by which the best checkpoint was chosen, higher is better.
+      metric: eval.metric of the best checkpoint if that was asked for, higher is better.
       config_changes: changes of optimization keys during the run (`config.overrides`).
       dtype: type to which the parameters were rounded when they were stored.
     """
@@ -102,7 +102,10 @@ def restore_chosen(
 def restore_params(
     checkpoints: Checkpoints, step: int, abstract: Any, item: str = "params"
 ) -> tuple[Any, dict[str, Any]]:
-    """Restore the model's parameters, or their moving average (item `ema`), onto the shardings of `abstract`.
+    """Restore the model's parameters onto the shardings of `abstract`.
+
+    Args:
+      item: `ema` for their moving average.
 
     Returns:
       (parameters, metadata).
@@ -119,7 +122,7 @@ def restore_params(
 def _chosen_steps(
     workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice
 ) -> tuple[list[int], float | None]:
-    """Return the chosen steps, newest first, and the metric by which the best one was chosen."""
+    """Return the chosen steps, newest first, and the metric of the best one if it was asked for."""
     steps, step, key = checkpoints.steps(), choice.step, config.eval.metric
     if not steps or (step is not None and step not in steps):
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
@@ -155,7 +158,7 @@ def regular_steps(config: Config, updates_per_epoch: int, last: int) -> Iterator
 
 
 def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
-    """Return the steps to average, newest first. With missing ones raises UserError, or with `at_most` warns."""
+    """Return the steps to average, newest first. Raises UserError for missing ones; with `at_most` warns."""
     steps = checkpoints.steps()
     last = steps[-1] if choice.step is None else choice.step
     meta = checkpoints.meta(last)
@@ -199,7 +202,7 @@ def _only_part(
 
 
 def mean(several: Iterable[RestoredParams]) -> RestoredParams:
-    """Return the mean of parameters in float32, each weighted by its number of checkpoints; one alone unchanged.
+    """Return the mean in float32, weighted by numbers of checkpoints; parameters that are alone stay unchanged.
 
     Consumes them one by one and donates their arrays: at most two trees are in memory at once.
     """

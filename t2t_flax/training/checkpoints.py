@@ -63,7 +63,7 @@ _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.e
 
 
 class DamagedCheckpoint(UserError):
-    """A file of a checkpoint is missing, cannot be parsed, or differs from what was saved."""
+    """A file of a checkpoint is missing, cannot be parsed, or has changed since the save."""
 
     def __init__(self, checkpoint: epath.Path, reason: str):
         super().__init__(
@@ -223,7 +223,7 @@ class Checkpoints:
         self.group.barrier("an evaluation is added", self.group.MINUTES)
 
     def delete_old(self) -> None:
-        """Delete what is not kept, in process 0. Saves do so; a run that resumes does it after restoring.
+        """Delete checkpoints that are not kept, in process 0. Saves do so; a run that resumes does it after restoring.
 
         Also marks the workdir as trained, so that a run whose checkpoints vanish never starts over.
         """
@@ -475,7 +475,7 @@ def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int,
 def scheduled_and_metric(folder: epath.Path) -> dict[int, tuple[bool | None, float | None]]:
     """Return {step: (whether it was scheduled, its metric)}; (None, None) for unreadable metadata.
 
-    A checkpoint's own config says what was scheduled, so that a run that resumes with another interval
+    The config in a checkpoint says whether it was scheduled, so that a run that resumes with another interval
     deletes no older ones at once. Metrics on other data than the newest one's do not count.
     """
     facts: dict[int, tuple[bool | None, float | None]] = {}

@@ -40,11 +40,11 @@ from t2t_flax.training.checkpoints import TRAINED, finished_steps
 log = logging.getLogger("t2t_flax")
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
-"""May be in a folder before a run starts there: its own marker files, and the log to which its output is redirected."""
+"""Allowed before a run starts in a folder: its own marker files, and the log of its output."""
 
 
 def check_run_folder(workdir: epath.Path) -> Config | None:
-    """The config stored in a workdir; None for a new or empty folder. Raises UserError for a folder of something else."""
+    """Return the config in a workdir; None for a new or empty one. Raises UserError for another folder."""
     check_writable(workdir, "give a new folder")
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"--workdir={workdir} is a file: give a folder.")
@@ -63,7 +63,7 @@ def check_run_folder(workdir: epath.Path) -> Config | None:
 
 
 def read_config(workdir: epath.PathLike) -> Config | None:
-    """The config stored in a workdir; None if there is none. Raises UserError if config.json is not a run's config."""
+    """Return the config in a workdir; None if there is none. Raises UserError for another config.json."""
     path = epath.Path(workdir) / "config.json"
     try:
         text = read_if_exists(path)
@@ -75,7 +75,7 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 def read_model_config(folder: epath.PathLike) -> Config | None:
-    """The config stored in the workdir of a run, or with a model of another form; None if there is neither."""
+    """Return the config in a workdir, or beside a model of another form; None if there is neither."""
     stored = read_config(folder)
     if stored is None and (model := open_model(folder)):
         return model.config
@@ -84,8 +84,10 @@ def read_model_config(folder: epath.PathLike) -> Config | None:
 
 @contextlib.contextmanager
 def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None) -> Iterator[None]:
-    """Holds the lock of a workdir that passed `check_run_folder`; process 0 holds it for all. Removes unfinished files of
-    killed writers. Raises UserError, naming the process, if another one writes there.
+    """Hold the lock of a workdir that passed `check_run_folder`; process 0 holds it for all.
+
+    Removes unfinished files of killed writers. Raises UserError, naming the process, if another one writes
+    there.
     """
     lock = lock_folder(workdir, command) if group is None or group.is_lead else None
     try:
@@ -105,8 +107,9 @@ def _remove_unfinished(workdir: epath.Path) -> None:
 
 
 def check_config(workdir: epath.Path, config: Config) -> None:
-    """Raises UserError for a folder that is not a run, a run with another config, and a run whose checkpoints are gone. Before
-    the first checkpoint any config may replace the stored one.
+    """Raise UserError for another folder, another config, and a run whose checkpoints are gone.
+
+    Before the first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
     if stored and (steps := checkpoint_steps(workdir)):
@@ -122,8 +125,12 @@ def check_config(workdir: epath.Path, config: Config) -> None:
 
 
 def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
-    """Stores the resolved config in the workdir if there is no checkpoint yet. A run with one keeps what it has until `begin`,
-    because something may still refuse the change. `train` False: only to prepare its data. Raises as `check_config`.
+    """Store the resolved config in a workdir without a checkpoint. Raises as `check_config`.
+
+    A run with one keeps its config until `begin`, because something may still refuse the change.
+
+    Args:
+      train: False: only its data will be prepared.
     """
     check_config(workdir, config)
     if checkpoint_steps(workdir):
@@ -145,12 +152,12 @@ def begin(workdir: epath.Path, config: Config) -> None:
 
 
 def checkpoint_steps(workdir: epath.Path) -> list[int]:
-    """Steps of the finished checkpoints in a workdir, ascending."""
+    """Return the steps of the finished checkpoints in a workdir, ascending."""
     return finished_steps(workdir / "checkpoints")
 
 
 def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
-    """Raises UserError for a run that had a checkpoint and has none now. One killed before its first may start over."""
+    """Raise UserError for a run that had a checkpoint and has none now, unless it was killed before its first."""
     folder = workdir / "checkpoints"
     if os.path.islink(folder) and not os.path.exists(folder):
         raise UserError(f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?")
@@ -170,7 +177,7 @@ def _remove_tokenizer(folder: epath.Path) -> None:
 
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
-    """The message for a workdir whose run is complete; None if the run is not."""
+    """Return the message for a workdir whose run is complete; None if the run is not."""
     text, stored = read_if_exists(workdir / "complete.json"), read_config(workdir)
     if text is None or stored is None:
         return None
@@ -213,7 +220,7 @@ MARKER = "diverged.json"
 
 
 def advice(config: Config, workdir: epath.Path) -> str:
-    """Suggested flags, and from where the run resumes."""
+    """Return flags to try after a divergence, and the checkpoint from which the run resumes."""
     o, steps = config.optimizer, checkpoint_steps(workdir)
     name = "lr_scale" if o.schedule == "noam" else "peak_lr"
     current, norm = getattr(o, name), o.max_grad_norm
@@ -236,5 +243,5 @@ def advice(config: Config, workdir: epath.Path) -> str:
 
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
-    """Writes the marker."""
+    """Write the marker."""
     atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
