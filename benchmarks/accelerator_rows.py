@@ -45,16 +45,15 @@ def train_row(preset: str, keys: Keys, updates: int) -> dict[str, Any]:
         setup = set_up(preset, fixed | keys, Path(folder, "store"), Path(folder, "run"))
         import jax
 
-        from t2t_flax.training import run
+        from t2t_flax.training import loop
         from t2t_flax.training.attention_kernel import attention_kernel
-        from t2t_flax.training.loop import train
         from t2t_flax.training.progress import read_metrics
         from t2t_flax.training.setup import put_batch
 
         programs: dict[tuple[int, ...], Any] = {}
-        compile_steps = run.compile_train_steps
-        run.compile_train_steps = lambda *args: programs.update(compile_steps(*args)) or programs  # type: ignore[func-returns-value]
-        end = train(setup, None, lambda text: print(text, file=sys.stderr))
+        compile_programs = loop.compile_programs
+        loop.compile_programs = lambda *args: programs.update(compile_programs(*args)) or programs  # type: ignore[func-returns-value]
+        end = loop.train(setup, None, lambda text: print(text, file=sys.stderr))
         lines = list(read_metrics(folder + "/run"))
     blocks = [line for line in lines if "target_tokens_per_second" in line][1:]
     shape = max(setup.batches.shapes, key=lambda shape: shape.size)

@@ -40,8 +40,8 @@ LOG = ROOT / "benchmarks" / "results" / "kill_drill.log"
 ASKING = "asking whether to stop"
 PLACES = {
     "preparing": "t2t_flax.data.dataset:prepare_corpus",
-    "compiling": "t2t_flax.training.run:compile_train_steps",
-    "update": "t2t_flax.training.run:Run.update",
+    "compiling": "t2t_flax.training.loop:compile_programs",
+    "update": "t2t_flax.training.setup:Prefetcher.next",
     "evaluation": "t2t_flax.training.setup:ValidationLoss.__call__",
     "decoding": "t2t_flax.decoding.translator:Translator.translate",
     "saving": "t2t_flax.training.checkpoints:Checkpoints.save",

@@ -5,6 +5,7 @@
 Updates of a config and their measuring, in turns; medians. --config.KEY=VALUE changes keys of the config.
 """
 
+import dataclasses
 import sys
 import tempfile
 import time
@@ -19,11 +20,14 @@ from t2t_flax.cli import arguments
 from t2t_flax.config import Config, load_config
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.extensions.inspection.layers import LayersHook
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.extensions.inspection import layers
 from t2t_flax.process_setup import prepare_process
 from t2t_flax.tasks import task_of
-from t2t_flax.training.setup import compile_train_steps, put_batch, set_up_training
-from t2t_flax.training.train_state import TrainProgress, init_state
+from t2t_flax.training.hooks import call_hooks
+from t2t_flax.training.parts import TrainProgress
+from t2t_flax.training.setup import compile_programs, put_batch, set_up_training, train_program
+from t2t_flax.training.train_state import init_state
 
 EVERY = 100
 
@@ -33,17 +37,17 @@ def measure(config: Config, updates: int, folder: epath.Path) -> dict[str, Any]:
     setup = set_up_training(config, folder, prepare_corpus(task_of(config), folder))
     state, _ = init_state(config, setup.model, setup.tx, setup.mesh)
     began = time.perf_counter()
-    programs = compile_train_steps(setup)
+    programs = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)
     compiled = time.perf_counter()
-    hook = LayersHook(1)
-    hook.on_start(setup, TrainProgress())
+    every = dataclasses.replace(setup, config=config.with_values({"inspection.layers_every": 1}))
+    hooks = layers.hooks(every, TrainProgress(), ProcessGroup())
     compiling = [compiled - began, time.perf_counter() - compiled]
     taken, values = [], {}
     for number in range(1, updates + 3):
         batch = put_batch(setup.batches.batch(number - 1), setup.mesh)
         start = time.perf_counter()
-        hook.before_update(number, state, batch)
-        hook.on_update(number, batch, values)
+        call_hooks(hooks, "before", number, state, batch)
+        call_hooks(hooks, "update", number, batch, values)
         between = time.perf_counter()
         with mesh_lib.use(setup.mesh):
             state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)

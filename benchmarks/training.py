@@ -66,10 +66,10 @@ def count_flops(size: dict[str, Any], batches: list) -> float:
     """FLOPs of training on the real tokens of these batches; the backward pass counts twice the forward pass."""
     from benchmarks.engines.ours_training import config_of
     from t2t_flax.training.flops import real_tokens, training_products
-    from t2t_flax.training.model_summary import abstract_state
+    from t2t_flax.training.model_summary import state_on_one_device
 
     config, vocab, total = config_of(size), size["vocab"], 0.0
-    products = training_products(config, vocab, abstract_state(config, (vocab, vocab)).params)
+    products = training_products(config, vocab, state_on_one_device(config, (vocab, vocab)).params)
     for source, target in batches:
         tokens = real_tokens((source > 0).sum(1), (target > 0).sum(1))
         total += products.flops(config.model, tokens)

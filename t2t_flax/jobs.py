@@ -32,8 +32,7 @@ from t2t_flax.training.workdir import (
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
-    from t2t_flax.training.run import TrainingEnd
-    from t2t_flax.training.setup import TrainingSetup
+    from t2t_flax.training.parts import TrainingEnd, TrainingSetup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -200,13 +199,11 @@ def _describe(setup: "TrainingSetup", group: ProcessGroup) -> list[str]:
     """Lines on the data, the model, the batches and the devices of a run."""
     import jax
 
-    from t2t_flax.training.train_state import count_params, parameters_of
+    from t2t_flax.training.train_state import count_params
 
     config, corpus, batches = setup.config, setup.corpus, setup.batches
     data, sizes = config.data, corpus.tokenizers.vocab_sizes
-    trained, frozen = (
-        count_params(part, config, *sizes) for part in parameters_of(config).split(setup.abstract.params)
-    )
+    trained, frozen = (count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params))
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
         f"{data.train}: {corpus.describe_train(config)}",
@@ -228,6 +225,7 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
     """
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.evaluation.restore import load
+    from t2t_flax.training.hooks import call_hooks
 
     evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:
@@ -252,8 +250,7 @@ def finish(config: Config, workdir: epath.Path, end: "TrainingEnd", supervisor: 
         for name, record in evaluation.records.items()
         for key, entry in record["scores"].items()
     }
-    for hook in end.hooks:
-        hook.on_end(end.step, scores)
+    call_hooks(end.hooks, "end", end.step, scores)
     return evaluation.paths
 
 

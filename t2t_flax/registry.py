@@ -190,7 +190,9 @@ CPU_PRODUCTS: Table[str] = Table()
 `compiler_options`: those of XLA with which a bfloat16 product and the cast of its result to float32 are one operation; {} = none.
 """
 PARAMETERS = Features()
-"""Modules with `parameters(config) -> training.train_state.Parameters`; the first one counts."""
+"""Modules with `parameters(config) -> training.parameters.Parameters` and `explain(config)`, lines for `explain`. A
+config may use one of them.
+"""
 TOKENIZERS_OF = Features()
 """Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
@@ -234,7 +236,7 @@ ANALYSES: Table[str] = Table()
 FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core and to each other's."""
 HOOKS = Features()
-"""Modules with `hook(config, workdir, group) -> training.hooks.Hook` and perhaps `check_installed(config)`."""
+"""Modules with `hooks(setup, progress, group)`, a list of `training.hooks.Hook`, and perhaps `check_installed(config)`."""
 OBJECT_STORAGE: Table[str] = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
 GROUPS: Table[type] = Table()

@@ -177,14 +177,11 @@ def over_shards(function: Callable[..., Any], shards: int) -> Callable[..., Any]
     if shards == 1:
         return function
 
-    def of_shard(params, rows):
-        with nn.logical_axis_rules(_RULES):
-            return function(params, rows)
-
     def mapped(params, rows):
         copies = jax.tree.map(lambda x: _divided(jnp.broadcast_to(x, (shards, *x.shape))), params)
         rows = jax.tree.map(lambda x: _divided(x.reshape(shards, -1, *x.shape[1:])), rows)
-        return jax.vmap(of_shard, spmd_axis_name=_AXES)(copies, rows)
+        with nn.logical_axis_rules(_RULES):
+            return jax.vmap(function, spmd_axis_name=_AXES)(copies, rows)
 
     return mapped
 
@@ -205,6 +202,19 @@ def sum_over_shards(x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding 
     total = jax.lax.reduce(x_SxN.astype(dtype), jnp.zeros((), dtype), jax.lax.add, (0,))
     total = total if sharding is None else jax.lax.with_sharding_constraint(total, sharding)
     return total.astype(x_SxN.dtype)
+
+
+def exchange(grads: Any, dtype: jnp.dtype, shardings: Any = None) -> Any:
+    """Sum gradients [shards, ...] over the shards of a batch; matrices travel in `dtype`, vectors in float32.
+
+    Args:
+        shardings: shardings of the sums.
+    """
+
+    def total(g, sharding=None):
+        return sum_over_shards(g, dtype if g.ndim > 2 else g.dtype, sharding)
+
+    return jax.tree.map(total, grads, *(() if shardings is None else (shardings,)))
 
 
 def _divided(x_SxN: jax.Array) -> jax.Array:

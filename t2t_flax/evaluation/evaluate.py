@@ -37,7 +37,8 @@ from t2t_flax.filesystem import atomic_write
 from t2t_flax.json_file import parse_json
 from t2t_flax.tasks import Metric, Predictions, Task, confidence_interval, lower_is_better, task_of
 from t2t_flax.training.checksums import checksums
-from t2t_flax.training.setup import TrainingSetup, ValidationLoss, with_means
+from t2t_flax.training.parts import TrainingSetup
+from t2t_flax.training.setup import ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
 

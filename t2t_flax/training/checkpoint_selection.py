@@ -18,7 +18,7 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.errors import UserError
 from t2t_flax.model_forms import StoredModel, open_model
 from t2t_flax.training.checkpoints import Checkpoints, DamagedCheckpoint, is_scheduled
-from t2t_flax.training.train_state import parameters_of
+from t2t_flax.training.parameters import merged, parameters_of
 
 log = logging.getLogger("t2t_flax")
 
@@ -116,7 +116,7 @@ def restore_params(
     meta = checkpoints.meta(step)
     parameters = parameters_of(stored_config(meta))
     trees = checkpoints.read(step, meta, {item: parameters.extend(abstract)})
-    return parameters.merge_on_devices(trees[item]), meta
+    return merged(parameters, trees[item]), meta
 
 
 def _chosen_steps(

@@ -50,7 +50,7 @@ from t2t_flax.version import __version__
 if TYPE_CHECKING:
     import orbax.checkpoint as ocp
 
-    from t2t_flax.training.train_state import TrainState
+    from t2t_flax.training.parts import TrainState
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"

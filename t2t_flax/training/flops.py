@@ -4,8 +4,8 @@ XLA's count is not used: it counts the body of a loop once, and is per device.
 """
 
 import math
-from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from flax.traverse_util import flatten_dict
@@ -13,7 +13,7 @@ from flax.traverse_util import flatten_dict
 from t2t_flax.config import Config, Model
 from t2t_flax.data.hooks import trained_tokens
 from t2t_flax.models.attention import SelfAttention, mixer_class
-from t2t_flax.training.train_state import parameters_of
+from t2t_flax.training.parameters import Parameters, Params, model_part, parameters_of
 
 
 class Tokens(NamedTuple):
@@ -72,7 +72,7 @@ def _compared(model: Model, tokens: float, pairs: float) -> float:
     return pairs if issubclass(mixer, SelfAttention) else 0.0
 
 
-def forward_products(model: Model, vocab: int, params: Mapping[str, Any]) -> Products:
+def forward_products(model: Model, vocab: int, params: Params) -> Products:
     """The products of a forward pass of a model with parameters of these shapes. vocab: of the target."""
     sides = {"source": 0.0, "target": model.d_model * vocab}
     for path, size in _kernels(params):
@@ -81,14 +81,14 @@ def forward_products(model: Model, vocab: int, params: Mapping[str, Any]) -> Pro
     return Products(sides["source"], sides["target"], *layers)
 
 
-def training_products(config: Config, vocab: int, params: Mapping[str, Any]) -> Products:
+def training_products(config: Config, vocab: int, params: Params, parameters: Parameters | None = None) -> Products:
     """The products of a forward and a backward pass of a run with parameters of these shapes.
 
     With frozen parameters: a kernel has a gradient if it is trained, and its input if a parameter is trained in its stack or
     before it. What lies below the lowest trained layer of a stack is counted too.
     """
     model, forward = config.model, forward_products(config.model, vocab, params)
-    trained = parameters_of(config).with_gradient(params)
+    trained = _with_gradient(params, parameters or parameters_of(config))
     if trained is None:
         return Products(*(3 * count for count in forward))
     in_encoder = any(path.startswith(("shared_embedding/", "source_", "encoder_")) for path in trained)
@@ -108,7 +108,21 @@ def training_products(config: Config, vocab: int, params: Mapping[str, Any]) -> 
     )
 
 
-def _kernels(params: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+def _with_gradient(params: Params, parameters: Parameters) -> set[str] | None:
+    """Paths of the model's parameters whose gradient is computed; None = all. The gradient of a kernel with adapters, which are
+    below its path, is computed whole: that of the adapters follows from it.
+    """
+    trained, frozen = (flatten_dict(tree, sep="/") for tree in parameters.split(params))
+    if not frozen:
+        return None
+    return {
+        path
+        for path in flatten_dict(model_part(parameters, params), sep="/")
+        if path in trained or any(f"/{path}/" in other for other in trained)
+    }
+
+
+def _kernels(params: Params) -> Iterator[tuple[str, int]]:
     """(path, size) of each kernel of the layers; one entry is one multiply-add for each token."""
     for path, leaf in flatten_dict(params, sep="/").items():
         if path.endswith("/kernel") and path.startswith(("encoder_", "decoder_")):
@@ -121,10 +135,10 @@ def _side(path: str) -> str:
     return "source" if of_source else "target"
 
 
-def explain_flops(config: Config, params: Mapping[str, Any], vocab: int) -> list[str]:
+def explain_flops(config: Config, params: Params, vocab: int, parameters: Parameters) -> list[str]:
     """Return a section of `explain`: FLOPs per target token at three lengths, and of the whole run."""
-    products = training_products(config, vocab, params)
-    frozen = "" if parameters_of(config).with_gradient(params) is None else ", none for what is frozen"
+    products = training_products(config, vocab, params, parameters)
+    frozen = "" if _with_gradient(params, parameters) is None else ", none for what is frozen"
     lines = [f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"]
     per_token = {n: products.flops(config.model, padded_tokens(1, n)) / n for n in (27, 64, 256)}
     for length, flops in per_token.items():

@@ -1,54 +1,45 @@
-"""What extensions do at moments of a run: `registry.HOOKS` names modules, whose `hook(config, workdir, group)` makes one."""
+"""Functions of extensions that a run calls. `registry.HOOKS` names modules with `hooks(setup, progress, group)`."""
 
-from typing import TYPE_CHECKING, Any
-
-import jax
-from etils import epath
+import dataclasses
+from collections.abc import Callable, Iterable
+from typing import Any, Literal
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.registry import HOOKS
+from t2t_flax.training.parts import TrainingSetup, TrainProgress
 
-if TYPE_CHECKING:
-    from t2t_flax.training.setup import DeviceBatch, TrainingSetup
-    from t2t_flax.training.train_state import TrainProgress, TrainState
+Moment = Literal["before", "update", "log", "end"]
 
 
+@dataclasses.dataclass(frozen=True)
 class Hook:
-    """What an extension does at moments of a run; every method may be left out. Called in every process, in the order of
-    registration.
+    """A function that a run calls in every process, in the order of registration.
+
+    Attributes:
+      moment: when it is called, and with what.
+        "before": (step, state, batch) before update `step`, which uses up the arrays of `state`.
+        "update": (step, batch, values) once the numbers of update `step` are known; the next one runs. It may add to `values`.
+        "log": (step, values) after a line of metrics.jsonl: of an update, an evaluation, a change. In process 0.
+        "end": (step, scores) after the final evaluation; without scores for a run that has stopped or diverged.
+      every: calls it only for steps that this number divides.
     """
 
-    def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
-        """Traced into the train step: float32 scalars, which join the metrics of the update but replace none of them.
-
-        params: the trained parameters before the update. grads: the mean gradient per target token, of the same structure,
-        before it is clipped.
-        """
-        return {}
-
-    def on_start(self, run: "TrainingSetup", progress: "TrainProgress") -> None:
-        """Called once, after restoring and compiling. Compile here what the hook needs."""
-
-    def before_update(self, step: int, state: "TrainState", batch: "DeviceBatch") -> None:
-        """Update `step` follows, which uses up the arrays of `state`: programs that read them are to be started here."""
-
-    def on_update(self, step: int, batch: "DeviceBatch", values: dict[str, Any]) -> None:
-        """The numbers of update `step` are known; the next one runs. May add to `values`, of which every n-th is logged."""
-
-    def on_log(self, step: int, values: dict[str, Any]) -> None:
-        """A line was written to metrics.jsonl, by process 0: of an update, an evaluation, a change."""
-
-    def on_checkpoint(self, step: int) -> None:
-        """Called before a checkpoint is written."""
-
-    def on_end(self, step: int, scores: dict[str, float]) -> None:
-        """The final evaluation gave `scores`; or the run has stopped or diverged, with none."""
+    moment: Moment
+    function: Callable[..., None]
+    every: int = 1
 
 
-def make_hooks(config: Config, workdir: epath.Path, group: ProcessGroup) -> list[Hook]:
-    """The hooks of a run."""
-    return [module.hook(config, workdir, group) for module in HOOKS.of(config)]
+def make_hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+    """The hooks of a run, made after it was restored and compiled. A hook may compile, or refuse the run by UserError."""
+    return [hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)]
+
+
+def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: Any) -> None:
+    """Call the hooks of a moment."""
+    for hook in hooks:
+        if hook.moment == moment and step % hook.every == 0:
+            hook.function(step, *arguments)
 
 
 def check_hooks(config: Config) -> None:

@@ -1,13 +1,39 @@
 """The training loop: one run from restore to end, read from top to bottom."""
 
 import contextlib
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
 
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor, StopRequested
-from t2t_flax.training.progress import seconds_since_start
-from t2t_flax.training.run import Run, TrainingEnd, ValidationScore, due_after, worse_than_start
-from t2t_flax.training.setup import Prefetcher, TrainingSetup
+from t2t_flax.errors import NonFiniteUpdate
+from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.checksums import checksums
+from t2t_flax.training.hooks import call_hooks, make_hooks
+from t2t_flax.training.parameters import merged
+from t2t_flax.training.parts import DeviceBatch, TrainingEnd, TrainingSetup
+from t2t_flax.training.progress import MetricsWriter, Progress, Rate, measure, seconds_since_start
+from t2t_flax.training.run import (
+    DueAfterUpdate,
+    checkpoint_meta,
+    due_after,
+    note_metric,
+    reason_to_end,
+    restore_or_init,
+    skip_or_fail,
+    worse_than_start,
+)
+from t2t_flax.training.setup import Prefetcher, compile_programs, train_program, validation_loss
+from t2t_flax.training.workdir import begin
+
+ValidationScore = Callable[..., dict[str, float]]
+"""(params, after_batch, compiling) -> metrics of the decoded validation set as `valid_NAME`. It calls `after_batch()` after each
+batch, and compiles within the context `compiling()`.
+"""
 
 
 def train(
@@ -24,52 +50,187 @@ def train(
     if supervisor is None:
         with RunSupervisor(ProcessGroup(), setup.config) as supervisor:
             return train(setup, score, say, supervisor)
-    run = Run(setup, score, supervisor)
-    with contextlib.ExitStack() as stack:
+    config, mesh, group = setup.config, setup.mesh, supervisor.group
+    keep, last, lead = config.checkpoint, config.train.steps, group.is_lead
+    keep_last = max(keep.keep_last, keep.average_last)
+    folder = setup.workdir / "checkpoints"
+    checkpoints = Checkpoints(folder, keep_last=keep_last, keep_best=keep.keep_best, group=group)
+    stack = contextlib.ExitStack()
+
+    # ---- Local steps: log, report an update, evaluate, save.
+
+    def log(step: int, values: dict[str, Any]) -> None:
+        """Append a line to metrics.jsonl, in process 0."""
+        if writer:
+            tokens = {f"total_{side}_tokens": getattr(progress, f"{side}_tokens") for side in ("source", "target")}
+            writer.write(step, values | tokens)
+            call_hooks(hooks, "log", step, values | tokens)
+
+    def report() -> None:
+        """Wait for the queued update, and report it. Raises NonFiniteUpdate."""
+        nonlocal queued
+        if not queued:
+            return
+        (step, batch, metrics), queued = queued, None
+        with measure("step", seconds):
+            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+        source = batch.batch
+        progress.source_tokens += source.source_tokens
+        progress.target_tokens += source.target_tokens
+        if finite := bool(values.pop("finite")):
+            progress.skipped_in_a_row = 0
+        else:
+            try:
+                why = skip_or_fail(config, progress, step, values["loss"], values["grad_norm"])
+            except NonFiniteUpdate:
+                end(step)
+                raise
+            log(step, {"skipped": why, "skipped_updates": progress.skipped_updates})
+            bar.say(f"skipped {why}")
+            values = {name: value for name, value in values.items() if math.isfinite(value)}
+        rate.add(source)
+        loss, learning_rate = values.get("loss", math.nan), values["learning_rate"]
+        bar.update(step, f"loss {loss:.3f}  lr {learning_rate:.2e}  {rate}")
+        if logged := step % config.log.every_steps == 0:
+            if finite:
+                values["ppl"] = math.exp(min(values["nll"], 700.0))
+            if config.train.non_finite == "skip":
+                values["skipped_updates"] = progress.skipped_updates
+            values |= rate.describe(source) | {"seconds": progress.rounded_seconds()}
+            rate.restart()
+        call_hooks(hooks, "update", step, batch, values)
+        if logged:
+            log(step, values)
+
+    def evaluate(step: int, due: DueAfterUpdate) -> float | None:
+        """Evaluate and log what is due; return eval.metric, higher is better. Raises StopRequested where all processes stop in
+        the middle of it: the evaluation is then discarded, and remains due.
+        """
+        values: dict[str, float] = {}
+        with measure("eval", seconds):
+            params = merged(setup.parameters, state.eval_params)
+            if valid_loss and due.loss:
+                means = valid_loss(params, supervisor.raise_if_stopping)
+                values |= {f"valid_{name}": mean for name, mean in means.items()}
+                values["valid_ppl"] = math.exp(min(means["nll"], 700.0))
+            if score and due.decoding:
+                compiling = functools.partial(supervisor.exit_on_signal, "compiling the search")
+                values |= score(params, supervisor.raise_if_stopping, compiling)
+        progress.evaluation_due = False
+        found = note_metric(progress, values, step, config.eval.metric)
+        shown = "  ".join(f"{k} {v:.4f}" for k, v in values.items())
+        log(step, values)
+        bar.say(f"step {step}: {shown}")
+        return found
+
+    def save(step: int, metric: float | None) -> None:
+        """Start a checkpoint. If there is one already, written when the run stopped before its evaluation, add the evaluation to
+        it. May wait for the previous save, up to Orbax's timeout of an hour. Raises UserError where the disk is full.
+        """
+        if writer:
+            writer.send()  # a checkpoint must not outlive the lines before it
+        with measure("save", seconds), supervisor.expect_progress(False):
+            progress.step = step
+            if step in checkpoints.steps():
+                checkpoints.add_evaluation(step, progress.of_evaluation(), metric)
+            else:
+                checkpoints.save(state, checkpoint_meta(setup, progress), metric)
+
+    def end(step: int) -> None:
+        """Close metrics.jsonl and the hooks of a run that has stopped or diverged."""
+        if writer:
+            writer.close()
+        call_hooks(hooks, "end", step, {})
+
+    with stack:
+        # ---- Restore, and compile all programs: nothing compiles after the first update.
         with supervisor.exit_on_signal("restoring and compiling"):
-            start, config = run.restore(say), setup.config
-            last, workers = config.train.steps, config.data.num_workers
+            checkpoints.clean_up()
+            state, progress = restore_or_init(setup, checkpoints, say)
+            checkpoints.delete_old()
+            start, seconds = progress.step, progress.seconds
             # The first batches are made during the compilation.
-            batches = stack.enter_context(Prefetcher(setup.batches, setup.mesh, start, last, workers))
-            run.compile()
-            run.open_logs()
+            batches = stack.enter_context(Prefetcher(setup.batches, mesh, start, last, config.data.num_workers))
+            with measure("compile", seconds):
+                programs = compile_programs(train_program(setup), setup.batches.shapes, mesh)
+                valid_loss = validation_loss(setup)
+                for tree in (state.params, state.opt_state, state.ema):
+                    checksums(tree)
+            repeated = progress.evaluation_due
+            writer = MetricsWriter(setup.workdir, resume_step=start, evaluation_due=repeated) if lead else None
+            hooks = make_hooks(setup, progress, group)  # may refuse the run
+            if lead:
+                begin(setup.workdir, config)
+            for change in progress.config_changes:
+                if change["step"] == start:
+                    log(start, {"config_changed": change["changed"]})
             batches.wait()
-            supervisor.group.barrier("compiled")  # a process that takes longer for this than the others is not hanging
-        stack.enter_context(run.finish_saves_on_error())
+            group.barrier("compiled")  # a process that takes longer for this than the others is not hanging
+
+        # ---- Update, evaluate, save.
+        bar = stack.enter_context(Progress("train", last, start=start, quiet=not lead))
+        stack.enter_context(finish_saves_on_error(checkpoints))
         stack.enter_context(supervisor.expect_progress())
-        run.end_if_complete()
-        for step in range(start if run.evaluation_due else start + 1, last + 1):
-            if not run.running:
-                break
-            if step > start:
-                run.update(step, batches)
+        step, reason, rate = start, "", Rate(seconds)
+        rate.restart()
+        queued: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
+        evaluates = progress.evaluation_due and start <= last  # the evaluation of `start` did not end
+        if start and not evaluates:
+            reason = reason_to_end(config, progress, start)
+        while not reason:
+            if not evaluates:
+                # Queue an update, then read the metrics of the one before: one is always queued.
+                step += 1
+                with measure("data", seconds):
+                    batch = batches.next()
+                with measure("step", seconds), jax.transfer_guard("disallow"):
+                    call_hooks(hooks, "before", step, state, batch)
+                    state, metrics = programs[batch.arrays["target"].shape](state, batch.arrays)
+                report()
+                queued = step, batch, metrics
             if step == start + 1:
-                run.read_metrics()
+                report()
                 say(f"first update {seconds_since_start():.1f} s after the start of the process")
-            run.check_saves()
+            checkpoints.check_for_errors()
             stopping, due = supervisor.should_stop(), due_after(setup, step)
-            if step > start and not (stopping or due.evaluation or due.checkpoint or step == last):
+            if not (evaluates or stopping or due.evaluation or due.checkpoint or step == last):
                 continue
 
-            run.read_metrics()  # a run that has diverged is neither evaluated nor saved
-            if not run.running:
-                break
-            run.expect_evaluation(due)
+            report()  # a run that has diverged is neither evaluated nor saved
+            evaluates, metric, progress.evaluation_due = False, None, due.evaluation
             try:
                 if due.evaluation and not stopping:
-                    run.evaluate(step, due)
+                    metric = evaluate(step, due)
             except StopRequested:  # what is not evaluated here starts with the evaluation when it resumes
                 stopping = True
-            signal = supervisor.signal if stopping else ""
-            ending = run.reason_to_end(step, signal)
-            run.save(step, required=bool(ending) or due.checkpoint)
-            if ending:
-                run.wait_for_saves()
-                run.end(step, signal)
-    run.close()
-    if run.failure:
-        raise run.failure
-    assert run.ended
-    if note := run.ended.finished and worse_than_start(setup):
+            reason = reason_to_end(config, progress, step, supervisor.signal if stopping else "")
+            if reason or due.checkpoint or (metric is not None and keep.keep_best):
+                save(step, metric)
+
+        # ---- End.
+        with measure("save", seconds), supervisor.expect_progress(False):
+            checkpoints.wait()
+        ended = TrainingEnd(state, step, reason, progress.rounded_seconds(), hooks)
+        if not ended.finished:
+            end(step)
+        elif writer:
+            writer.close()
+    checkpoints.close()
+    if note := ended.finished and worse_than_start(setup):
         say(note)
-    return run.ended
+    return ended
+
+
+@contextlib.contextmanager
+def finish_saves_on_error(checkpoints: Checkpoints) -> Iterator[None]:
+    """Let a save in progress finish where the block raises, so that the run can resume from it: with several processes within
+    5 s, because another one may be dead, unless the run has diverged, which all of them see.
+    """
+    try:
+        yield
+    except NonFiniteUpdate:
+        checkpoints.close()
+        raise
+    except Exception:
+        checkpoints.finish_save(None if jax.process_count() == 1 else 5.0)
+        raise

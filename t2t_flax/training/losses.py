@@ -15,8 +15,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from t2t_flax.config import Loss
+from t2t_flax.config import Config, Loss
 from t2t_flax.models.dense import product_with_float32_result
+from t2t_flax.models.dropout import Noise
+from t2t_flax.models.transformer import Transformer
+from t2t_flax.training.parameters import Params
 
 TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
 """Further metrics: (float32 logits [N, V], targets [N]) -> a value for each target token [N]. The mean over real target
@@ -25,6 +28,34 @@ tokens is logged as NAME after updates and as valid_NAME after evaluations. No g
 
 Sums = dict[str, jax.Array]
 """float32 scalars: "loss" (smoothed) and "nll" in nats, "accuracy", the token metrics, and "tokens", the real targets."""
+
+
+def loss_sums(
+    config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array], noise: Noise | None
+) -> tuple[jax.Array, Sums]:
+    """(smoothed loss, all other sums) of rows [B, L]; float32."""
+    hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
+    if config.model.logit_scale == "rsqrt_d":
+        hidden = (hidden.astype(jnp.float32) * config.model.d_model**-0.5).astype(hidden.dtype)
+    sums, weights = _sums_and_weights(config, model, batch)
+    table, bias = params[model.output_params[0]]["table"], params.get("output_bias")
+    loss, others = output_sums(sums, hidden, table, bias, batch["target"], weights, chunk=model.logits_chunk)
+    return loss, others | {"tokens": weights.sum()}
+
+
+def validation_sums(config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array]) -> Sums:
+    """All sums of rows [B, L] without dropout, the smoothed "loss" among them, from float32 logits."""
+    hidden: Any = model.apply({"params": params}, batch, method="hidden")
+    logits: Any = functools.partial(model.apply, {"params": params}, method="logits")
+    sums, weights = _sums_and_weights(config, model, batch)
+    targets, chunk = batch["target"], model.logits_chunk
+    loss, others = sums_without_gradient(sums, logits, hidden, targets, weights, chunk=chunk)
+    return {"loss": loss} | others | {"tokens": weights.sum()}
+
+
+def _sums_and_weights(config: Config, model: Transformer, batch: dict[str, jax.Array]):
+    sums = functools.partial(token_sums, config=config.loss, vocab_size=model.target_vocab)
+    return sums, (batch["target_segments"] > 0).astype(jnp.float32)
 
 
 def zero_sums() -> Sums:

@@ -1,7 +1,6 @@
 """A summary of a config: parameters, batches, schedule and memory, without reading data."""
 
 import dataclasses
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,49 +11,44 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.attention_kernel import explain_attention
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
+from t2t_flax.training.parameters import Parameters, Params, explain_parameters, parameters_of
+from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import compute_dtype
-from t2t_flax.training.train_state import (
-    TrainState,
-    count_params,
-    init_state,
-    make_model,
-    parameter_groups,
-    parameters_of,
-)
+from t2t_flax.training.train_state import abstract_state, count_params, make_model, parameter_groups
 
 _FILL = 0.97
 
 
 def describe(config: Config) -> str:
     """Parameters by group, batch shapes, the schedule at a few updates, memory and FLOPs."""
-    sizes = (config.data.vocab_size,) * 2
-    state = abstract_state(config, sizes)
+    sizes, parameters = (config.data.vocab_size,) * 2, parameters_of(config)
+    state = state_on_one_device(config, sizes)
     parts = [
-        *([start] if (start := parameters_of(config).describe()) else []),
-        _parameters(config, state.params, sizes),
+        *explain_parameters(config),
+        _parameters(config, parameters, state.params, sizes),
         _batches(config),
         _schedule(config),
         explain_attention(config, compute_dtype(config.train.precision)),
-        _memory(config, state),
-        explain_flops(config, state.params, sizes[1]),
+        _memory(config, parameters, state),
+        explain_flops(config, state.params, sizes[1], parameters),
     ]
     return "\n\n".join("\n".join(part) for part in parts)
 
 
-def abstract_state(config: Config, sizes: tuple[int, int]) -> TrainState:
+def state_on_one_device(config: Config, sizes: tuple[int, int]) -> TrainState:
     """Shapes and dtypes of the train state for these vocabulary sizes."""
     model = make_model(config, *sizes)
     one = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
-    return init_state(config, model, make_optimizer(config), one, abstract=True)[0]
+    return abstract_state(config, model, make_optimizer(config), one)[0]
 
 
-def _parameters(config: Config, params: Any, sizes: tuple[int, int]) -> list[str]:
+def _parameters(config: Config, parameters: Parameters, params: Params, sizes: tuple[int, int]) -> list[str]:
     groups = parameter_groups(params, config, *sizes)
     total = sum(groups.values())
     lines = [f"parameters (vocabulary {sizes[1]:,})"]
     lines += [f"  {name:32} {count:>14,}" for name, count in sorted(groups.items())]
     lines.append(f"  {'all':32} {total:>14,}")
-    trained, frozen = (count_params(part, config, *sizes) for part in parameters_of(config).split(params))
+    trained, frozen = (count_params(part, config, *sizes) for part in parameters.split(params))
     lines += [f"  {'trained':32} {trained:>14,}", f"  {'frozen':32} {frozen:>14,}"] if frozen else []
     return lines
 
@@ -100,12 +94,12 @@ def _schedule(config: Config) -> list[str]:
     ]
 
 
-def _memory(config: Config, state: TrainState) -> list[str]:
+def _memory(config: Config, parameters: Parameters, state: TrainState) -> list[str]:
     size = lambda tree: sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree)) / 2**20  # noqa: E731
     trees = {"parameters": state.params, "optimizer state": state.opt_state, "average": state.ema}
     lines = ["memory, of all devices together where it is sharded (MiB)"]
     lines += [f"  {name:32} {size(tree):>14,.1f}" for name, tree in trees.items() if tree is not None]
-    lines.append(f"  {'gradients':32} {size(parameters_of(config).split(state.params)[0]):>14,.1f}")
+    lines.append(f"  {'gradients':32} {size(parameters.split(state.params)[0]):>14,.1f}")
     model = make_model(config, 8, 8)
     chunk = min(model.logits_chunk, config.data.microbatch_tokens or config.data.batch_tokens)
     logits = chunk * state.params[model.output_params[0]]["table"].shape[0] * model.dtype.itemsize

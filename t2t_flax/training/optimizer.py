@@ -3,7 +3,6 @@ functions of the config.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,22 +10,30 @@ import optax
 
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.registry import AVERAGING, OPTIMIZERS, SCHEDULES
-from t2t_flax.training.train_state import parameters_of, path_names
+from t2t_flax.training.parameters import Parameters, PyTree, Scales, parameters_of, path_names, scaled
 
+LARGEST_RATE = 1e32
+"""A million updates of a few times this are finite."""
 Schedule = Callable[[jax.Array | int], jax.Array]
 """t -> learning rate, float32; t = update - 1 + schedule_first_step."""
 
 
-def make_optimizer(config: Config) -> optax.GradientTransformation:
+def make_optimizer(config: Config, parameters: Parameters | None = None) -> optax.GradientTransformation:
     """Clipping by the global norm, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
 
     The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises ValueError
     for an unknown optimizer or schedule.
+
+    Args:
+      parameters: the parameters of the run; default: those of the config.
     """
-    o = config.optimizer
-    rate = learning_rate_schedule(config)
-    clip = _clip(o.max_grad_norm) if o.max_grad_norm else optax.identity()
-    parts = [clip, parameters_of(config).direction(OPTIMIZERS.load(o.name)(config))]
+    o, rate = config.optimizer, learning_rate_schedule(config)
+    scales = (parameters or parameters_of(config)).scales
+    direction = OPTIMIZERS.load(o.name)(config)
+    parts = [
+        _clip(o.max_grad_norm) if o.max_grad_norm else optax.identity(),
+        _scaled(direction, scales) if scales else direction,
+    ]
     if o.weight_decay:
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
@@ -34,7 +41,20 @@ def make_optimizer(config: Config) -> optax.GradientTransformation:
     return AVERAGING.load(o.name).around(config, whole, rate) if o.name in AVERAGING else whole
 
 
-def make_average(config: Config) -> Callable[[Any, Any, Any], Any] | None:
+def _scaled(
+    direction: optax.GradientTransformation, scales: Callable[[PyTree], Scales]
+) -> optax.GradientTransformation:
+    """A direction of scaled gradients, each parameter's of which is scaled in turn."""
+
+    def update(grads, state, params=None):
+        table = scales(grads)
+        updates, state = direction.update(scaled(grads, table, "gradient"), state, params)
+        return scaled(updates, table, "rate"), state
+
+    return optax.GradientTransformation(direction.init, update)
+
+
+def make_average(config: Config) -> Callable[[PyTree, PyTree, PyTree], PyTree] | None:
     """(average, parameters and optimizer state after an update) -> the new average, which is evaluated; None for no average."""
     o = config.optimizer
     if o.name in AVERAGING:
@@ -57,7 +77,7 @@ def has_bounded_updates(o: Optimizer) -> bool:
     return o.name == "adam" and not o.weight_decay and o.b1**2 < o.b2
 
 
-def decayed(params: Any) -> Any:
+def decayed(params: PyTree) -> PyTree:
     """True for each parameter that weight decay applies to: matrices and tables; no vector, bias or norm of any shape (a
     bias of attention is [heads, width]).
     """

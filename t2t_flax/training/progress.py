@@ -1,6 +1,7 @@
-"""What a run says of itself while it trains: a progress bar, seconds by bucket, and lines of metrics.jsonl."""
+"""Progress bar, timers and metrics.jsonl of a run."""
 
 import contextlib
+import dataclasses
 import json
 import logging
 import os
@@ -15,6 +16,7 @@ import rich.console
 import rich.progress
 from etils import epath
 
+from t2t_flax.data.batching.batches import Batch
 from t2t_flax.data.progress import Report
 from t2t_flax.filesystem import atomic_write, by_storage
 
@@ -115,6 +117,47 @@ def measure(bucket: str, seconds: dict[str, float]) -> Iterator[None]:
         seconds[bucket] = seconds.get(bucket, 0.0) + time.perf_counter() - start
 
 
+@dataclasses.dataclass
+class Rate:
+    """Tokens and token slots of the updates since the last line of metrics.jsonl, and the seconds that they took."""
+
+    seconds: dict[str, float]
+    """By bucket, see `measure`."""
+    since: float = 0.0
+    tokens: int = 0
+    slots: int = 0
+
+    def restart(self) -> None:
+        """Count from now on."""
+        self.since, self.tokens, self.slots = self._busy(), 0, 0
+
+    def add(self, batch: Batch) -> None:
+        """Count an update."""
+        self.tokens += batch.target_tokens
+        self.slots += batch.shape.size
+
+    def _busy(self) -> float:
+        return sum(self.seconds.get(bucket, 0.0) for bucket in ("step", "data"))
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Target tokens a second."""
+        return self.tokens / max(self._busy() - self.since, 1e-9)
+
+    def __str__(self) -> str:
+        return f"{self.tokens_per_second:,.0f} tok/s  fill {self.tokens / self.slots:.0%}"
+
+    def describe(self, batch: Batch) -> dict[str, float]:
+        """Values for a line of metrics.jsonl, with those of the last batch."""
+        return {
+            "epoch": batch.epoch,
+            "source_tokens": batch.source_tokens,
+            "target_tokens": batch.target_tokens,
+            "target_tokens_per_second": self.tokens_per_second,
+            "fill": batch.fill,
+        }
+
+
 log = logging.getLogger("t2t_flax")
 
 
@@ -186,10 +229,10 @@ class GrowingFiles:
         self.local = Path(workdir)
 
     def send(self) -> None:
-        """All is there."""
+        """Nothing to flush."""
 
     def close(self) -> None:
-        """All is there."""
+        """Nothing to flush."""
 
 
 @by_storage

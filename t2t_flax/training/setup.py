@@ -1,29 +1,24 @@
-"""The components of a run (data, mesh, model, optimizer, batches), and its compiled programs, one per batch shape: train steps,
-and the loss of validation and test sets.
+"""The components of a run (data, mesh, model, optimizer, batches), its compiled programs, one per batch shape, and its batches
+on the devices.
 """
 
 import concurrent.futures
 import contextlib
-import dataclasses
-import hashlib
+import functools
 import itertools
-import json
 import math
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
-import optax
 import psutil
 from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
-from t2t_flax.config.keys import SCORES, TRANSLATIONS
-from t2t_flax.config.schema import HIGHER_IS_BETTER, keys_that_change
 from t2t_flax.data.batching.batches import Batch, Batches, Shape, validation_batches
 from t2t_flax.data.dataset import Corpus, split_source
 from t2t_flax.data.token_store import TokenStore
@@ -32,44 +27,13 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
-from t2t_flax.training.hooks import Hook
-from t2t_flax.training.losses import means
+from t2t_flax.training.losses import means, validation_sums
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parameters import Params, PyTree, model_part, parameters_of
+from t2t_flax.training.parts import DeviceBatch, TrainingSetup
 from t2t_flax.training.precision import compiler_options
-from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
-from t2t_flax.training.train_step import make_eval_step, make_train_step
-
-
-@dataclasses.dataclass(frozen=True)
-class TrainingSetup:
-    """The parts of a run. All are stateless: batch k and update k are functions of the config and k."""
-
-    config: Config
-    workdir: epath.Path
-    corpus: Corpus
-    mesh: jax.sharding.Mesh
-    model: Transformer
-    tx: optax.GradientTransformation
-    abstract: TrainState
-    shardings: TrainState
-    batches: Batches
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """Digests of the tokenizer and the training data, which must match on resume."""
-        return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest}
-
-    @property
-    def metric_of(self) -> str:
-        """Digest of what eval.metric is computed from: the validation sets and, where it is one of translations, the keys that
-        change these. They may change when a run is resumed.
-        """
-        parts: dict[str, Any] = {name: store.digest for name, store in self.corpus.valid.items()}
-        if self.config.eval.metric not in HIGHER_IS_BETTER:
-            names = {"eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)}
-            # The model decodes by itself, in the precision of its training.
-            parts |= self.config.compared(names - {"eval.bootstrap_samples", "decode.engine", "decode.precision"})
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+from t2t_flax.training.train_state import abstract_state, make_model
+from t2t_flax.training.train_step import make_train_step
 
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
@@ -79,29 +43,42 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
     model = make_model(config, corpus.tokenizers.source.vocab_size, corpus.tokenizers.target.vocab_size)
-    tx = make_optimizer(config)
-    abstract, shardings = init_state(config, model, tx, mesh, abstract=True)
+    parameters = parameters_of(config)
+    tx = make_optimizer(config, parameters)
+    abstract, shardings = abstract_state(config, model, tx, mesh, parameters)
     batches = corpus.batches(config, shards=mesh_lib.batch_shards(mesh))
-    return TrainingSetup(config, workdir, corpus, mesh, model, tx, abstract, shardings, batches)
+    return TrainingSetup(config, workdir, corpus, mesh, model, parameters, tx, abstract, shardings, batches)
 
 
-def compile_train_steps(setup: TrainingSetup, hooks: Sequence[Hook] = ()) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """{(microbatches, rows, length): program} for every batch shape, the largest first; nothing compiles later.
+class Program(NamedTuple):
+    """A function to be compiled for several shapes.
 
-    Raises UserError where a program does not fit in the device's memory.
+    Attributes:
+      function: a jitted function.
+      inputs: its abstract arguments for a shape.
+      describe: its name for a shape, and what to do where it does not fit in memory.
+      options: options of XLA.
     """
-    step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
-    options = compiler_options(setup.config)
 
-    def lower(shape: Shape) -> jax.stages.Lowered:
-        rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
-        return step.lower(setup.abstract, batch_struct(shape.array_shape, rows))
+    function: jax.stages.Wrapped
+    inputs: Callable[[Shape], tuple]
+    describe: Callable[[Shape], tuple[str, str]]
+    options: dict[str, str | bool] | None = None
+
+
+def train_program(setup: TrainingSetup) -> Program:
+    """The train step of a run."""
+    parts = setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, setup.parameters
+    rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
+
+    def inputs(shape: Shape) -> tuple:
+        return setup.abstract, batch_struct(shape.array_shape, rows)
 
     def describe(shape: Shape) -> tuple[str, str]:
         tokens = f"{shape.rows * shape.length} padded target tokens at once"
         return f"the train step for {shape}", f"Lower config.data.microbatch_tokens (now {tokens})."
 
-    return compile_programs(setup.batches.shapes, lower, describe, setup.mesh, options=options)
+    return Program(make_train_step(*parts), inputs, describe, compiler_options(setup.config))
 
 
 _MOST_AT_ONCE = 8
@@ -109,34 +86,25 @@ _MOST_AT_ONCE = 8
 
 
 def compile_programs(
-    shapes: Sequence[Shape],
-    lower: Callable[[Shape], jax.stages.Lowered],
-    describe: Callable[[Shape], tuple[str, str]],
-    mesh: jax.sharding.Mesh,
-    *,
-    options: dict[str, str | bool] | None = None,
-    besides: Any = (),
+    program: Program, shapes: Sequence[Shape], mesh: jax.sharding.Mesh, *, besides: PyTree = ()
 ) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """{(microbatches, rows, length): program} of each shape, the largest first, compiled on as many cores as there are, up to 8;
-    for GPUs one after the other, because XLA chooses kernels by running them on the device.
+    """{(microbatches, rows, length): program} of each shape, the largest first, lowered one after the other and compiled on as
+    many cores as there are, up to 8; for GPUs one after the other, because XLA chooses kernels by running them on the device.
 
-    describe: a program's name, and what to do where it does not fit in memory, see `check_fits_in_memory`. Raises UserError then,
-    and starts no further one. options: options of XLA.
+    Raises UserError where a program does not fit in memory beside the arrays `besides`, and starts no further one.
     """
     at_once = 1 if mesh.devices.flat[0].platform == "gpu" else min(num_cores(), _MOST_AT_ONCE)
     available = device_memory()  # on CPUs before compilers take some of it
-
-    def lower_and_compile(shape: Shape) -> jax.stages.Compiled:
-        with mesh_lib.use(mesh):  # JAX keeps it by thread, as it does what it lowers with
-            return lower(shape).compile(options)
-
     pool = concurrent.futures.ThreadPoolExecutor(at_once, "compile")
+    compiled: dict[Shape, concurrent.futures.Future[jax.stages.Compiled]] = {}
     try:
-        largest_first = sorted(shapes, key=lambda shape: -shape.rows * shape.length)
-        compiled = {shape: pool.submit(lower_and_compile, shape) for shape in largest_first}
-        for shape, program in compiled.items():
-            check_fits_in_memory(program.result(), available, *describe(shape), besides=besides)
-        return {shape.array_shape: program.result() for shape, program in compiled.items()}
+        with mesh_lib.use(mesh):
+            for shape in sorted(shapes, key=lambda shape: -shape.rows * shape.length):
+                lowered = program.function.lower(*program.inputs(shape))
+                compiled[shape] = pool.submit(lowered.compile, program.options)
+        for shape, future in compiled.items():
+            check_fits_in_memory(future.result(), available, *program.describe(shape), besides=besides)
+        return {shape.array_shape: future.result() for shape, future in compiled.items()}
     finally:
         pool.shutdown(cancel_futures=True)
 
@@ -161,13 +129,13 @@ def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
     return parts | {"peak": sum(parts.values()) - 2 * parts["alias"]}
 
 
-def resident_bytes(tree: Any) -> int:
+def resident_bytes(tree: PyTree) -> int:
     """Bytes on one device of arrays, or of abstract arrays with shardings."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def check_fits_in_memory(
-    compiled: jax.stages.Compiled, available: int | None, name: str, advice: str, *, besides: Any = ()
+    compiled: jax.stages.Compiled, available: int | None, name: str, advice: str, *, besides: PyTree = ()
 ) -> None:
     """Raises UserError where a program, with the arrays `besides` that stay on the devices, needs more memory than is
     available, in bytes; None = unknown.
@@ -187,18 +155,18 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
     return dict.fromkeys([side + name for side in ("source", "target") for name in names], struct)
 
 
-def validation_loss(run: TrainingSetup) -> Callable[..., dict[str, float]] | None:
+def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | None:
     """The function that computes the validation losses, see `ValidationLoss` and `with_means`; None if the config does not need
     it.
     """
-    if not (run.corpus.valid and (run.config.eval.every_steps or run.config.eval.every_epochs)):
+    if not (setup.corpus.valid and (setup.config.eval.every_steps or setup.config.eval.every_epochs)):
         return None
-    besides = run.abstract.opt_state, run.abstract.ema
-    params = parameters_of(run.config).of_model(run.abstract.params)
+    besides = setup.abstract.opt_state, setup.abstract.ema
+    params = model_part(setup.parameters, setup.abstract.params)
     programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
     losses = {
-        name: ValidationLoss(run.config, run.model, run.mesh, params, store, name, besides, programs)
-        for name, store in run.corpus.valid.items()
+        name: ValidationLoss(setup.config, setup.model, setup.mesh, params, store, name, besides, programs)
+        for name, store in setup.corpus.valid.items()
     }
     return lambda params, after_batch: with_means({name: loss(params, after_batch) for name, loss in losses.items()})
 
@@ -228,10 +196,10 @@ class ValidationLoss:
         config: Config,
         model: Transformer,
         mesh: jax.sharding.Mesh,
-        params: Any,
+        params: Params,
         store: TokenStore,
         split: str = "valid",
-        besides: Any = (),
+        besides: PyTree = (),
         programs: dict[tuple[int, ...], jax.stages.Compiled] | None = None,
     ):
         self._mesh, self._config, self._store, self._split = mesh, config, store, split
@@ -243,13 +211,14 @@ class ValidationLoss:
         shards = mesh_lib.batch_shards(mesh)
         tokens = min(8192, config.data.microbatch_tokens * shards or 8192)
         shardings = jax.tree.map(lambda x: x.sharding, params)
-        step = make_eval_step(config, model, mesh, shardings)
         self._parts = list(validation_batches(store, config.data, shards=shards, tokens=tokens))
         self._programs = {} if programs is None else programs
-        rows = mesh_lib.named(mesh, mesh_lib.ROWS)
+        rows, whole = (mesh_lib.named(mesh, spec) for spec in (mesh_lib.ROWS, mesh_lib.REPLICATED))
+        sums = functools.partial(validation_sums, config, model)
+        function = jax.jit(sums, in_shardings=(shardings, rows), out_shardings=whole)
 
-        def lower(shape: Shape) -> jax.stages.Lowered:
-            return step.lower(params, batch_struct((shape.rows, shape.length), rows))
+        def inputs(shape: Shape) -> tuple:
+            return params, batch_struct((shape.rows, shape.length), rows)
 
         def describe(shape: Shape) -> tuple[str, str]:
             advice = "Lower config.data.microbatch_tokens."
@@ -258,7 +227,8 @@ class ValidationLoss:
             return f"the loss of config.data.{split} for {shape}", advice
 
         new = [shape for shape, _ in self._parts if shape.array_shape not in self._programs]
-        self._programs.update(compile_programs(new, lower, describe, mesh, besides=besides))
+        program = Program(function, inputs, describe)
+        self._programs.update(compile_programs(program, new, mesh, besides=besides))
 
     def _longest(self, limit: int | None = None) -> str:
         """Describes the longest pair of the store, or the longest of at most `limit` tokens."""
@@ -270,7 +240,7 @@ class ValidationLoss:
         tokens = [int(x[i]) for x in self._store.lengths]
         return f"config.data.{self._split}: {where} has {tokens[0]} source and {tokens[1]} target tokens"
 
-    def __call__(self, params: Any, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
+    def __call__(self, params: Params, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
         """{"loss": ..., "nll": ..., and each token metric: ...}, per real target token of the store."""
         sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
@@ -291,13 +261,6 @@ _BYTES_PER_SLOT = 24
 """int32 ids, segments and positions of two sides."""
 _FILLING = 8
 """Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
-
-
-class DeviceBatch(NamedTuple):
-    """A batch on the mesh, and where it comes from."""
-
-    arrays: dict[str, jax.Array]  # int32 [A, B, L]
-    batch: Batch
 
 
 class Prefetcher:

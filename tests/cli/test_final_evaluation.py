@@ -87,11 +87,7 @@ def test_requested_average_takes_precedence(copy, reason, average_last, record, 
 def test_scores_of_the_test_sets_go_to_the_hooks(copy):
     ended = []
 
-    class Listener(Hook):
-        def on_end(self, step, scores):
-            ended.append((step, scores))
-
-    _, records = finish_run(config_of(copy), copy, hooks=[Listener()])
+    _, records = finish_run(config_of(copy), copy, hooks=[Hook("end", lambda *end: ended.append(end))])
     ((step, values),) = ended
     assert step == 4 and values["short_sacrebleu"] == records["short"]["scores"]["sacrebleu"]["score"]
     assert values["long.er_nll"] == records["long.er"]["scores"]["nll"]

@@ -25,9 +25,10 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.registry import SEARCHES
 from t2t_flax.tasks import task_of
+from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, make_model
-from t2t_flax.training.train_step import loss_sums, make_train_step
+from t2t_flax.training.train_state import abstract_state, make_model
+from t2t_flax.training.train_step import make_train_step
 
 # Keys that change the program of the train step: (base, other value, further keys of the base).
 PROGRAM = {
@@ -132,7 +133,7 @@ def abstract_batch(*shape: int) -> dict:
 def loss_program(config: Config) -> str:
     """The loss as a jaxpr, without its gradient, which is four times as long."""
     model = make_model(config, 37, 37)
-    params = init_state(config, model, make_optimizer(config), devices_mesh(), abstract=True)[0].params
+    params = abstract_state(config, model, make_optimizer(config), devices_mesh())[0].params
 
     def loss(params, batch):
         return loss_sums(config, model, params, batch, Noise(noise_key(0, 0), np.arange(4, dtype=np.uint32)))
@@ -144,7 +145,7 @@ def loss_program(config: Config) -> str:
 def update_program(config: Config) -> str:
     """The update of the optimizer as a jaxpr."""
     tx = make_optimizer(config)
-    state, _ = init_state(config, make_model(config, 37, 37), tx, devices_mesh(), abstract=True)
+    state, _ = abstract_state(config, make_model(config, 37, 37), tx, devices_mesh())
     return str(jax.make_jaxpr(tx.update)(state.params, state.opt_state, state.params))
 
 
@@ -153,7 +154,7 @@ def program(config: Config) -> str:
     """The train step as a jaxpr, which shows differences without compiling."""
     mesh = devices_mesh()
     model, tx = make_model(config, 37, 37), make_optimizer(config)
-    state, shardings = init_state(config, model, tx, mesh, abstract=True)
+    state, shardings = abstract_state(config, model, tx, mesh)
     with mesh_lib.use(mesh):
         return str(make_train_step(config, model, tx, mesh, shardings).trace(state, abstract_batch(1, 4, 24)).jaxpr)
 

@@ -13,8 +13,8 @@ from helpers.runs import start, tiny_run
 from t2t_flax.evaluation.evaluate import evaluate, summary
 from t2t_flax.evaluation.restore import load
 from t2t_flax.tasks import task_of
+from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.setup import ValidationLoss
-from t2t_flax.training.train_step import loss_sums
 
 ONE_DEVICE = {"mesh.data": "-1"}
 

@@ -14,7 +14,7 @@ from t2t_flax.models.attention import bfloat16_softmax, masked_softmax
 from t2t_flax.models.dense import product_with_float32_result
 from t2t_flax.models.dropout import Dropout, Noise
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_state import abstract_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 _DOT = re.compile(
@@ -27,7 +27,7 @@ def dots(precision: str, platform: str, **model) -> list[tuple[str, str, str, st
     """(precision of the left side, of the right, type of the left, of the right) of every product of a train step."""
     config = small_config(model=model, train=dict(precision=precision))
     model, tx, mesh = make_model(config, VOCAB, VOCAB), make_optimizer(config), devices_mesh()
-    state, shardings = init_state(config, model, tx, mesh, abstract=True)
+    state, shardings = abstract_state(config, model, tx, mesh)
     batch = {name: jax.ShapeDtypeStruct((1, 4, 24), np.int32) for name in rows_alone(random_pairs(4))}
     traced = make_train_step(config, model, tx, mesh, shardings).trace(state, batch)
     text = traced.lower(lowering_platforms=(platform,)).as_text()

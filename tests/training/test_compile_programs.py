@@ -46,13 +46,18 @@ def needed(monkeypatch):
     return sizes
 
 
-def lowered_by(compile):
-    """Lower a shape to a program that `compile(str(shape))` compiles."""
-    return lambda shape: types.SimpleNamespace(compile=lambda options: compile(str(shape)))
-
-
 def describe(shape):
     return f"the program of {shape}", "Lower it."
+
+
+def compiled_by(compile, describe=describe):
+    """A program that is lowered in the calling thread, and that `compile(str(shape))` compiles."""
+
+    def lower(shape):
+        assert threading.current_thread() is threading.main_thread()
+        return types.SimpleNamespace(compile=lambda options: compile(str(shape)))
+
+    return setup.Program(types.SimpleNamespace(lower=lower), lambda shape: (shape,), describe)
 
 
 def test_as_many_programs_are_compiled_at_once_as_there_are_cores(mesh, two_cores):
@@ -66,7 +71,7 @@ def test_as_many_programs_are_compiled_at_once_as_there_are_cores(mesh, two_core
         running.remove(lowered)
         return f"compiled {lowered}"
 
-    programs = setup.compile_programs(SHAPES, lowered_by(compile), describe, mesh)
+    programs = setup.compile_programs(compiled_by(compile), SHAPES, mesh)
     assert max(most) == 2
     assert programs == {shape.array_shape: f"compiled {shape}" for shape in SHAPES}
 
@@ -83,7 +88,7 @@ def test_programs_of_a_gpu_are_compiled_one_after_the_other(monkeypatch, two_cor
         threading.Event().wait(0.05)  # a second thread would find it running
         one.release()
 
-    setup.compile_programs(SHAPES, lowered_by(compile), describe, gpu)
+    setup.compile_programs(compiled_by(compile), SHAPES, gpu)
     assert alone == [True, True, True] and order == LARGEST_FIRST
 
 
@@ -104,7 +109,7 @@ def test_nothing_is_compiled_after_a_program_that_does_not_fit(mesh, two_cores, 
         return describe(shape)
 
     with refused("16 rows", "3.00 GiB", "1.00 GiB"):
-        setup.compile_programs([*SHAPES, Shape(8, 1, 1)], lowered_by(compile), describe_and_go_on, mesh)
+        setup.compile_programs(compiled_by(compile, describe_and_go_on), [*SHAPES, Shape(8, 1, 1)], mesh)
     assert set(compiled) <= set(LARGEST_FIRST), "what waited was not cancelled"
 
 
@@ -113,7 +118,7 @@ def test_an_error_of_the_compiler_is_raised(mesh, two_cores):
         raise RuntimeError(lowered)
 
     with refused(LARGEST_FIRST[0][:4], error=RuntimeError):
-        setup.compile_programs(SHAPES, lowered_by(compile), describe, mesh)
+        setup.compile_programs(compiled_by(compile), SHAPES, mesh)
 
 
 @pytest.mark.slow
@@ -130,7 +135,8 @@ def test_programs_are_the_same_however_many_are_compiled_at_once(tmp_path, cache
 
     def instructions(cores):
         monkeypatch.setattr(setup, "num_cores", lambda: cores)
-        programs = {shape: program.as_text().splitlines() for shape, program in setup.compile_train_steps(run).items()}
+        compiled = setup.compile_programs(setup.train_program(run), run.batches.shapes, run.mesh)
+        programs = {shape: program.as_text().splitlines() for shape, program in compiled.items()}
         without_places = lambda line: re.sub(", metadata={[^}]*}", "", line)  # noqa: E731
         return {shape: [without_places(line) for line in lines if " = " in line] for shape, lines in programs.items()}
 

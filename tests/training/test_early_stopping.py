@@ -13,10 +13,9 @@ from helpers.runs import start, tiny_run
 from t2t_flax.config import Config
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
+from t2t_flax.training.parts import TrainingSetup, TrainProgress
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.run import note_metric, worse_than_start
-from t2t_flax.training.setup import TrainingSetup
-from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import completed
 
 

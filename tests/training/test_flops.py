@@ -10,11 +10,11 @@ from t2t_flax.config import Config, Model
 from t2t_flax.extensions.layer_types import LayerTypes
 from t2t_flax.models.attention import MixerInputs, make_mixer
 from t2t_flax.training import flops
-from t2t_flax.training.model_summary import abstract_state
+from t2t_flax.training.model_summary import state_on_one_device
 
 
 def forward_flops(model: Model, vocab: int, tokens: flops.Tokens) -> float:
-    params = abstract_state(Config(model=model), (vocab, vocab)).params
+    params = state_on_one_device(Config(model=model), (vocab, vocab)).params
     return flops.forward_products(model, vocab, params).flops(model, tokens)
 
 

@@ -9,7 +9,7 @@ from helpers.configs import VOCAB, devices_mesh, model_and_state, random_pairs, 
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.mesh import over_shards, sum_over_shards
-from t2t_flax.training.train_step import loss_sums
+from t2t_flax.training.losses import loss_sums
 
 SHARDS = 4
 UNIT = 2.0**-9  # bfloat16's largest relative rounding error

@@ -10,7 +10,7 @@ from helpers.configs import devices_mesh, random_pairs, rows_alone
 from t2t_flax.config import load_config
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import count_params, init_state, make_model
+from t2t_flax.training.train_state import abstract_state, count_params, init_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 CONFIGS = Path(__file__).parents[2] / "configs"
@@ -33,7 +33,7 @@ def test_paper_model_initializes_and_trains(name, parameters):
     vocab = config.data.vocab_size
     mesh = devices_mesh()
     model, tx = make_model(config, vocab, vocab), make_optimizer(config)
-    abstract, _ = init_state(config, model, tx, mesh, abstract=True)
+    abstract, _ = abstract_state(config, model, tx, mesh)
     assert count_params(abstract.params, config, vocab, vocab) == parameters
     if "enfr" in name:
         return  # the same models with another vocabulary and dropout

@@ -13,7 +13,6 @@ from t2t_flax.config import Data
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.errors import UserError
 from t2t_flax.training import loop, setup
-from t2t_flax.training.run import Run
 from t2t_flax.training.setup import Prefetcher
 
 DATA = Data(batch_tokens=300, pack_length=24, microbatch_tokens=0, batching="packed")
@@ -71,12 +70,12 @@ def test_batches_wait_up_to_a_number_of_bytes(store, monkeypatch, megabytes, exp
 
 
 def test_first_batches_are_made_during_the_compilation(tmp_path, cache, monkeypatch):
-    made, batch, compile_programs = threading.Event(), Batches.batch, Run.compile
+    made, batch, compile_programs = threading.Event(), Batches.batch, loop.compile_programs
     monkeypatch.setattr(Batches, "batch", lambda self, k: (made.set(), batch(self, k))[1])
 
-    def compile_later(self):
+    def compile_later(*arguments):
         assert made.wait(60), "compiling may take minutes, and so may the first window"
-        compile_programs(self)
+        return compile_programs(*arguments)
 
-    monkeypatch.setattr(Run, "compile", compile_later)
+    monkeypatch.setattr(loop, "compile_programs", compile_later)
     assert loop.train(start(tiny_run("", steps=1), tmp_path, cache), score=None).step == 1

@@ -4,6 +4,7 @@ import json
 import signal
 from pathlib import Path
 
+import jax.numpy as jnp
 import pytest
 import tensorboardX  # noqa: F401  before a run does so in a thread, whose folder would come late
 from helpers.configs import small_config
@@ -15,10 +16,9 @@ from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import NonFiniteUpdate
 from t2t_flax.evaluation.restore import load
-from t2t_flax.training import loop
+from t2t_flax.training import loop, train_step
 from t2t_flax.training.checkpoint_selection import is_scheduled, regular_steps
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.run import Run
 
 HERE = {"mesh.data": "-1"}
 
@@ -146,12 +146,19 @@ def test_extended_run_averages_the_checkpoints_of_one_started_longer(tmp_path, c
 @pytest.mark.slow
 def test_skips_in_a_row_are_counted_across_a_stop(tmp_path, cache, monkeypatch):
     """Updates 2 to 5 are not finite; more than three in a row are too many, wherever the run stopped in between."""
-    log_update = Run._log_update
+    step_of = train_step.train_step
 
-    def not_finite(self, step, batch, values):
-        return log_update(self, step, batch, values | ({"finite": 0.0} if 2 <= step <= 5 else {}))
+    def broken(*parts):
+        update = step_of(*parts)
 
-    monkeypatch.setattr(Run, "_log_update", not_finite)
+        def not_finite(state, batch):
+            new, metrics = update(state, batch)
+            broken = (new.step >= 2) & (new.step <= 5)
+            return new, metrics | {"finite": jnp.where(broken, 0.0, metrics["finite"])}
+
+        return not_finite
+
+    monkeypatch.setattr(train_step, "train_step", broken)
     config = tiny_run(tmp_path, steps=8, train=dict(steps=8, non_finite="skip"))
     monkeypatch.setattr("t2t_flax.training.run.MOST_SKIPPED", 3)
     for call in (0, 3):

@@ -12,9 +12,10 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.training.losses import loss_sums, validation_sums
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import put_batch
-from t2t_flax.training.train_step import loss_sums, make_train_step, validation_sums
+from t2t_flax.training.train_step import make_train_step
 
 
 def packed(pairs, length=48):

@@ -14,7 +14,7 @@ from t2t_flax.config.schema import fields
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_state import abstract_state, make_model
 from t2t_flax.training.train_step import train_step
 
 KEYS = [key for key in fields() if key.split(".")[0] in ("model", "optimizer", "loss")]
@@ -62,7 +62,7 @@ def test_every_accepted_config_can_be_traced(config):
     for side in ("source", "target"):
         batch |= {side + part: jax.ShapeDtypeStruct((2, 2, 12), np.int32) for part in ("", "_segments", "_positions")}
     model, tx = make_model(config, 37, 37), make_optimizer(config)
-    state, _ = init_state(config, model, tx, mesh, abstract=True)
+    state, _ = abstract_state(config, model, tx, mesh)
     with mesh_lib.use(mesh):
         after, metrics = jax.eval_shape(train_step(config, model, tx), state, batch)
     shapes = lambda tree: jax.tree.map(lambda x: (x.shape, x.dtype), tree)  # noqa: E731

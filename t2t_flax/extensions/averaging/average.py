@@ -14,7 +14,7 @@ from t2t_flax.extensions.shared.parameters_run import write_params_run
 from t2t_flax.filesystem import is_remote, refuse_existing
 from t2t_flax.model_forms import check_writable, run_folder
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean
-from t2t_flax.training.train_state import parameters_of
+from t2t_flax.training.parameters import parameters_of
 
 
 def average(

@@ -6,7 +6,6 @@ and reading a checkpoint merges them, so that decoding, evaluation and export kn
 
 import functools
 import math
-from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -17,13 +16,13 @@ from jax.sharding import NamedSharding, PartitionSpec
 from t2t_flax.extensions.finetuning import FineTuning
 from t2t_flax.extensions.finetuning.frozen import matching
 from t2t_flax.extensions.shared.matrices import matrix_axes_of
+from t2t_flax.training.parameters import Params
 
 NAME = "lora"
 """Of the adapters beside the parameters of the model."""
-_Add = Callable[[str, float, jax.Array, jax.Array, jax.Array], jax.Array]
 
 
-def with_adapters(keys: FineTuning, params: dict[str, Any]) -> dict[str, Any]:
+def with_adapters(keys: FineTuning, params: Params) -> Params:
     """A model's parameters as ShapeDtypeStructs with shardings, and those of the adapters that the config wants: float32, A
     [inputs, rank] and B [rank, outputs], whose axes are sharded as those of W. Raises UserError for a pattern of
     finetuning.lora_modules that matches no kernel.
@@ -41,7 +40,7 @@ def with_adapters(keys: FineTuning, params: dict[str, Any]) -> dict[str, Any]:
             sharding = NamedSharding(leaf.sharding.mesh, PartitionSpec(*map(axes.get, own)))
             shape = tuple(map(sizes.__getitem__, own))
             adapters[f"{path}/{name}"] = jax.ShapeDtypeStruct(shape, jnp.float32, sharding=sharding)
-    return params | {NAME: unflatten_dict(adapters, sep="/")}
+    return {**params, NAME: unflatten_dict(adapters, sep="/")}
 
 
 def init_adapters(adapters: Any, key: jax.Array) -> Any:
@@ -57,35 +56,27 @@ def init_adapters(adapters: Any, key: jax.Array) -> Any:
     return unflatten_dict({path: init(path, leaves[path], keys[i]) for i, path in enumerate(sorted(leaves))}, sep="/")
 
 
-def merge(keys: FineTuning, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The model's parameters with the adapters added; for use within a traced function."""
-    return _merged(keys, params, _added)
+def split(params: Params) -> tuple[Params, Params]:
+    """(adapters, the model's parameters): the first are trained."""
+    return {NAME: params[NAME]}, {name: tree for name, tree in params.items() if name != NAME}
 
 
-def merge_on_devices(keys: FineTuning, params: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As `merge`, of arrays; the result has their shardings."""
-    return _merged(keys, params, lambda *parts: _program(*parts[:2], parts[2].sharding)(*parts[2:]))
-
-
-def _merged(keys: FineTuning, params: Mapping[str, Any], add: _Add) -> Mapping[str, Any]:
+def merge(keys: FineTuning, params: Params) -> Params:
+    """The model's parameters with the adapters added."""
     if NAME not in params:
         return params
-    model = {name: tree for name, tree in params.items() if name != NAME}
-    leaves, adapters = flatten_dict(model, sep="/"), flatten_dict(params[NAME], sep="/")
-    for path in sorted({path.rpartition("/")[0] for path in adapters}):  # all processes in the same order
+    adapters, model = split(params)
+    leaves, pairs = flatten_dict(model, sep="/"), flatten_dict(adapters[NAME], sep="/")
+    for path in sorted({path.rpartition("/")[0] for path in pairs}):  # all processes in the same order
         a, b, whole = _equation(path, leaves[path].shape)
-        parts = leaves[path], adapters[f"{path}/a"], adapters[f"{path}/b"]
-        leaves[path] = add(f"{a},{b}->{whole}", keys.lora_alpha / keys.lora_rank, *parts)
+        scale = keys.lora_alpha / keys.lora_rank
+        leaves[path] = _added(f"{a},{b}->{whole}", scale, leaves[path], pairs[f"{path}/a"], pairs[f"{path}/b"])
     return unflatten_dict(leaves, sep="/")
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
 def _added(equation: str, scale: float, w: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     return w + scale * jnp.einsum(equation, a, b, precision="highest")
-
-
-@functools.lru_cache(maxsize=64)
-def _program(equation: str, scale: float, sharding: jax.sharding.Sharding) -> Callable[..., jax.Array]:
-    return jax.jit(functools.partial(_added, equation, scale), out_shardings=sharding)
 
 
 def _equation(path: str, shape: tuple[int, ...]) -> tuple[str, str, str]:

@@ -19,7 +19,7 @@ from t2t_flax.extensions.finetuning import of, parse_init_checkpoint
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, mean, restore_chosen
-from t2t_flax.training.setup import TrainingSetup
+from t2t_flax.training.parts import TrainingSetup
 from t2t_flax.training.train_state import abstract_params, make_model
 from t2t_flax.training.workdir import read_model_config
 

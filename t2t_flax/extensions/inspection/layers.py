@@ -1,5 +1,6 @@
 """What happens inside a run, layer by layer: a second program, beside the train step, measures every n-th update."""
 
+import dataclasses
 import math
 import re
 from collections.abc import Mapping
@@ -8,19 +9,19 @@ from typing import Any
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from etils import epath
 from flax.traverse_util import flatten_dict
 
-from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Shape
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.inspection import Inspection
+from t2t_flax.extensions.shared.recorded_gradients import Recorded, recording
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.precision import casts_results, compiler_options
-from t2t_flax.training.setup import DeviceBatch, TrainingSetup, batch_struct, compile_programs
-from t2t_flax.training.train_state import TrainProgress, TrainState, parameters_of, run_params
+from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainProgress, TrainState
+from t2t_flax.training.precision import compiler_options
+from t2t_flax.training.setup import Program, batch_struct, compile_programs
 from t2t_flax.training.train_step import train_step
 
 MOST_TOKENS = 4096
@@ -29,49 +30,45 @@ _DIGITS = 5
 _SUBLAYERS = re.compile(r"(encoder|decoder)_\d+(/(?!residual)\w+)?")
 
 
-class LayersHook(Hook):
-    """Adds the statistics of `measure` to every n-th update. The program runs before the update, on its state and batch; the
-    train step is the one of a run without the hook.
+def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+    """Hooks that add the statistics of `measure` to every n-th update. Their program runs before the update, on its state and
+    batch; the train step is the one of a run without them.
     """
+    every = Inspection.of(setup.config).layers_every
+    programs, names = compile_measure(setup)
+    measured: dict[int, jax.Array] = {}  # numbers that are not yet fetched: two updates where every = 1
 
-    def __init__(self, every: int):
-        self._every = every
-        self._programs: dict[tuple[int, ...], jax.stages.Compiled] = {}
-        self._names: list[str] = []
-        self._measured: dict[int, jax.Array] = {}
-        """By update, of those whose numbers are not yet known: with every = 1 the next one is measured before they are."""
+    def before(step: int, state: TrainState, batch: DeviceBatch) -> None:
+        measured[step] = programs[batch.arrays["target"].shape](state, batch.arrays)
 
-    def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
-        def packed(state: TrainState, batch: dict[str, jax.Array]) -> jax.Array:
-            found = measure(run, state, batch)
-            self._names = list(found)
-            return jnp.stack(list(found.values()))  # one array to fetch
+    def after(step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
+        found = dict(zip(names, jax.device_get(measured.pop(step)).tolist(), strict=True))
+        values |= {name: float(f"{x:.{_DIGITS}g}") for name, x in with_ratios(found).items() if math.isfinite(x)}
 
-        rows = mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS)
-        program = jax.jit(
-            packed,
-            in_shardings=(run.shardings, rows),
-            out_shardings=mesh_lib.named(run.mesh, mesh_lib.REPLICATED),
-        )
+    return [Hook("before", before, every), Hook("update", after, every)]
 
-        def lower(shape: Shape) -> jax.stages.Lowered:
-            return program.lower(run.abstract, batch_struct(shape.array_shape, rows))
 
-        def describe(shape: Shape) -> tuple[str, str]:
-            what = f"measuring the layers for {shape} (config.inspection.layers_every)"
-            return what, "Lower config.data.microbatch_tokens."
+def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], list[str]]:
+    """(the programs of `measure` by the shape of a batch, the names of what they return as one array)."""
+    names: list[str] = []
 
-        options = compiler_options(run.config)
-        self._programs = compile_programs(run.batches.shapes, lower, describe, run.mesh, options=options)
+    def packed(state: TrainState, batch: dict[str, jax.Array]) -> jax.Array:
+        found = measure(setup, state, batch)
+        names[:] = found
+        return jnp.stack(list(found.values()))  # one array to fetch
 
-    def before_update(self, step: int, state: TrainState, batch: DeviceBatch) -> None:
-        if step % self._every == 0:
-            self._measured[step] = self._programs[batch.arrays["target"].shape](state, batch.arrays)
+    rows, whole = (mesh_lib.named(setup.mesh, spec) for spec in (mesh_lib.MICRO_ROWS, mesh_lib.REPLICATED))
+    function = jax.jit(packed, in_shardings=(setup.shardings, rows), out_shardings=whole)
 
-    def on_update(self, step: int, batch: DeviceBatch, values: dict[str, Any]) -> None:
-        if step in self._measured:
-            found = dict(zip(self._names, jax.device_get(self._measured.pop(step)).tolist(), strict=True))
-            values |= {name: float(f"{x:.{_DIGITS}g}") for name, x in with_ratios(found).items() if math.isfinite(x)}
+    def inputs(shape: Shape) -> tuple:
+        return setup.abstract, batch_struct(shape.array_shape, rows)
+
+    def describe(shape: Shape) -> tuple[str, str]:
+        what = f"measuring the layers for {shape} (config.inspection.layers_every)"
+        return what, "Lower config.data.microbatch_tokens."
+
+    program = Program(function, inputs, describe, compiler_options(setup.config))
+    return compile_programs(program, setup.batches.shapes, setup.mesh), names
 
 
 def with_ratios(found: Mapping[str, float]) -> dict[str, float]:
@@ -81,7 +78,7 @@ def with_ratios(found: Mapping[str, float]) -> dict[str, float]:
     return {**found, **ratios}
 
 
-def measure(run: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
+def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
     """float32 scalars by name of the update that follows `state` with this batch [A, B, L]; traced.
 
     param_rms, grad_rms and update_rms / MODULE: root mean squares over a module's own trained kernels and biases: before the
@@ -89,30 +86,23 @@ def measure(run: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) 
     SUB-LAYER, dead_units / FEED-FORWARD and attention_entropy / SUB-LAYER / HEAD: see `activations`, with the dropout of the
     update.
     """
-    config, shards, platform = run.config, mesh_lib.batch_shards(run.mesh), run.mesh.devices.flat[0].platform
-    parameters = parameters_of(config)
-    shardings = jax.tree.map(lambda x: x.sharding, run_params(config, run.model, run.mesh, optimizer=True))
-    moments, _ = parameters.split(shardings)
-    cast = casts_results(config, platform)
-    step = train_step(config, run.model, run.tx, shards=shards, moments=moments, hooks=[_Gradients()], cast=cast)
-    new, metrics = step(state, batch)
+    config, parameters, shards = setup.config, setup.parameters, mesh_lib.batch_shards(setup.mesh)
+    step = train_step(config, setup.model, recording(setup.tx), setup.mesh, parameters)
+    trained, _ = parameters.split(state.params)
+    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), trained)  # stays where the update is not finite
+    new, _ = step(dataclasses.replace(state, opt_state=Recorded(unknown, state.opt_state)), batch)
     old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)
     found = {f"param_rms/{name}": x for name, x in root_mean_squares(old_trained).items()}
-    found |= {name: x for name, x in metrics.items() if name.startswith("grad_rms/")}
+    found |= {f"grad_rms/{name}": x for name, x in root_mean_squares(new.opt_state.grads).items()}
     found |= {f"update_rms/{name}": x for name, x in root_mean_squares(changes).items()}
 
     _, rows, length = batch["target"].shape
     some = shards * max(1, min(rows // shards, MOST_TOKENS // (shards * length)))
-    of_rows = mesh_lib.named(run.mesh, mesh_lib.ROWS)
+    of_rows = mesh_lib.named(setup.mesh, mesh_lib.ROWS)
     first = {name: jax.lax.with_sharding_constraint(x[0, :some], of_rows) for name, x in batch.items()}
     noise = Noise(noise_key(config.seed.dropout, state.step), jnp.arange(some, dtype=jnp.uint32))
-    return found | activations(run.model, parameters.merge(state.params), first, noise)
-
-
-class _Gradients(Hook):
-    def measure(self, params: Any, grads: Any) -> dict[str, jax.Array]:
-        return {f"grad_rms/{name}": x for name, x in root_mean_squares(grads).items()}
+    return found | activations(setup.model, parameters.merge(state.params), first, noise)
 
 
 def root_mean_squares(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
@@ -163,8 +153,3 @@ def activations(
             name = f"attention_entropy/{path.removesuffix('/weights')}"
             found |= {f"{name}/head_{number}": x for number, x in enumerate(heads)}
     return found
-
-
-def hook(config: Config, workdir: epath.Path, group: Any) -> LayersHook:
-    """Of a run whose inspection.layers_every is set; in every process."""
-    return LayersHook(Inspection.of(config).layers_every)

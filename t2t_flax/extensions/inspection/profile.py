@@ -2,18 +2,18 @@
 
 import tempfile
 from pathlib import Path
-from typing import Any
 
 import jax
 from etils import epath
 
-from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.inspection import Inspection
 from t2t_flax.filesystem import copy_file, is_remote
 from t2t_flax.training.hooks import Hook
+from t2t_flax.training.parts import TrainingSetup, TrainProgress
 
 
-class Profile(Hook):
+class Profile:
     """Traces updates `steps` = (first, last) into `folder`. Each process writes its own files.
 
     An update is reported while the next one runs, so the trace also has parts of the updates before and after. The profiler
@@ -25,23 +25,18 @@ class Profile(Hook):
         self._tracing = False
         self._local: tempfile.TemporaryDirectory | None = None
 
-    def on_start(self, run: Any, progress: Any) -> None:
-        if progress.step < self._first <= progress.step + 2:
-            self._start()
+    def start_before(self, step: int) -> None:
+        """Starts the trace if the first update comes within two after `step`."""
+        if not self._tracing and step < self._first <= step + 2:
+            self._local = tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None
+            jax.profiler.start_trace(self._local.name if self._local else str(self._folder))
+            self._tracing = True
 
-    def on_update(self, step: int, batch: Any, values: dict[str, float]) -> None:
-        if step == self._first - 2:
-            self._start()
-        elif step >= self._last:
+    def after(self, step: int) -> None:
+        """Starts or ends the trace once update `step` is reported."""
+        self.start_before(step)
+        if step >= self._last:
             self.close()
-
-    def on_end(self, step: int, scores: dict[str, float]) -> None:
-        self.close()
-
-    def _start(self) -> None:
-        self._local = tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None
-        jax.profiler.start_trace(self._local.name if self._local else str(self._folder))
-        self._tracing = True
 
     def close(self) -> None:
         """Ends the trace, if one is running."""
@@ -56,6 +51,11 @@ class Profile(Hook):
             self._local.cleanup()
 
 
-def hook(config: Config, workdir: epath.Path, group: Any) -> Profile:
-    """Of a run whose inspection.profile_steps are set."""
-    return Profile(workdir / "profile", Inspection.of(config).profile_steps)
+def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+    """Hooks of a run whose inspection.profile_steps are set."""
+    profile = Profile(setup.workdir / "profile", Inspection.of(setup.config).profile_steps)
+    profile.start_before(progress.step)
+    return [
+        Hook("update", lambda step, batch, values: profile.after(step)),
+        Hook("end", lambda step, scores: profile.close()),
+    ]

@@ -22,7 +22,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.filesystem import atomic_directory, refuse_existing
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.registry import STEPS
-from t2t_flax.training.train_state import parameters_of
+from t2t_flax.training.parameters import parameters_of
 
 FORMATS = {
     "ctranslate2": ctranslate2_export.QUANTIZATIONS,

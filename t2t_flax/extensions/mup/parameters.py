@@ -1,73 +1,24 @@
-"""The parameters of a run with muP: initial values and updates times the factors of `rule`."""
+"""The parameters of a run with muP: initial values, gradients and rates times the factors of `rule`."""
 
-import dataclasses
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+import functools
 
 import jax
 
 from t2t_flax.config import Config
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mup import Mup
-from t2t_flax.extensions.mup.rule import Factors, depth_factors, kind_of, rules
-from t2t_flax.registry import PARAMETERS
-from t2t_flax.training.train_state import Parameters, path_names
-
-if TYPE_CHECKING:
-    import optax
+from t2t_flax.extensions.mup.rule import depth_scale, kind_of, rules
+from t2t_flax.training.parameters import Parameters, Params, Path, Scale, path_names
 
 
-def parameters(config: Config) -> "ScaledParameters":
-    """Raises UserError where other keys say how parameters begin and are trained."""
-    active = [module.__name__ for module in PARAMETERS.of(config)]
-    others = [PARAMETERS[module][0].partition(".")[0] for module in active if module != __name__]
-    if others:
-        raise UserError(
-            f"config.mup.base_width = {Mup.of(config).base_width} says how parameters begin and are trained, as do the keys "
-            f"of config.{', config.'.join(others)}: leave out one of them."
-        )
-    return ScaledParameters(config)
+def parameters(config: Config) -> Parameters:
+    """Parameters of the model, scaled."""
+    return Parameters(scales=functools.partial(scales_of, config))
 
 
-@dataclasses.dataclass(frozen=True)
-class ScaledParameters(Parameters):
-    config: Config
-
-    def init(self, params: dict[str, Any], structs: dict[str, Any], key: jax.Array) -> dict[str, Any]:
-        factors = factors_of(self.config, params)
-        shardings = jax.tree.map(lambda x: x.sharding, structs)
-        return jax.jit(lambda tree: _times(tree, factors, "initial"), out_shardings=shardings)(params)
-
-    def direction(self, inner: "optax.GradientTransformation") -> "optax.GradientTransformation":
-        def update(grads, state, params=None):
-            factors = factors_of(self.config, grads)
-            updates, state = inner.update(_times(grads, factors, "gradient"), state, params)
-            return _times(updates, factors, "update"), state
-
-        return inner._replace(update=update)
-
-    def describe(self) -> list[str]:
-        m, keys = self.config.model, Mup.of(self.config)
-        scale, head_width = keys.base_width / m.d_model, keys.head_width(self.config)
-        lines = [
-            f"widths by muP: rates and initial values of a base model with d_model {keys.base_width}, d_ff {m.d_ff * scale:g}, "
-            f"d_k {head_width:g}",
-            f"  {'':24} {'initial std':>12} {'in the base':>12} {'rate':>10}",
-        ]
-        for name, kind, here, base in _kinds(self.config):
-            factors = rules(self.config)[kind]
-            lines.append(f"  {name:24} {here * factors.initial:>12.4g} {base:>12.4g} {f'x {factors.update:.4g}':>10}")
-        lines.append(f"  {'other norms and biases':24} {'':25} {'x 1':>10}")
-        if keys.base_layers:
-            depths = (m.num_encoder_layers, m.num_decoder_layers)
-            ratios = " and ".join(f"{keys.base_layers / layers:.4g}" for layers in depths if layers)
-            lines.append(f"  residual branches x {ratios}, of a base model with {keys.base_layers} layers a stack")
-        return lines
-
-
-def factors_of(config: Config, tree: Any) -> dict[tuple[str, ...], Factors]:
-    """By the paths of a tree of parameters. Raises UserError for a parameter that there is no rule for, and where the norm that
-    must be scaled has no gain.
+def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
+    """The factors of each parameter, by the paths of a tree. Raises UserError for a parameter without rule, and where the norm
+    that must be scaled has no gain.
     """
     by_kind, found = rules(config), {}
     paths = [path_names(path) for path, _ in jax.tree.leaves_with_path(tree)]
@@ -78,7 +29,8 @@ def factors_of(config: Config, tree: Any) -> dict[tuple[str, ...], Factors]:
                 f"config.mup.base_width = {Mup.of(config).base_width}: there is no rule for the parameter {'/'.join(path)}, so "
                 "its rate at another width is unknown. Leave out the layer that has it, or mup.base_width."
             )
-        found[path] = by_kind[kind] * depth_factors(path, config)
+        of_kind, of_depth = by_kind[kind], depth_scale(path, config)
+        found[path] = Scale(*(x * y for x, y in zip(of_kind, of_depth, strict=True)))
     if "last norm" not in kinds.values() and by_kind["last norm"].initial != 1.0:
         raise UserError(
             f"config.mup.base_width = {Mup.of(config).base_width} scales the gain of the norm before the softmax, but "
@@ -87,12 +39,24 @@ def factors_of(config: Config, tree: Any) -> dict[tuple[str, ...], Factors]:
     return found
 
 
-def _times(tree: Any, factors: Mapping[tuple[str, ...], Factors], name: str) -> Any:
-    def times(path, x):
-        factor = getattr(factors[path_names(path)], name)
-        return x if factor == 1.0 else x * factor
-
-    return jax.tree_util.tree_map_with_path(times, tree)
+def explain(config: Config) -> list[str]:
+    """A section of `explain`: rates and initial values of the kinds of parameters."""
+    m, keys = config.model, Mup.of(config)
+    scale, head_width = keys.base_width / m.d_model, keys.head_width(config)
+    lines = [
+        f"widths by muP: rates and initial values of a base model with d_model {keys.base_width}, d_ff {m.d_ff * scale:g}, "
+        f"d_k {head_width:g}",
+        f"  {'':24} {'initial std':>12} {'in the base':>12} {'rate':>10}",
+    ]
+    for name, kind, here, base in _kinds(config):
+        factors = rules(config)[kind]
+        lines.append(f"  {name:24} {here * factors.initial:>12.4g} {base:>12.4g} {f'x {factors.rate:.4g}':>10}")
+    lines.append(f"  {'other norms and biases':24} {'':25} {'x 1':>10}")
+    if keys.base_layers:
+        depths = (m.num_encoder_layers, m.num_decoder_layers)
+        ratios = " and ".join(f"{keys.base_layers / layers:.4g}" for layers in depths if layers)
+        lines.append(f"  residual branches x {ratios}, of a base model with {keys.base_layers} layers a stack")
+    return lines
 
 
 def _kinds(config: Config) -> list[tuple[str, str, float, float]]:

@@ -20,9 +20,10 @@ from t2t_flax.extensions.planning.collectives import DeviceLayout, collectives
 from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import batch_struct, program_memory
-from t2t_flax.training.train_state import TrainState, init_state, make_model
+from t2t_flax.training.train_state import abstract_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 # The two ways in which the TPU compiler reports that a program does not fit.
@@ -63,7 +64,7 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
     mesh_lib.check_divisibility(config, mesh)
     vocab, tx = config.data.vocab_size, make_optimizer(config)
     model = make_model(config, vocab, vocab, platform=topology.platform)
-    return AbstractRun(config, topology, mesh, model, tx, *init_state(config, model, tx, mesh, abstract=True))
+    return AbstractRun(config, topology, mesh, model, tx, *abstract_state(config, model, tx, mesh))
 
 
 def devices_of(topology: Topology) -> list[jax.Device]:

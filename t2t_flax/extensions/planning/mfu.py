@@ -4,40 +4,31 @@ import time
 
 import jax
 import jax.numpy as jnp
-from etils import epath
 
-from t2t_flax.config import Config
 from t2t_flax.data.batching.batches import Batch
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.planning.chips import data_sheet_peak
 from t2t_flax.training.flops import Products, padded_tokens, real_tokens, training_products
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.setup import DeviceBatch, TrainingSetup
-from t2t_flax.training.train_state import TrainProgress
+from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainProgress
 
 
-class Mfu(Hook):
-    """Add `mfu_*` to the lines of metrics.jsonl: utilization since the line before."""
+def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+    """A hook that adds `mfu_*` to the lines of metrics.jsonl: utilization since the line before."""
+    products = training_products(setup.config, setup.model.target_vocab, setup.abstract.params, setup.parameters)
+    peaks = peaks_of(setup)
+    hardware = useful = tokens = 0.0
 
-    def on_start(self, run: TrainingSetup, progress: TrainProgress) -> None:
-        self._run = run
-        self._products = training_products(run.config, run.model.target_vocab, run.abstract.params)
-        self._peaks = peaks_of(run)
-        self._hardware = self._useful = self._tokens = 0.0
-
-    def on_update(self, step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
-        hardware, useful = update_flops(self._run, batch.batch, self._products)
-        self._hardware += hardware
-        self._useful += useful
-        self._tokens += batch.batch.target_tokens
+    def add(step: int, batch: DeviceBatch, values: dict[str, float]) -> None:
+        nonlocal hardware, useful, tokens
+        of_slots, of_tokens = update_flops(setup, batch.batch, products)
+        hardware, useful, tokens = hardware + of_slots, useful + of_tokens, tokens + batch.batch.target_tokens
         if "target_tokens_per_second" in values:
-            seconds = self._tokens / values["target_tokens_per_second"]
-            values |= mfu(self._hardware, self._useful, seconds, self._peaks)
-            self._hardware = self._useful = self._tokens = 0.0
+            seconds = tokens / values["target_tokens_per_second"]
+            values |= mfu(hardware, useful, seconds, peaks)
+            hardware = useful = tokens = 0.0
 
-
-def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Mfu:
-    return Mfu()
+    return [Hook("update", add)]
 
 
 def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:

@@ -18,8 +18,8 @@ from t2t_flax.filesystem import atomic_directory, atomic_write, is_remote, list_
 from t2t_flax.registry import GROUPS
 from t2t_flax.training.checkpoints import finished_steps, read_meta, write_meta
 from t2t_flax.training.optimizer import learning_rate_schedule
+from t2t_flax.training.parts import TrainProgress
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.train_state import TrainProgress
 from t2t_flax.training.workdir import MARKER
 
 _READ_TEST = ("filters.held_out", "languages.directions")

@@ -14,8 +14,8 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.scaling.intervals import LEVEL, Interval
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import products
-from t2t_flax.training.setup import TrainingSetup
-from t2t_flax.training.train_step import loss_sums
+from t2t_flax.training.losses import loss_sums
+from t2t_flax.training.parts import TrainingSetup
 
 GROUPS = 8
 """Of batches, whose sums are kept: as many copies of the gradient in the memory of the host."""

@@ -6,37 +6,19 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.extensions.selftest.probe import Probe
 from t2t_flax.extensions.selftest.reference import activations
+from t2t_flax.extensions.shared.recorded_gradients import Recorded, recording
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parameters import parameters_of
+from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.setup import batch_struct
-from t2t_flax.training.train_state import TrainState, init_state, make_model, parameters_of
+from t2t_flax.training.train_state import abstract_state, make_model
 from t2t_flax.training.train_step import make_train_step
-
-
-class Recorded(NamedTuple):
-    """State of the optimizer with the gradients that it was given."""
-
-    grads: Any
-    inner: Any
-
-
-def recording(tx: optax.GradientTransformation) -> optax.GradientTransformation:
-    """The optimizer, whose state also holds the gradients: so they leave the train step, which returns no others."""
-
-    def init(params):
-        return Recorded(jax.tree.map(jnp.zeros_like, params), tx.init(params))
-
-    def update(grads, state, params=None):
-        updates, inner = tx.update(grads, state.inner, params)
-        return updates, Recorded(grads, inner)
-
-    return optax.GradientTransformation(init, update)
 
 
 class Programs(NamedTuple):
@@ -56,8 +38,10 @@ class DeviceRun:
     def __init__(self, probe: Probe):
         self.probe, self.config, self.mesh = probe, probe.config, probe.mesh
         self.model = make_model(self.config, *probe.vocab, platform=self.mesh.devices.flat[0].platform)
-        self._tx = recording(make_optimizer(self.config))
-        self.abstract, self.shardings = init_state(self.config, self.model, self._tx, self.mesh, abstract=True)
+        self.parameters = parameters_of(self.config)
+        self._tx = recording(make_optimizer(self.config, self.parameters))
+        parts = self.config, self.model, self._tx, self.mesh
+        self.abstract, self.shardings = abstract_state(*parts, self.parameters)
 
     def place(self, state: TrainState) -> TrainState:
         """The state, of NumPy arrays, on the devices; the recorded gradients are zeros."""
@@ -74,7 +58,7 @@ class DeviceRun:
         """The programs, of which the second is made as for a training."""
         rows = mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS)
         struct = batch_struct(self.probe.size, rows)
-        step = make_train_step(self.config, self.model, self._tx, self.mesh, self.shardings)
+        step = make_train_step(self.config, self.model, self._tx, self.mesh, self.shardings, self.parameters)
         layers = jax.jit(self._layers, in_shardings=(self.shardings.params, rows))
         options = compiler_options(self.config)
         with mesh_lib.use(self.mesh):
@@ -87,7 +71,7 @@ class DeviceRun:
         def of_shard(params, part):
             rows, numbers = part
             noise = Noise(noise_key(self.config.seed.dropout, 0), numbers)
-            return activations(self.model, parameters_of(self.config).merge(params), rows, noise)
+            return activations(self.model, self.parameters.merge(params), rows, noise)
 
         numbers = jnp.arange(self.probe.size[1], dtype=jnp.uint32)
         first = jax.tree.map(lambda x: x[0], batch)

@@ -19,7 +19,8 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.matrices import matrix_axes_of
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, make_model, path_names
+from t2t_flax.training.parameters import path_names
+from t2t_flax.training.train_state import abstract_state, make_model
 
 _LAYERS = 2
 _MOST_MICRO = 3
@@ -77,7 +78,7 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
     small = smooth.with_values(layers)
     try:
         config_lib.from_json(config_lib.to_json(small))
-        init_state(small, make_model(small, *vocab), make_optimizer(small), mesh, abstract=True)
+        abstract_state(small, make_model(small, *vocab), make_optimizer(small), mesh)
     except UserError:  # a key of the run names a layer that is left out
         return smooth
     return small

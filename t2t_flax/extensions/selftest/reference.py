@@ -15,9 +15,11 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.selftest.probe import Probe, draw_parameters
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
+from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.optimizer import make_average, make_optimizer
-from t2t_flax.training.train_state import TrainState, init_state, join, make_model, parameters_of
-from t2t_flax.training.train_step import loss_sums
+from t2t_flax.training.parameters import Parameters, join, parameters_of
+from t2t_flax.training.parts import TrainState
+from t2t_flax.training.train_state import abstract_state, make_model
 
 _CHUNK = 2048
 """Tokens whose logits exist at once."""
@@ -71,7 +73,8 @@ class Reference:
     def __init__(self, probe: Probe):
         self.probe, self.device = probe, cpu_device()
         self.config = _plain(probe.config)
-        self.tx = make_optimizer(self.config)
+        self.parameters = parameters_of(self.config)
+        self.tx = make_optimizer(self.config, self.parameters)
         with jax.default_device(self.device):
             self.state = self._start()
 
@@ -80,9 +83,9 @@ class Reference:
             self._model("float32"),
             jax.sharding.Mesh(np.array(self.device).reshape(1, 1, 1), self.probe.mesh.axis_names),
         )
-        abstract, _ = init_state(self.config, model, self.tx, mesh, abstract=True)
+        abstract, _ = abstract_state(self.config, model, self.tx, mesh, self.parameters)
         params = draw_parameters(abstract.params)
-        trained, _ = parameters_of(self.config).split(params)
+        trained, _ = self.parameters.split(params)
         opt_state = jax.device_get(self.tx.init(trained))
         return TrainState(np.int32(0), params, opt_state, params if self.config.optimizer.averages else None)  # type: ignore[arg-type]
 
@@ -98,10 +101,10 @@ class Reference:
 
         @jax.jit
         def all_at_once(params, rows, numbers):
-            (loss, others), grads = _gradient(config, model)(params, rows, numbers)
+            (loss, others), grads = _gradient(config, model, self.parameters)(params, rows, numbers)
             noise = Noise(noise_key(config.seed.dropout, 0), numbers[:first])
             seen = activations(
-                model, parameters_of(config).merge(params), {name: x[:first] for name, x in rows.items()}, noise
+                model, self.parameters.merge(params), {name: x[:first] for name, x in rows.items()}, noise
             )
             order.extend(seen)
             return {name: x.astype(jnp.float32) for name, x in seen.items()}, {"loss": loss} | others, grads
@@ -125,7 +128,7 @@ class Reference:
 
     @functools.cached_property
     def _update(self):
-        parameters, average = parameters_of(self.config), make_average(self.config)
+        parameters, average = self.parameters, make_average(self.config)
 
         def update(grads, state):
             trained, frozen = parameters.split(state.params)
@@ -140,7 +143,7 @@ class Reference:
     @functools.cached_property
     def products_of_optimizer(self) -> int:
         """Matrix products of the optimizer's update, which devices round more than sums."""
-        trained, _ = parameters_of(self.config).split(self.state.params)
+        trained, _ = self.parameters.split(self.state.params)
         lowered = jax.jit(self.tx.update).lower(trained, self.state.opt_state, trained)
         return lowered.as_text().count("stablehlo.dot_general")
 
@@ -160,9 +163,8 @@ def _plain(config: Config) -> Config:
     return config.with_values(plain | {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.slices": 0})
 
 
-def _gradient(config: Config, model: Transformer):
+def _gradient(config: Config, model: Transformer, parameters: Parameters):
     """(params, rows [A * B, L], their numbers) -> ((loss, other sums), gradients of the trained parameters)."""
-    parameters = parameters_of(config)
 
     def gradient(params, rows, numbers):
         trained, frozen = parameters.split(params)

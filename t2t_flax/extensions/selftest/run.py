@@ -29,7 +29,8 @@ from t2t_flax.extensions.selftest.probe import Probe, make_probe
 from t2t_flax.extensions.selftest.programs import check_programs
 from t2t_flax.extensions.selftest.reference import Computed, Reference
 from t2t_flax.training.optimizer import learning_rate_schedule
-from t2t_flax.training.train_state import TrainState, parameters_of, path_names
+from t2t_flax.training.parameters import path_names
+from t2t_flax.training.parts import TrainState
 
 STAGES = ("parameters", "programs", "layers", "loss", "gradients", "update", "copies")
 
@@ -129,7 +130,7 @@ class _Test:
         self._add("parameters", compare_bits(arrays, wanted), len(arrays), "arrays put on the devices")
 
     def _programs(self, lowered: str, compiled: str) -> None:
-        trained, _ = parameters_of(self.probe.config).split(self.device.abstract.params)
+        trained, _ = self.device.parameters.split(self.device.abstract.params)
         mesh = self.probe.mesh
         checked = check_programs(
             lowered,

@@ -13,7 +13,7 @@ from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.filesystem import atomic_directory, atomic_write, refuse_existing
 from t2t_flax.locks import exclusive_writer
 from t2t_flax.training.checkpoints import Checkpoints
-from t2t_flax.training.train_state import TrainState
+from t2t_flax.training.parts import TrainState
 
 
 def write_params_run(

@@ -22,13 +22,12 @@ from t2t_flax.extensions.trackers.clients import CLIENTS, FINISH_SECONDS, MODULE
 from t2t_flax.filesystem import atomic_write, read_if_exists
 from t2t_flax.json_file import parse_json
 from t2t_flax.training.hooks import Hook
-from t2t_flax.training.progress import GrowingFiles, open_growing_files, read_metrics
-from t2t_flax.training.setup import TrainingSetup
-from t2t_flax.training.train_state import TrainProgress
+from t2t_flax.training.parts import TrainingSetup, TrainProgress
+from t2t_flax.training.progress import open_growing_files, read_metrics
 
 CLOSE_SECONDS = FINISH_SECONDS
 """How long the end of a run waits for all trackers together."""
-log = logging.getLogger("t2t_flax")
+LOG = logging.getLogger("t2t_flax")
 
 
 class TrackerThread:
@@ -55,14 +54,14 @@ class TrackerThread:
         self._thread.join(max(seconds, 0.0))
         if self._thread.is_alive() and not self._ended:
             self._ended = True
-            log.warning("%s has not taken everything in %g s; the rest is left out", self.name, CLOSE_SECONDS)
+            LOG.warning("%s has not taken everything in %g s; the rest is left out", self.name, CLOSE_SECONDS)
 
     def _work(self) -> None:
         try:
             self._send_all()
         except BaseException as error:  # noqa: BLE001 - whatever a client raises, the run goes on
             if not self._ended:
-                log.warning("%s failed and is dropped; metrics.jsonl has all values: %s", self.name, first_line(error))
+                LOG.warning("%s failed and is dropped; metrics.jsonl has all values: %s", self.name, first_line(error))
         self._ended = True
 
     def _send_all(self) -> None:
@@ -107,47 +106,31 @@ def _read_notes(path: epath.Path) -> dict[str, Any]:
         return {}
 
 
-class TrackersHook(Hook):
-    """Sends the lines of metrics.jsonl and the scores of the test sets, from process 0."""
+def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
+    """Hooks of process 0 that send the lines of metrics.jsonl and the scores of the test sets."""
+    if not group.is_lead:
+        return []
+    files = open_growing_files(setup.workdir)
+    tracked = TrackedRun(setup.workdir, files.local, setup.config, progress.step)
+    threads = [TrackerThread(name, tracked) for name in Trackers.of(setup.config).each()]
 
-    def __init__(self, config: Config, workdir: epath.Path):
-        self._config, self._workdir = config, workdir
-        self._threads: list[TrackerThread] = []
-        self._files: GrowingFiles | None = None
-
-    def on_start(self, run: TrainingSetup | None, progress: TrainProgress) -> None:
-        self._files = open_growing_files(self._workdir)
-        tracked = TrackedRun(self._workdir, self._files.local, self._config, progress.step)
-        self._threads = [TrackerThread(name, tracked) for name in Trackers.of(self._config).each()]
-
-    def on_log(self, step: int, values: dict[str, Any]) -> None:
-        for thread in self._threads:
+    def log(step: int, values: dict[str, Any]) -> None:
+        for thread in threads:
             thread.write(step, values)
 
-    def on_checkpoint(self, step: int) -> None:
-        self._upload(lambda files: files.send())
-
-    def on_end(self, step: int, scores: dict[str, float]) -> None:
-        self.on_log(step, scores)
+    def end(step: int, scores: dict[str, float]) -> None:
+        log(step, scores)
         deadline = time.monotonic() + CLOSE_SECONDS
-        for thread in self._threads:
+        for thread in threads:
             thread.end()
-        for thread in self._threads:
+        for thread in threads:
             thread.join(deadline - time.monotonic())
-        self._threads = []
-        self._upload(lambda files: files.close())
-
-    def _upload(self, what: Any) -> None:
         try:
-            if self._files:
-                what(self._files)
+            files.close()
         except Exception as error:  # noqa: BLE001 - any of dozens of network errors; metrics.jsonl and the records have all
-            log.warning("the trackers' files could not be written to %s: %s", self._workdir, first_line(error))
+            LOG.warning("the trackers' files could not be written to %s: %s", setup.workdir, first_line(error))
 
-
-def hook(config: Config, workdir: epath.Path, group: ProcessGroup) -> Hook:
-    """Trackers in process 0; nothing in the others."""
-    return TrackersHook(config, workdir) if group.is_lead else Hook()
+    return [Hook("log", log), Hook("end", end)]
 
 
 def check_installed(config: Config) -> None:

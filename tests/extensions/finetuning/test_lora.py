@@ -12,12 +12,14 @@ from helpers.updates import run_updates
 
 from t2t_flax.evaluation.restore import load
 from t2t_flax.extensions.finetuning import lora, of
-from t2t_flax.extensions.finetuning.lora import merge, merge_on_devices, with_adapters
+from t2t_flax.extensions.finetuning.lora import merge, with_adapters
 from t2t_flax.extensions.finetuning.start import start_params
 from t2t_flax.registry import load_extensions
 from t2t_flax.training import loop
+from t2t_flax.training.losses import loss_sums
+from t2t_flax.training.parameters import merged as merged_parameters
+from t2t_flax.training.parameters import parameters_of
 from t2t_flax.training.train_state import abstract_params, make_model
-from t2t_flax.training.train_step import loss_sums
 
 load_extensions()
 HERE = {"mesh.data": "-1"}  # all simulated devices
@@ -63,7 +65,7 @@ def test_gradients_are_the_full_gradient_projected(mixer):
     loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, merge(of(config), p), batch, None)[0]))
     full_loss = jax.jit(jax.value_and_grad(lambda p: loss_sums(config, model, p, batch, None)[0]))
     value, grads = loss(params)
-    merged = merge_on_devices(of(config), params)
+    merged = merged_parameters(parameters_of(config), params)
     full_value, full = full_loss(merged)
     assert float(value) == pytest.approx(float(full_value), rel=1e-6)
     kernels, after, gradient = (flatten_dict(of_model(t), sep="/") for t in (params, merged, full))
@@ -141,7 +143,7 @@ def test_a_run_is_read_with_merged_weights(tmp_path, cache):
     config = tiny_run("", 4, finetuning=adapters, **keys)
     run = start(config, tmp_path / "whole", cache)
     whole = loop.train(run, score=None).state
-    merged = merge_on_devices(of(run.config), whole.params)
+    merged = merged_parameters(run.parameters, whole.params)
     assert not np.array_equal(*(jax.tree.leaves(p)[0] for p in (merged["encoder_0"]["self_attention"]["query"],
                                                                whole.params["encoder_0"]["self_attention"]["query"])))  # fmt: skip
     newest = load(tmp_path / "whole", overrides=HERE).params

@@ -19,8 +19,8 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.optimizer import make_optimizer
+from t2t_flax.training.parts import TrainingSetup
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import TrainingSetup
 from t2t_flax.training.train_state import init_state, make_model
 
 

@@ -13,10 +13,11 @@ from t2t_flax.data.batching.batches import Batches
 from t2t_flax.extensions.finetuning.frozen import matching
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.registry import OPTIMIZERS, load_extensions
+from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.model_summary import describe
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, join, make_model, parameters_of
-from t2t_flax.training.train_step import loss_sums
+from t2t_flax.training.parameters import join, parameters_of
+from t2t_flax.training.train_state import abstract_state, make_model
 
 load_extensions()
 TREE = {
@@ -122,7 +123,7 @@ def test_losses_are_the_same_on_every_mesh(store, frozen_run, shape):
 def test_every_optimizer_leaves_frozen_parameters_out(name):
     config = small_config(finetuning=FREEZE, optimizer=dict(name=name, weight_decay=0.1))
     mesh = devices_mesh(fsdp=2)
-    state = init_state(config, make_model(config, 37, 37), make_optimizer(config), mesh, abstract=True)[0]
+    state = abstract_state(config, make_model(config, 37, 37), make_optimizer(config), mesh)[0]
     paths = {jax.tree_util.keystr(p, simple=True) for p, _ in jax.tree.leaves_with_path(state.opt_state)}
     assert any("decoder_0" in p for p in paths) and not any("encoder_0" in p or "shared" in p for p in paths)
 

@@ -1,7 +1,6 @@
 """Profiles of a run, and the keys of inspection."""
 
 from pathlib import Path
-from types import SimpleNamespace
 
 import jax.numpy as jnp
 import pytest
@@ -29,11 +28,11 @@ def test_profile_in_an_object_store_is_copied_when_it_ends(tmp_path, monkeypatch
     monkeypatch.setattr(profile, "copy_file", lambda source, target: sent.append((Path(source).read_bytes(), target)))
     sent: list = []
     trace = profile.Profile(tmp_path / "profile", (2, 3))
-    trace.on_start(None, SimpleNamespace(step=0))
+    trace.start_before(0)
     for step in range(1, 5):
         jnp.ones(3).sum().block_until_ready()
         assert step > 3 or not sent
-        trace.on_update(step, None, {})
+        trace.after(step)
     assert any(content and target.match("*/profile/plugins/profile/*/*.xplane.pb") for content, target in sent)
 
 

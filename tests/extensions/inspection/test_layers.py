@@ -14,13 +14,16 @@ from helpers.runs import start, tiny_run
 
 from t2t_flax.data.dataset import prepare_corpus
 from t2t_flax.distributed import mesh as mesh_lib
-from t2t_flax.extensions.inspection.layers import LayersHook, activations, hook
+from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.extensions.inspection import layers
+from t2t_flax.extensions.inspection.layers import activations
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
+from t2t_flax.training.hooks import call_hooks
+from t2t_flax.training.parts import TrainProgress
 from t2t_flax.training.progress import read_metrics
-from t2t_flax.training.setup import batch_struct, compile_train_steps, put_batch, set_up_training
+from t2t_flax.training.setup import compile_programs, put_batch, set_up_training, train_program
 from t2t_flax.training.train_state import init_state
-from t2t_flax.training.train_step import make_train_step
 from t2t_flax.training.workdir import adopt_config
 
 PREFIXES = (
@@ -35,10 +38,11 @@ def statistics(line: dict) -> dict[str, float]:
 def measured(setup, state=None, number=0) -> dict[str, float]:
     """What the hook adds to the numbers of an update."""
     state = state or init_state(setup.config, setup.model, setup.tx, setup.mesh)[0]
-    made, batch, values = LayersHook(1), put_batch(setup.batches.batch(number), setup.mesh), {}
-    made.on_start(setup, None)
-    made.before_update(1, state, batch)
-    made.on_update(1, batch, values)
+    setup = dataclasses.replace(setup, config=setup.config.with_values({"inspection.layers_every": 1}))
+    made = layers.hooks(setup, TrainProgress(), ProcessGroup())
+    batch, values = put_batch(setup.batches.batch(number), setup.mesh), {}
+    call_hooks(made, "before", 1, state, batch)
+    call_hooks(made, "update", 1, batch, values)
     return values
 
 
@@ -69,7 +73,7 @@ def test_norms_equal_numpys(tmp_path, cache):
     before, found = jax.device_get(state.params), measured(setup, state)
     batch = put_batch(setup.batches.batch(0), setup.mesh)
     assert batch.arrays["target"].shape[0] > 1
-    program = compile_train_steps(setup)[batch.arrays["target"].shape]
+    program = compile_programs(train_program(setup), setup.batches.shapes, setup.mesh)[batch.arrays["target"].shape]
     with mesh_lib.use(setup.mesh):
         after, metrics = program(state, batch.arrays)
     after = jax.device_get(after)
@@ -90,15 +94,18 @@ def test_norms_equal_numpys(tmp_path, cache):
     assert named("grad_rms/", clipped) == pytest.approx(named("grad_rms/", found), rel=1e-4)
 
 
-def test_updates_in_a_row_keep_their_own_numbers():
+def test_updates_in_a_row_keep_their_own_numbers(monkeypatch, tmp_path):
     """An update is measured before the numbers of the one before it are known."""
-    made, batch = LayersHook(1), types.SimpleNamespace(arrays={"target": np.zeros((1, 2, 3))})
-    made._names, made._programs = ["activation_rms/encoder_0"], {(1, 2, 3): lambda state, arrays: np.array([state])}
+    batch = types.SimpleNamespace(arrays={"target": np.zeros((1, 2, 3))})
+    compiled = {(1, 2, 3): lambda state, arrays: np.array([state])}, ["activation_rms/encoder_0"]
+    monkeypatch.setattr(layers, "compile_measure", lambda setup: compiled)
+    config = tiny_run(tmp_path, inspection=dict(layers_every=1))
+    made = layers.hooks(types.SimpleNamespace(config=config), TrainProgress(), ProcessGroup())
     found = []
     for step in (1, 2, 3):
-        made.before_update(step, step / 4, batch)
+        call_hooks(made, "before", step, step / 4, batch)
         if step > 1:
-            made.on_update(step - 1, batch, values := {})
+            call_hooks(made, "update", step - 1, batch, values := {})
             found.append(values)
     assert found == [{"activation_rms/encoder_0": 0.25}, {"activation_rms/encoder_0": 0.5}]
 
@@ -131,20 +138,6 @@ def test_a_run_is_the_same_with_it(tmp_path, cache):
     }
     assert {"activation_rms/encoder_0", "activation_rms/decoder_0/cross_attention"} <= found.keys()
     assert {"grad_rms/encoder_0/residual_ffn/norm", "update_ratio/shared_embedding"} <= found.keys()
-
-
-def test_the_train_step_is_the_same_program(tmp_path, cache):
-    setup = start(tiny_run(tmp_path), tmp_path, cache)
-    shape = setup.batches.shapes[0]
-    struct = batch_struct(shape.array_shape, mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS))
-
-    def text(hooks):
-        step = make_train_step(setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, hooks)
-        with mesh_lib.use(setup.mesh):
-            return step.lower(setup.abstract, struct).as_text()
-
-    config = tiny_run(tmp_path, inspection=dict(layers_every=1))
-    assert text([hook(config, epath.Path(tmp_path), None)]) == text([])
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -17,9 +17,9 @@ from t2t_flax.extensions.kernels import cudnn
 from t2t_flax.models.attention import SegmentMask
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.attention_kernel import explain_attention
+from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import make_model
-from t2t_flax.training.train_step import loss_sums
 
 VOCAB = 37
 

@@ -15,9 +15,9 @@ from t2t_flax.extensions.kernels import splash
 from t2t_flax.models.attention import SegmentMask, mask_array, masked_softmax
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.training.attention_kernel import attention_kernel
+from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import make_model
-from t2t_flax.training.train_step import loss_sums
 
 VOCAB = 37
 

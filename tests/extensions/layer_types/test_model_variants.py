@@ -11,7 +11,7 @@ from helpers.refusals import refused
 from t2t_flax.config import default_config, override, resolve
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_state import abstract_state, make_model
 from t2t_flax.training.train_step import make_train_step
 
 GROUPED = dict(position="rotary", num_kv_heads=2, norm_type="rmsnorm", norm_placement="pre", feed_forward="gated",
@@ -63,7 +63,7 @@ def test_bfloat16_with_remat_stays_close(kind):
 def test_grouped_key_heads_are_divided_over_a_tensor_axis():
     config, mesh = small_config(model=GROUPED), devices_mesh(1, 2, 2)
     model, tx = make_model(config, 37, 37), make_optimizer(config)
-    _, shardings = init_state(config, model, tx, mesh, abstract=True)
+    _, shardings = abstract_state(config, model, tx, mesh)
     for name in ("query", "key", "value"):
         assert shardings.params["encoder_0"]["self_attention"][name]["kernel"].spec[:2] == ("fsdp", "tensor")
 

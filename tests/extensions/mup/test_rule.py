@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 
 from t2t_flax import config as config_lib
 from t2t_flax.config import Config
-from t2t_flax.extensions.mup.parameters import factors_of
+from t2t_flax.extensions.mup.parameters import scales_of
 from t2t_flax.extensions.mup.rule import kind_of, rules
 from t2t_flax.models.layers import Residual
 from t2t_flax.registry import load_extensions
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.train_state import make_model, parameter_shapes, parameters_of, path_names
+from t2t_flax.training.parameters import parameters_of, path_names
+from t2t_flax.training.train_state import make_model, parameter_shapes
 
 load_extensions()
 RATES = dict(schedule="inverse_sqrt", peak_lr=1e-2)
@@ -46,8 +47,8 @@ def test_at_the_base_width_a_run_has_the_bits_of_one_without(tmp_path):
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_every_parameter_has_a_rule_and_at_the_base_width_it_changes_nothing(model):
     config = wide(16, model)
-    factors = factors_of(config, parameter_shapes(make_model(config, 37, 37)))
-    assert {(x.initial, x.update, x.gradient) for x in factors.values()} == {(1.0, 1.0, 1.0)}
+    factors = scales_of(config, parameter_shapes(make_model(config, 37, 37)))
+    assert {(x.initial, x.rate, x.gradient) for x in factors.values()} == {(1.0, 1.0, 1.0)}
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
@@ -62,17 +63,17 @@ def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
     own = width**-0.5 if m.logit_scale == "rsqrt_d" else 1.0
     tables, norm, softmax = by_kind["tables"], by_kind["last norm"], by_kind["softmax table"]
     assert lookup * initial * tables.initial == pytest.approx(1.0)
-    assert lookup * tables.update == pytest.approx(1.0)
+    assert lookup * tables.rate == pytest.approx(1.0)
     assert lookup * width**-0.5 * by_kind["start vector"].initial == pytest.approx(1.0)
-    assert lookup * by_kind["start vector"].update == pytest.approx(1.0)
+    assert lookup * by_kind["start vector"].rate == pytest.approx(1.0)
     output = softmax if m.tie_embeddings == "none" else tables
     assert norm.initial == norm.update
-    assert own * norm.initial * output.update == pytest.approx(1 / width)
+    assert own * norm.initial * output.rate == pytest.approx(1 / width)
     assert own * norm.initial * output.initial * initial == pytest.approx(1 / width)
-    assert by_kind["matrices"].update == pytest.approx(1 / width)
+    assert by_kind["matrices"].rate == pytest.approx(1 / width)
     queries = by_kind["queries"]
     assert width**-0.5 * queries.initial == pytest.approx(1 / width)  # heads are wider here, by as much as all else
-    assert queries.update == pytest.approx(queries.initial / width)
+    assert queries.rate == pytest.approx(queries.initial / width)
 
 
 def test_residual_branches_are_smaller_in_deeper_stacks():
@@ -81,13 +82,13 @@ def test_residual_branches_are_smaller_in_deeper_stacks():
     """
     model = dict(norm_placement="pre", num_encoder_layers=6, num_decoder_layers=2, attention_bias=True)
     width, both = (
-        factors_of(c, parameter_shapes(make_model(c, 37, 37)))
+        scales_of(c, parameter_shapes(make_model(c, 37, 37)))
         for c in (wide(4, model), wide(4, model).with_values({"mup.base_layers": 2}))
     )
     changed = set()
     for path, factors in both.items():
         by_width = width[path]
-        found = [getattr(factors, name) / getattr(by_width, name) for name in ("initial", "update", "gradient")]
+        found = [getattr(factors, name) / getattr(by_width, name) for name in ("initial", "rate", "gradient")]
         if path[0].startswith("encoder_") and path[0] != "encoder_norm":
             outputs = path[-2] in ("out", "Einsum_1")
             changed |= {path[1:]} if outputs else set()
@@ -119,7 +120,7 @@ def test_scaled_outputs_are_scaled_branches(feed_forward):
             return make_model(config, 37, 37).apply({"params": params}, rows)
 
     plain = jax.tree_util.tree_map_with_path(
-        lambda path, x: x / factors_of(config, state.params)[path_names(path)].initial, state.params
+        lambda path, x: x / scales_of(config, state.params)[path_names(path)].initial, state.params
     )
     np.testing.assert_allclose(outputs(state.params, 1.0), outputs(plain, 0.5), rtol=1e-5, atol=1e-6)
 
@@ -136,7 +137,7 @@ def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
     config, rng = wide(16 // width, eps=eps), np.random.default_rng(0)
     params = jax.tree.map(lambda x: rng.normal(size=x.shape), parameter_shapes(make_model(config, 37, 37)))
     grads = [jax.tree.map(lambda x: rng.normal(size=x.shape).astype(np.float32), params) for _ in range(2)]
-    factors = factors_of(config, params)
+    factors = scales_of(config, params)
     times = lambda tree, name: jax.tree_util.tree_map_with_path(  # noqa: E731
         lambda path, x: x * getattr(factors[path_names(path)], name), tree
     )
@@ -144,7 +145,7 @@ def test_updates_are_the_rule_times_adams_whatever_its_epsilon(width, eps):
     plain = updates_of(make_optimizer(wide(16, eps=eps)), grads, params)
     for update, expected in zip(updates_of(make_optimizer(config), smaller, params), plain, strict=True):
         jax.tree.map(
-            lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-9), update, times(expected, "update")
+            lambda x, y: np.testing.assert_allclose(x, y, rtol=2e-5, atol=1e-9), update, times(expected, "rate")
         )
 
 
@@ -159,7 +160,7 @@ def test_weight_decay_shrinks_as_much_at_every_width():
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
 def test_initial_values_are_those_without_the_rule_times_its_factors(model):
     (_, _, plain, _), (_, _, state, _) = model_and_state(wide(0, model)), model_and_state(wide(4, model))
-    factors = factors_of(wide(4, model), plain.params)
+    factors = scales_of(wide(4, model), plain.params)
 
     def check(path, x, y):
         np.testing.assert_allclose(x * factors[path_names(path)].initial, y, rtol=1e-6)
@@ -201,8 +202,8 @@ def test_what_has_no_rule_is_refused_by_name(named):
 def test_parameters_without_a_rule_and_other_keys_of_parameters_are_refused():
     assert kind_of(("encoder_0", "self_attention", "position_bias", "table"), wide()) is None
     with refused("encoder_0/mixer/gate"):
-        factors_of(wide(), {"encoder_0": {"mixer": {"gate": 0}}})
+        scales_of(wide(), {"encoder_0": {"mixer": {"gate": 0}}})
     with refused("norm_type"):
-        factors_of(wide(), {"shared_embedding": {"table": 0}})
+        scales_of(wide(), {"shared_embedding": {"table": 0}})
     with refused("finetuning"):
         parameters_of(wide().with_values({"finetuning.freeze": "encoder_*"}))

@@ -21,7 +21,7 @@ from t2t_flax.training import loop
 from t2t_flax.training.optimizer import learning_rate_schedule, make_average, make_optimizer
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import put_batch, validation_loss
-from t2t_flax.training.train_state import init_state, make_model
+from t2t_flax.training.train_state import abstract_state, init_state, make_model
 from t2t_flax.training.train_step import _where_finite, make_train_step
 
 load_extensions()
@@ -195,7 +195,7 @@ def test_muon_orthogonalizes_kernels_as_matrices(monkeypatch):
 
 @pytest.mark.parametrize("key, value", [("mixer", m) for m in MIXERS] + [("feed_forward", f) for f in FEED_FORWARDS])
 def test_muon_trains_every_kernel_of_every_layer(key, value):
-    state = abstract_state(small_config(model={key: value}, optimizer=dict(name="muon")))
+    state = state_of(small_config(model={key: value}, optimizer=dict(name="muon")))
     axes = jax.tree_util.tree_leaves_with_path(
         muon_axes(state.params), is_leaf=lambda x: x is None or isinstance(x, tuple)
     )
@@ -205,9 +205,9 @@ def test_muon_trains_every_kernel_of_every_layer(key, value):
     assert len(jax.tree.leaves(momentum)) == sum(value is not None for _, value in axes)
 
 
-def abstract_state(config: Config):
+def state_of(config: Config):
     model, tx = make_model(config, 37, 37), make_optimizer(config)
-    return init_state(config, model, tx, devices_mesh(), abstract=True)[0]
+    return abstract_state(config, model, tx, devices_mesh())[0]
 
 
 def test_muon_needs_a_kernel_to_train():

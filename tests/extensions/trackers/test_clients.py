@@ -13,6 +13,7 @@ from t2t_flax.extensions.shared.processes import RUNS_FOLDER
 from t2t_flax.extensions.trackers import NAMES, hook
 from t2t_flax.extensions.trackers import clients as clients_lib
 from t2t_flax.extensions.trackers.clients import without_credentials
+from t2t_flax.training.hooks import call_hooks
 
 
 def wandb_records(workdir):
@@ -126,7 +127,7 @@ def test_trials_of_a_sweep_share_a_group_and_a_store(name, tmp_path, clients, mo
         config = config_of(name, lr_scale=float(scale))
         runs.append(write_run(folder, config, 1, 2, close=False))
     for run in runs:
-        run.on_end(2, {})
+        call_hooks(run, "end", 2, {})
     for scale, folder in enumerate(folders, 1):
         values, group, settings = READ[name](folder)
         assert sorted((step, metric) for metric, step in values) == expected(2)

@@ -10,10 +10,12 @@ from helpers.runs import start, tiny_run
 from tracked_runs import board, config_of, expected, write_run
 
 from t2t_flax.config import resolve
+from t2t_flax.extensions.storage import mirror
 from t2t_flax.extensions.storage.mirror import Mirror
 from t2t_flax.extensions.trackers import NAMES, Trackers, hook
 from t2t_flax.extensions.trackers import clients as clients_lib
 from t2t_flax.training import loop
+from t2t_flax.training.hooks import call_hooks
 from t2t_flax.training.progress import GrowingFiles, read_metrics
 
 DAMAGED = "not JSON"
@@ -120,16 +122,16 @@ def test_failed_tensorboard_does_not_block_the_run(tmp_path, caplog, monkeypatch
     assert caplog.text.count("tensorboard") == 1
 
 
-def test_files_of_a_remote_workdir_are_uploaded_at_checkpoints_and_at_the_end(tmp_path, monkeypatch, memory):
+def test_files_of_a_remote_workdir_are_uploaded_meanwhile_and_at_the_end(tmp_path, monkeypatch, memory):
     monkeypatch.setattr(hook, "open_growing_files", Mirror)
+    monkeypatch.setattr(mirror, "SECONDS", 0.1)
     remote = tmp_path / "run"
     run = write_run(remote, config_of("tensorboard,wandb"), 1, 4, close=False)
     until = time.monotonic() + 200.0
     while not list(remote.glob("tensorboard/*")) and time.monotonic() < until:  # its thread writes the file
-        run.on_checkpoint(4)
         time.sleep(0.1)
     assert list(remote.glob("tensorboard/*"))
-    run.on_end(4, {"test_sacrebleu": 27.5})
+    call_hooks(run, "end", 4, {"test_sacrebleu": 27.5})
     assert board(remote)["test_sacrebleu", 4] == 27.5
     assert json.loads((remote / "trackers" / "wandb.json").read_text())["sent"]["test_sacrebleu"] == 4
 
@@ -143,15 +145,13 @@ def test_upload_that_fails_stops_nothing(tmp_path, monkeypatch, memory, caplog):
 
     monkeypatch.setattr(hook, "open_growing_files", Gone)
     run = write_run(tmp_path, config_of("wandb"), 1, 4, close=False)
-    run.on_checkpoint(4)
-    run.on_end(4, {})
-    assert caplog.text.count("no such bucket") == 2 and sorted(memory.sent()) == expected(4)
+    call_hooks(run, "end", 4, {})
+    assert caplog.text.count("no such bucket") == 1 and sorted(memory.sent()) == expected(4)
 
 
 def test_a_run_sends_its_lines_and_scores(tmp_path, cache, memory):
     config = tiny_run(tmp_path, steps=4, trackers=dict(names="tensorboard,wandb"), log=dict(every_steps=2))
     outcome = loop.train(start(config, tmp_path, cache), score=None)
-    for each in outcome.hooks:
-        each.on_end(4, {"test_sacrebleu": 27.5})
+    call_hooks(outcome.hooks, "end", 4, {"test_sacrebleu": 27.5})
     for values in (set(board(tmp_path)), {(name, step) for step, name in memory.sent()}):
         assert {("loss", 2), ("loss", 4), ("nll", 4), ("test_sacrebleu", 4)} <= values and ("loss", 1) not in values

@@ -6,7 +6,10 @@ from types import SimpleNamespace
 from etils import epath
 from helpers.configs import small_config
 
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.extensions.trackers import hook
+from t2t_flax.training.hooks import call_hooks
+from t2t_flax.training.parts import TrainProgress
 from t2t_flax.training.progress import MetricsWriter
 
 
@@ -49,12 +52,12 @@ def write_run(workdir, config, first, last, *, resume=None, close=True, scores=N
     """Updates first to last with an evaluation after every second, after a checkpoint at `resume`."""
     resume = first - 1 if resume is None else resume
     writer = MetricsWriter(workdir, resume_step=resume)
-    trackers = hook.TrackersHook(config, epath.Path(workdir))
-    trackers.on_start(None, SimpleNamespace(step=resume))
+    run = SimpleNamespace(config=config, workdir=epath.Path(workdir))
+    trackers = hook.hooks(run, TrainProgress(step=resume), ProcessGroup())
 
     def log(step, values):
         writer.write(step, values)
-        trackers.on_log(step, values)
+        call_hooks(trackers, "log", step, values)
 
     for step in range(first, last + 1):
         log(step, {"loss": 1.0 / step, "seconds": {"step": 0.1}})
@@ -62,7 +65,7 @@ def write_run(workdir, config, first, last, *, resume=None, close=True, scores=N
             log(step, {"valid_nll": 2.0 / step, "note": "text"})
     writer.close()
     if close:
-        trackers.on_end(last, scores or {})
+        call_hooks(trackers, "end", last, scores or {})
     return trackers
 
 
