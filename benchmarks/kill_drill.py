@@ -48,7 +48,7 @@ PLACES = {
     "renaming a checkpoint": "t2t_flax.training.checkpoints:Checkpoints._flush",
     "deleting a checkpoint": "t2t_flax.training.checkpoints:delete_checkpoint",
     "adding an evaluation": "t2t_flax.training.checkpoints:Checkpoints.add_evaluation",
-    "final evaluation": "t2t_flax.jobs:finish",
+    "final evaluation": "t2t_flax.evaluation.sets:finish",
     "writing a record": "t2t_flax.evaluation.evaluate:write_record",
     "export": "t2t_flax.extensions.interop.export:export",
 }

@@ -8,66 +8,159 @@ device: call these functions before other JAX code. `load` and `explain` take th
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from t2t_flax.errors import UserError
+from t2t_flax.errors import NonFiniteUpdate, UserError
 
 if TYPE_CHECKING:  # nothing heavy is imported before it is needed
     import ml_collections
     from etils import epath
 
     from t2t_flax.config import Config
-    from t2t_flax.distributed.supervisor import RunSupervisor
+    from t2t_flax.distributed.coordination import ProcessGroup
     from t2t_flax.evaluation.restore import TrainedModel
-    from t2t_flax.jobs import TrainResult
 
     ConfigLike: TypeAlias = str | os.PathLike[str] | Config | ml_collections.ConfigDict
 
 
-def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> TrainResult:
+@dataclasses.dataclass(frozen=True)
+class TrainResult:
+    """How a training ended.
+
+    reason: "steps" (all updates done), "patience" or a config key (stopped early), or the name of the signal that stopped it.
+    records: the evaluation record of each test set; empty if the run was stopped or has no test set.
+    """
+
+    workdir: epath.Path
+    step: int
+    reason: str
+    records: dict[str, epath.Path]
+
+    @property
+    def finished(self) -> bool:
+        return not self.reason.startswith("SIG")
+
+
+def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None) -> TrainResult:
     """Trains, or resumes what the workdir holds, evaluates at the end, and returns how it ended.
 
     Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM, SIGHUP and Ctrl-C
-    stop the run after a checkpoint (`result.finished` is then False); the same call goes on. Raises UserError, and
-    `t2t_flax.errors.NonFiniteUpdate` where an update was not finite.
+    stop the run after a checkpoint (`result.finished` is then False); the same call goes on. A complete run is returned as it
+    is. Raises UserError, and `t2t_flax.errors.NonFiniteUpdate` where an update was not finite.
     """
     from etils import epath
 
-    from t2t_flax import jobs
-    from t2t_flax.distributed.supervisor import run_job
-    from t2t_flax.errors import NonFiniteUpdate
     from t2t_flax.filesystem import check_workdir
 
-    resolved, path = resolve(config, overrides), epath.Path(workdir)
-    check_workdir(path)
-    notes = _prepare_process(resolved)
+    config, workdir = resolve(config, overrides), epath.Path(workdir)
+    check_workdir(workdir)
+    notes = _prepare_process(config)
 
-    def body(supervisor: RunSupervisor) -> TrainResult | NonFiniteUpdate:
+    from t2t_flax.config.overrides import check_average, check_patience
+    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.distributed import mesh as mesh_lib
+    from t2t_flax.distributed.coordination import check_shared
+    from t2t_flax.distributed.supervisor import run_job
+    from t2t_flax.evaluation.evaluate import validation_score
+    from t2t_flax.evaluation.sets import check_scores, finish
+    from t2t_flax.tasks import task_of
+    from t2t_flax.training import loop, precision
+    from t2t_flax.training import workdir as workdir_lib
+    from t2t_flax.training.hooks import check_hooks
+    from t2t_flax.training.model_summary import describe_run
+    from t2t_flax.training.progress import bars
+    from t2t_flax.training.setup import set_up_training
+
+    with run_job(config) as supervisor, contextlib.ExitStack() as stack:
+        group, say = supervisor.group, supervisor.group.say
+
+        # The workdir: a complete run needs no lock, because its folder may be read-only by now.
+        if group.is_lead:
+            workdir_lib.check_run_folder(workdir)
+        check_shared(group, workdir, "--workdir")
+        if result := _completed(config, workdir, group):
+            return result
+        with supervisor.exit_on_signal("waiting for the lock of the workdir"):
+            stack.enter_context(workdir_lib.writing(workdir, "train", group))
+        if result := _completed(config, workdir, group):  # by the process that held the lock until now
+            return result
+
+        # Refusals, before anything is written.
+        check_hooks(config)
+        decoded = config.data.valid_sets if config.eval.decode_every_steps else ()
+        check_scores(config, [*decoded, *config.data.test_sets], group)
+        config = precision.with_precision(config, workdir, group)
+        mesh_lib.check_divisibility(config, mesh_lib.make_mesh(config.mesh))
+        if group.is_lead:
+            workdir_lib.check_config(workdir, config)
+            with supervisor.exit_on_signal("looking for the data"):
+                check_sources(task_of(config))
+            workdir_lib.adopt_config(workdir, config)
+        group.barrier("config", group.MINUTES)
+
+        # The data and the parts of the run.
+        with supervisor.exit_on_signal("preparing the data"), bars(quiet=not group.is_lead) as bar:
+            corpus = prepare_corpus(task_of(config), workdir, bar, group)
+        setup = set_up_training(config, workdir, corpus)
+        check_average(config, setup.batches.updates_per_epoch)
+        if config.eval.every_epochs:
+            check_patience(config, setup.batches.updates_per_epoch)
+        say("\n".join([*describe_run(setup, group), *notes]))
+        if advice := precision.advice(config, decoding=False):
+            say(advice)
+
+        # Updates.
         try:
-            return jobs.train(resolved, path, supervisor, notes)
-        except NonFiniteUpdate as error:  # in all processes, none of which has failed
-            return error
+            end = loop.train(setup, validation_score(setup, supervisor), say, supervisor)
+        except NonFiniteUpdate as error:  # raised in all processes: they read the same numbers
+            if group.is_lead:
+                workdir_lib.mark(workdir, error)
+                error.add_note(workdir_lib.advice(config, workdir))
+            raise
+        say("time: " + "  ".join(f"{name} {value:.1f} s" for name, value in end.seconds.items()))
+        end = dataclasses.replace(end, state=None)  # frees its memory
+        if not end.finished:
+            say(f"stopped by {end.reason} after update {end.step}, saved; give the same command again to go on")
+            return TrainResult(workdir, end.step, end.reason, {})
 
-    result = run_job(resolved, body)
-    if isinstance(result, NonFiniteUpdate):
-        raise result
-    return result
+        # The final evaluation.
+        with supervisor.exit_on_signal("evaluating at the end"):
+            records = finish(config, workdir, end, supervisor)
+            group.barrier("finished")
+        return TrainResult(workdir, end.step, end.reason, records)
 
 
-def prepare(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, Any] | None = None) -> dict[str, int]:
+def prepare(
+    config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None
+) -> dict[str, int]:
     """Trains the tokenizer and writes the token stores of a run, as `train` does when they are missing.
 
     Returns the number of sentence pairs by split, `{"train": 90000, "valid": 1000}`; of several validation sets each has one.
     """
     from etils import epath
 
-    from t2t_flax import jobs
+    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.filesystem import check_workdir
+    from t2t_flax.tasks import task_of
+    from t2t_flax.training.progress import bars
+    from t2t_flax.training.workdir import adopt_config, check_run_folder, writing
 
-    corpus = jobs.prepare(resolve(config, overrides), epath.Path(workdir))
-    stores = {"train": corpus.train} | corpus.valid
-    return {split: store.num_pairs for split, store in stores.items()}
+    config, workdir = resolve(config, overrides), epath.Path(workdir)
+    check_workdir(workdir)
+    check_run_folder(workdir)
+    task = task_of(config)
+    check_sources(task)
+    with writing(workdir, "prepare"), bars() as bar:
+        adopt_config(workdir, config, train=False)
+        corpus = prepare_corpus(task, workdir, bar)
+    print(f"train: {corpus.describe_train(config)}")
+    for name, store in corpus.valid.items():
+        print(f"{name}: {store.describe()}")
+    return {split: store.num_pairs for split, store in ({"train": corpus.train} | corpus.valid).items()}
 
 
 def evaluate(
@@ -77,7 +170,7 @@ def evaluate(
     step: int | None = None,
     average: int = 0,
     best: bool = False,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     output: epath.PathLike | None = None,
 ) -> dict[str, dict[str, Any]]:
     """Decodes and scores test sets with a trained run, and writes a record of each to WORKDIR/eval, or to OUTPUT/eval.
@@ -86,16 +179,14 @@ def evaluate(
     several validation sets). step, average, best: as in `load`.
     Returns the records by name of the set: `evaluate("runs/toy")["test"]["scores"]["sacrebleu"]["score"]`.
     """
-    import dataclasses
-
     from etils import epath
 
-    from t2t_flax import jobs
     from t2t_flax.data.dataset import sets_of
     from t2t_flax.distributed.coordination import check_shared
     from t2t_flax.distributed.supervisor import run_job
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
+    from t2t_flax.evaluation.sets import check_scores, evaluate_sets
     from t2t_flax.filesystem import check_can_write
     from t2t_flax.model_forms import check_writable
 
@@ -107,19 +198,16 @@ def evaluate(
     sets = sets_of(config, split)
     check_can_write(folder / "eval", remedy)
     _prepare_process(config)
-
-    def body(supervisor: RunSupervisor) -> dict[str, dict[str, Any]]:
+    with run_job(config) as supervisor:
         group = supervisor.group
         check_shared(group, folder, "--output" if output else "--workdir")
-        jobs.check_scores(config, sets, group)
+        check_scores(config, sets, group)
         with supervisor.exit_on_signal("evaluating"):
             loaded = load_run(workdir, step=step, average=average, best=best, overrides=texts, group=group)
             loaded = dataclasses.replace(loaded, workdir=folder, elsewhere=bool(output))
-            records = jobs.evaluate(loaded, sets, supervisor).records
+            records = evaluate_sets(loaded, sets, supervisor).records
             group.barrier("evaluated")
         return records
-
-    return run_job(config, body)
 
 
 def load(
@@ -128,7 +216,7 @@ def load(
     step: int | None = None,
     average: int = 0,
     best: bool = False,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
 ) -> TrainedModel:
     """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
 
@@ -144,7 +232,7 @@ def load(
     return load_run(workdir, step=step, average=average, best=best, overrides=texts)
 
 
-def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> str:
+def explain(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> str:
     """Parameters by group, batches, learning rates and memory of a run of this config, as text."""
     resolved = resolve(config, overrides)
     _prepare_process(resolved, devices=False)
@@ -153,7 +241,7 @@ def explain(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> s
     return describe(resolved)
 
 
-def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> Config:
+def resolve(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> Config:
     """The checked, frozen config. Raises UserError that names an unknown key, a wrong value or an impossible combination."""
     from t2t_flax import config as config_lib
     from t2t_flax.config.overrides import check_evaluation
@@ -168,7 +256,21 @@ def resolve(config: ConfigLike, overrides: Mapping[str, Any] | None = None) -> C
     return resolved
 
 
-def _as_text(overrides: Mapping[str, Any] | None) -> dict[str, str]:
+def _completed(config: Config, workdir: epath.Path, group: ProcessGroup) -> TrainResult | None:
+    """How the run ended if it is complete, as process 0 sees it; prints its summary."""
+    from t2t_flax.json_file import parse_json
+    from t2t_flax.training.workdir import completed
+
+    message = group.broadcast("completed", (completed(workdir, config) or "") if group.is_lead else "")
+    if not message:
+        return None
+    group.say(message)
+    marker = parse_json((workdir / "complete.json").read_text())
+    records = {name: workdir / "eval" / file for name, file in marker["records"].items()}
+    return TrainResult(workdir, marker["step"], marker["reason"], records)
+
+
+def _as_text(overrides: Mapping[str, object] | None) -> dict[str, str]:
     """Overrides as the command line has them; their types are checked by the keys."""
     return {key: value if isinstance(value, str) else str(value) for key, value in (overrides or {}).items()}
 

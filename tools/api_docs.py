@@ -28,14 +28,13 @@ def page() -> str:
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
     from t2t_flax.extensions.shared.scoring import PairScore
-    from t2t_flax.jobs import TrainResult
 
     parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n\n"]
     for name in ("train", "prepare", "evaluate", "load", "explain"):
         parts.append(_entry(f"t2t_flax.{name}", getattr(api, name)))
     parts.append("\n## Results\n\n")
     for cls, methods in (
-        (TrainResult, ()),
+        (api.TrainResult, ()),
         (TrainedModel, ("translate", "score", "steps")),
         (Translation, ()),
         (Hypothesis, ()),

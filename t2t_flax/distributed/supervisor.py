@@ -8,8 +8,8 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from typing import NoReturn, TypeVar
+from collections.abc import Iterator
+from typing import NoReturn
 
 from t2t_flax.config import Config
 from t2t_flax.distributed import watcher as watching
@@ -21,10 +21,8 @@ from t2t_flax.distributed.coordination import (
     initialize,
 )
 from t2t_flax.distributed.signals import STOP_SIGNALS, leave_closed_outputs, on_stop_signals
-from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, UserError, first_line
+from t2t_flax.errors import FAILURE, STOPPED, USER_ERROR, WRITE_HINT, NonFiniteUpdate, UserError, first_line
 from t2t_flax.filesystem import is_write_refused
-
-_Result = TypeVar("_Result")
 
 
 class StopRequested(Exception):
@@ -196,28 +194,33 @@ class RunSupervisor:
                 self.watcher.communicate(news)
 
 
-def run_job(config: Config, body: Callable[[RunSupervisor], _Result]) -> _Result:
-    """Return `body(supervisor)`, run in this process, alone or as one of several.
+@contextlib.contextmanager
+def run_job(config: Config) -> Iterator[RunSupervisor]:
+    """Context of a command in this process, alone or as one of several.
 
-    One of several that fails does not wait for the others. Call it before anything touches a device.
+    One of several whose block raises does not wait for the others, unless it raises NonFiniteUpdate,
+    which all of them do. Enter it before anything touches a device.
     """
     try:
         group = initialize(config.distributed)
     except ProcessGroupError as error:
         end(FAILURE, f"t2t_flax: {error}")
-    with RunSupervisor(group, config) as supervisor:
-        try:
-            result = body(supervisor)
-        except BaseException as error:
-            if group.count == 1:
+    try:
+        with RunSupervisor(group, config) as supervisor:
+            try:
+                yield supervisor
+            except NonFiniteUpdate:
                 raise
-            _fail(supervisor, error)
-    if group.count > 1:
-        import jax
+            except BaseException as error:
+                if group.count == 1:
+                    raise
+                _fail(supervisor, error)
+    finally:
+        if group.count > 1:
+            import jax
 
-        with contextlib.suppress(Exception):
-            jax.distributed.shutdown()
-    return result
+            with contextlib.suppress(Exception):
+                jax.distributed.shutdown()
 
 
 def _fail(supervisor: RunSupervisor, error: BaseException) -> NoReturn:

@@ -58,9 +58,9 @@ def _sums_and_weights(config: Config, model: Transformer, batch: dict[str, jax.A
     return sums, (batch["target_segments"] > 0).astype(jnp.float32)
 
 
-def zero_sums() -> Sums:
-    """Return the sums of no tokens."""
-    return {name: jnp.zeros(()) for name in ("loss", "nll", "accuracy", *TOKEN_METRICS, "tokens")}
+def zero_sums() -> tuple[jax.Array, Sums]:
+    """Return `loss_sums` of no tokens."""
+    return jnp.zeros(()), {name: jnp.zeros(()) for name in ("nll", "accuracy", *TOKEN_METRICS, "tokens")}
 
 
 def means(sums: Sums) -> Sums:

@@ -1,6 +1,7 @@
-"""A summary of a config: parameters, batches, schedule and memory, without reading data."""
+"""Summaries of a config, without reading data, and of a run: parameters, batches, schedule, memory, devices."""
 
 import dataclasses
+import platform
 
 import jax
 import jax.numpy as jnp
@@ -8,11 +9,12 @@ import jax.numpy as jnp
 from t2t_flax.config import Config
 from t2t_flax.data.hooks import data_hooks, trained_tokens
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.training.attention_kernel import explain_attention
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
 from t2t_flax.training.parameters import Parameters, Params, explain_parameters, parameters_of
-from t2t_flax.training.parts import TrainState
+from t2t_flax.training.parts import TrainingSetup, TrainState
 from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import abstract_state, count_params, make_model, parameter_groups
 
@@ -33,6 +35,24 @@ def describe(config: Config) -> str:
         explain_flops(config, state.params, sizes[1], parameters),
     ]
     return "\n\n".join("\n".join(part) for part in parts)
+
+
+def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
+    """Lines on the data, the model, the batches and the devices of a run."""
+    config, corpus, batches = setup.config, setup.corpus, setup.batches
+    data, sizes = config.data, corpus.tokenizers.vocab_sizes
+    trained, frozen = (count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params))
+    processes = f" of {group.count} processes" if group.count > 1 else ""
+    return [
+        f"{data.train}: {corpus.describe_train(config)}",
+        *(f"{name}: {store.describe()}" for name, store in corpus.valid.items() if store.meta["dropped"]),
+        f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
+        f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
+        f"batches: at most {data.batch_tokens:,} tokens a side, {batches.updates_per_epoch} updates an epoch, "
+        f"shapes {', '.join(map(str, batches.shapes))}",
+        f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh {dict(setup.mesh.shape)}, Python "
+        f"{platform.python_version()}, jax {jax.__version__}",
+    ]
 
 
 def state_on_one_device(config: Config, sizes: tuple[int, int]) -> TrainState:

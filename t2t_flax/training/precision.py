@@ -4,9 +4,12 @@ import re
 
 import jax
 import jax.numpy as jnp
+from etils import epath
 
 from t2t_flax.config import Config
+from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.registry import CPU_PRODUCTS
+from t2t_flax.training.workdir import checkpoint_steps, read_config
 
 # By default JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU.
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
@@ -24,6 +27,22 @@ def compute_dtype(precision: str) -> jnp.dtype:
 def _before_ampere(device: jax.Device) -> bool:
     """Whether it is an NVIDIA GPU of compute capability below 8.0, on which bfloat16 products are converted to float32."""
     return re.fullmatch(r"[1-7]\.\d", str(getattr(device, "compute_capability", ""))) is not None
+
+
+def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:
+    """`config` with train.precision = auto decided: as at the run's first start, or for a new run by the devices."""
+    if config.train.precision != "auto":
+        return config
+    precision = here = compute_dtype("auto").name
+    stored = read_config(workdir) if group.is_lead and checkpoint_steps(workdir) else None
+    if stored and stored.train.precision != "auto":
+        precision = stored.train.precision
+    precision = group.broadcast("train.precision", precision)
+    if precision != here:
+        group.say(
+            f"config.train.precision = auto is {precision}, as at the start of this run; a new one here would be in {here}"
+        )
+    return config.with_values({"train.precision": precision})
 
 
 def decoding_precision(config: Config) -> str:

@@ -54,25 +54,27 @@ def train_step(
         key = noise_key(config.seed.dropout, state.step)
         trained, frozen = parameters.split(state.params)
 
-        def loss(trained: Params, rows: Arrays, numbers: jax.Array) -> tuple[jax.Array, Sums]:
+        def loss(trained: Params, part: tuple[Arrays, jax.Array]) -> tuple[jax.Array, Sums]:
+            rows, numbers = part
             params = parameters.merge(join(trained, frozen))
             return loss_sums(config, model, params, rows, Noise(key, numbers))
-
-        def gradient(trained: Params, part: tuple[Arrays, jax.Array]) -> tuple[Params, Sums]:
-            with casting(), products(model.matmul_precision):  # its custom_vjp is traced here
-                (value, others), grads = jax.value_and_grad(loss, has_aux=True)(trained, *part)
-            return grads, {"loss": value} | others
 
         # The gradient: over microbatches on each device, then over devices.
         count, rows, _ = batch["target"].shape
         parts = batch, jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
-        of_shards = mesh_lib.over_shards(gradient, shards)
-        if count == 1:  # a loop over one microbatch costs a tenth of the step
-            grads, sums = of_shards(trained, jax.tree.map(lambda x: x[0], parts))
-        else:
-            zeros = mesh_lib.zeros_of_shards((trained, zero_sums()), shards)
-            add = lambda total, part: (jax.tree.map(jnp.add, total, of_shards(trained, part)), None)  # noqa: E731
-            (grads, sums), _ = jax.lax.scan(add, zeros, parts)
+        gradient = mesh_lib.over_shards(jax.value_and_grad(loss, has_aux=True), shards)
+
+        def add(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
+            return jax.tree.map(jnp.add, total, gradient(trained, part)), None
+
+        with casting(), products(model.matmul_precision):  # also of the backward pass
+            if count == 1:  # a loop over one microbatch costs a tenth of the step
+                total = gradient(trained, jax.tree.map(lambda x: x[0], parts))
+            else:
+                zeros = mesh_lib.zeros_of_shards((zero_sums(), trained), shards)
+                total, _ = jax.lax.scan(add, zeros, parts)
+        (value, others), grads = total
+        sums = {"loss": value} | others
         if shards > 1:
             grads = mesh_lib.exchange(grads, model.dtype, moments)
             sums = jax.tree.map(lambda x: x.sum(0), sums)

@@ -11,9 +11,10 @@ from helpers.records import without_search
 from helpers.refusals import assert_names
 from helpers.runs import start, tiny_run
 
-from t2t_flax import jobs
+from t2t_flax import api
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
+from t2t_flax.evaluation.sets import finish
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
 from t2t_flax.training.hooks import Hook
@@ -53,7 +54,7 @@ def finish_run(config, workdir, reason="patience", hooks=()):
     """complete.json and the records it lists."""
     begin(workdir, config)
     with RunSupervisor(ProcessGroup(), config) as supervisor:
-        jobs.finish(config, workdir, loop.TrainingEnd(None, 4, reason, {}, hooks), supervisor)
+        finish(config, workdir, loop.TrainingEnd(None, 4, reason, {}, hooks), supervisor)
     marker = json.loads((workdir / "complete.json").read_text())
     return marker, {name: json.loads((workdir / "eval" / file).read_text()) for name, file in marker["records"].items()}
 
@@ -108,7 +109,7 @@ def test_complete_run_lists_the_record_of_each_set(copy):
 
 
 def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, monkeypatch):
-    import t2t_flax.evaluation.restore as loading
+    import t2t_flax.evaluation.sets as loading
     import t2t_flax.training.setup as running
 
     without_search(monkeypatch)
@@ -128,7 +129,6 @@ def test_training_state_is_freed_before_the_final_evaluation(tmp_path, cache, mo
 
     monkeypatch.setattr(loading, "load", counted)
     adopt_config(epath.Path(tmp_path), config)
-    with RunSupervisor(ProcessGroup(), config) as supervisor:
-        assert jobs.train(config, epath.Path(tmp_path), supervisor).finished
+    assert api.train(config, tmp_path).finished
     live_bytes, parameters = sizes
     assert live_bytes < parameters / 10

@@ -95,7 +95,7 @@ def test_a_folder_for_records_that_is_read_only_is_named_before_anything_is_deco
 ):
     workdir, _ = finished
     folder = tmp_path if output else workdir
-    monkeypatch.setattr("t2t_flax.jobs.evaluate", lambda *_, **__: pytest.fail("decoded"))
+    monkeypatch.setattr("t2t_flax.evaluation.sets.evaluate_sets", lambda *_, **__: pytest.fail("decoded"))
 
     def read_only(dir):
         assert os.fspath(dir).startswith(os.fspath(folder))

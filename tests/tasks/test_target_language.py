@@ -172,8 +172,8 @@ def test_sacrebleu_tokenizer_is_not_needed_without_its_scores(monkeypatch):
     import sacrebleu.tokenizers.tokenizer_ja_mecab as ja
 
     from t2t_flax.distributed.coordination import ProcessGroup
-    from t2t_flax.jobs import check_available
+    from t2t_flax.evaluation.sets import check_scores
 
     monkeypatch.setattr(ja, "MeCab", None)
     task_of(translation_config("ja", task="parsing", joint_vocabulary=False)).check_requirements()
-    check_available(translation_config("ja", valid="a,b"), ProcessGroup())
+    check_scores(translation_config("ja", valid="a,b"), [], ProcessGroup())

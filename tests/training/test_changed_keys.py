@@ -13,12 +13,11 @@ from helpers.other_values import with_other_value
 from helpers.refusals import assert_names, refused
 from helpers.runs import SHORT_SEARCH, tiny_run
 
+from t2t_flax import api
 from t2t_flax import config as config_lib
-from t2t_flax import jobs
 from t2t_flax.config.keys import MODEL, TRAINING
 from t2t_flax.config.schema import fields, keys_that_change
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import load
 from t2t_flax.training import precision
@@ -42,8 +41,7 @@ def config_of(schedule="wsd"):
 
 
 def train(config, workdir):
-    with RunSupervisor(ProcessGroup(), config) as supervisor:
-        return jobs.train(config, epath.Path(workdir), supervisor)
+    return api.train(config, workdir)
 
 
 @pytest.fixture(scope="module")
@@ -156,7 +154,7 @@ def test_refused_change_of_a_mutable_key_changes_nothing(key, value, named, trai
 
 def test_refused_change_of_prepared_data_changes_nothing(tmp_path):
     """Before the first checkpoint any config may follow, but not one that cannot start."""
-    jobs.prepare(config_of(), epath.Path(tmp_path / "run"))
+    api.prepare(config_of(), tmp_path / "run")
     kept = content(tmp_path / "run")
     for key, value in (("data.valid", "gone.en,gone.de"), ("mesh.data", "3"), ("data.train", "en-de=gone.en,gone.de")):
         config = config_lib.resolve(config_lib.override(config_lib.to_config_dict(config_of()), {key: value}))
@@ -201,7 +199,7 @@ def test_precision_of_the_first_start_stays_on_another_backend(trained, tmp_path
         for run in ("stayed", "moved")
     ]
     assert losses[0] == losses[1] and read_config(tmp_path / "moved").train.precision == "float32"
-    assert jobs.with_precision(longer, epath.Path(tmp_path / "new"), ProcessGroup()).train.precision == "bfloat16"
+    assert precision.with_precision(longer, epath.Path(tmp_path / "new"), ProcessGroup()).train.precision == "bfloat16"
     another = dataclasses.replace(longer, train=dataclasses.replace(longer.train, precision="bfloat16"))
     with refused("train.precision", "'float32'", "'bfloat16'"):
         train(another, tmp_path / "moved")

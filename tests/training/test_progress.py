@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from t2t_flax.jobs import decode_progress
+from t2t_flax.evaluation.sets import decode_progress
 from t2t_flax.training.progress import Progress, bars
 
 

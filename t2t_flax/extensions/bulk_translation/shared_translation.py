@@ -66,7 +66,8 @@ def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
     config = stored_config(args.workdir, overrides)
     check_decoder(config)
     prepare_process(config)
-    return run_job(config, lambda supervisor: _job(args, overrides, supervisor))
+    with run_job(config) as supervisor:
+        return _job(args, overrides, supervisor)
 
 
 def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSupervisor) -> int:

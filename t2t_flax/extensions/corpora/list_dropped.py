@@ -28,10 +28,11 @@ def run(argv: list[str]) -> int:
 
     from etils import epath
 
-    from t2t_flax import jobs
+    from t2t_flax import api
 
     config = load_config(args.config, overrides)
-    tokenizers = jobs.prepare(config, epath.Path(args.workdir)).tokenizers
+    api.prepare(config, args.workdir)
+    tokenizers = TokenizerPair.load(epath.Path(args.workdir) / "tokenizer")
     with open_output(args.output) as write:
         for where, reason in dropped_by(config, tokenizers):
             write(f"{where}\t{reason}\n")

@@ -20,7 +20,8 @@ def run(argv: list[str]) -> int:
     args, overrides = arguments.parse(parser, argv)
     config = api.resolve(args.config, overrides)
     prepare_process(config)
-    run_job(config, lambda supervisor: _test(config, supervisor))
+    with run_job(config) as supervisor:
+        _test(config, supervisor)
     return OK
 
 

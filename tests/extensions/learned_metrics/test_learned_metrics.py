@@ -22,11 +22,11 @@ from t2t_flax.__main__ import main
 from t2t_flax.config import Config
 from t2t_flax.evaluation.evaluate import compute_scores
 from t2t_flax.evaluation.restore import stored_config
+from t2t_flax.evaluation.sets import check_scores
 from t2t_flax.extensions.learned_metrics import LearnedMetrics, metrics
 from t2t_flax.extensions.learned_metrics.metrics import COMET, of_entry
 from t2t_flax.extensions.learned_metrics.process import PACKAGES, prepare_environment
 from t2t_flax.extensions.sweeps.compare import compare
-from t2t_flax.jobs import check_scores
 from t2t_flax.tasks import Predictions, task_of
 
 COMET_PYTHON = os.environ.get("T2T_FLAX_COMET", "")
