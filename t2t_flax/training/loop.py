@@ -56,6 +56,7 @@ def train(
     folder = setup.workdir / "checkpoints"
     checkpoints = Checkpoints(folder, keep_last=keep_last, keep_best=keep.keep_best, group=group)
     stack = contextlib.ExitStack()
+    queued: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
 
     # ---- Local steps: log, report an update, evaluate, save.
 
@@ -73,7 +74,7 @@ def train(
             return
         (step, batch, metrics), queued = queued, None
         with measure("step", seconds):
-            values = {name: float(value) for name, value in jax.device_get(metrics).items()}
+            values: dict[str, Any] = {name: float(value) for name, value in jax.device_get(metrics).items()}
         source = batch.batch
         progress.source_tokens += source.source_tokens
         progress.target_tokens += source.target_tokens
@@ -173,7 +174,6 @@ def train(
         stack.enter_context(supervisor.expect_progress())
         step, reason, rate = start, "", Rate(seconds)
         rate.restart()
-        queued: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
         evaluates = progress.evaluation_due and start <= last  # the evaluation of `start` did not end
         if start and not evaluates:
             reason = reason_to_end(config, progress, start)

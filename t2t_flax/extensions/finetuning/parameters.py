@@ -29,7 +29,7 @@ def parameters(config: Config) -> Parameters:
 def _start(setup, params: Params, group, say) -> Params:
     from t2t_flax.extensions.finetuning.start import start_params
 
-    return {**params, **start_params(setup, params, group, say)}
+    return {**params, **start_params(setup, dict(params), group, say)}
 
 
 def _with_initial_adapters(params: Params, structs: Params, key: jax.Array) -> Params:

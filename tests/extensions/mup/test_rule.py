@@ -67,7 +67,7 @@ def test_lookups_logits_and_scores_grow_as_in_table_8(model, width=4):
     assert lookup * width**-0.5 * by_kind["start vector"].initial == pytest.approx(1.0)
     assert lookup * by_kind["start vector"].rate == pytest.approx(1.0)
     output = softmax if m.tie_embeddings == "none" else tables
-    assert norm.initial == norm.update
+    assert norm.initial == norm.rate
     assert own * norm.initial * output.rate == pytest.approx(1 / width)
     assert own * norm.initial * output.initial * initial == pytest.approx(1 / width)
     assert by_kind["matrices"].rate == pytest.approx(1 / width)
