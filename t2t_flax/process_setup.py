@@ -18,7 +18,7 @@ from t2t_flax.filesystem import expand_home
 # glibc's mallopt parameters (malloc.h).
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX, _M_ARENA_MAX = -1, -2, -4, -8
 
-_PROGRAM_CACHE: dict[str, Any] = {
+_PROGRAM_CACHE: dict[str, str | float] = {
     "jax_compilation_cache_dir": "~/.cache/t2t_flax/jax",
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,

@@ -131,5 +131,18 @@ def test_extensions_import_the_core_themselves_and_what_is_shared():
     assert not wrong
 
 
+def test_files_of_training_import_each_other_in_one_direction():
+    """Imports within functions and for types count too."""
+    files = {f"t2t_flax.training.{path.stem}": path for path in CORE if package_part(path) == "training"}
+    left = {
+        name: {other for other in files if any(f"{each}.".startswith(f"{other}.") for each in imports(path))} - {name}
+        for name, path in files.items()
+    }
+    while free := [name for name, others in left.items() if not others & left.keys()]:
+        for name in free:
+            del left[name]
+    assert not left, "these import each other"
+
+
 def test_only_one_module_imports_orbax():
     assert [p.name for p in FILES if any(n.startswith("orbax") for n in imports(p))] == ["checkpoints.py"]

@@ -5,10 +5,14 @@ import functools
 import math
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 from t2t_flax.errors import UserError
 
+Value: TypeAlias = Any
+"""The value of a key: a bool, number, text or tuple."""
+Values: TypeAlias = dict[str, Value]
+"""Values by the names of keys, or by group."""
 _LARGEST = {int: 2**31 - 1, float: 1e30}
 """Largest int32 and float32 values: the bounds of a key that has none of its own."""
 
@@ -33,23 +37,23 @@ class When:
       text: the condition in messages: `config.decode.strategy = sample`.
     """
 
-    tests: tuple[tuple[str, Callable[[Any], bool]], ...]
+    tests: tuple[tuple[str, Callable[[Value], bool]], ...]
     text: str
 
     def __or__(self, other: "When") -> "When":
         return When(self.tests + other.tests, f"{self.text} or {other.text}")
 
-    def holds(self, value_of: Callable[[str], Any]) -> bool:
+    def holds(self, value_of: Callable[[str], Value]) -> bool:
         """Return whether the condition holds where `value_of(key)` is the value of a key."""
         return any(test(value_of(name)) for name, test in self.tests)
 
 
-def one_of(name: str, *values: Any) -> When:
+def one_of(name: str, *values: Value) -> When:
     """Require one of these values of a key."""
     return When(((name, values.__contains__),), f"config.{name} = {' or '.join(map(str, values))}")
 
 
-def none_of(name: str, *values: Any) -> When:
+def none_of(name: str, *values: Value) -> When:
     """Require another value of a key than these."""
     return When(
         ((name, lambda value: value not in values),), f"config.{name} other than {' or '.join(map(str, values))}"
@@ -67,9 +71,9 @@ def lists(name: str, word: str) -> When:
 
 
 def key(
-    default: Any, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
+    default: Value, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
     changes: str | None = None, when: When | Sequence[When] = (), kind: str = "",
-) -> Any:  # fmt: skip
+) -> Value:  # fmt: skip
     """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
 
     Args:
@@ -105,7 +109,7 @@ mutable_key = functools.partial(key, mutable=True)
 """A key that may change when a run is resumed."""
 
 
-def keys_of(group: Any) -> list[dataclasses.Field]:
+def keys_of(group: Value) -> list[dataclasses.Field]:
     """The keys of a group, a dataclass or an object of it: its fields that `key` made."""
     return [item for item in dataclasses.fields(group) if item.metadata]
 
@@ -116,7 +120,7 @@ def type_name(item: dataclasses.Field) -> str:
         return "one of " + ", ".join(item.metadata["choices"])
     if typing.get_origin(item.type) is tuple:
         return "(" + ", ".join(t.__name__ for t in _types(item)) + ")"
-    names: dict[Any, str] = {bool: "true or false", str: "text"}
+    names: dict[Value, str] = {bool: "true or false", str: "text"}
     return names.get(item.type) or str(getattr(item.type, "__name__", "float or none"))
 
 
@@ -124,7 +128,7 @@ def _types(item: dataclasses.Field) -> tuple[type, ...]:
     return typing.get_args(item.type) or (item.type,)
 
 
-def parse_value(name: str, item: dataclasses.Field, text: str) -> Any:
+def parse_value(name: str, item: dataclasses.Field, text: str) -> Value:
     """The value that `--config.NAME=TEXT` means. Raises UserError for text that is not of the key's type."""
     types = _types(item)
     try:
@@ -141,7 +145,7 @@ def parse_value(name: str, item: dataclasses.Field, text: str) -> Any:
         raise UserError(f"--config.{name}={shown}: expected {type_name(item)}.") from None
 
 
-def check_value(name: str, item: dataclasses.Field, value: Any) -> Any:
+def check_value(name: str, item: dataclasses.Field, value: Value) -> Value:
     """The value in the key's type. Raises UserError, naming the key, for another type or a value out of range."""
     types, meta, shown = _types(item), item.metadata, f"config.{name} = {show(value)}"
     if typing.get_origin(item.type) is tuple:
@@ -162,7 +166,7 @@ def check_value(name: str, item: dataclasses.Field, value: Any) -> Any:
     return value + 0.0 if type(value) is float else value  # -0.0 becomes 0.0
 
 
-def _check_range(shown: str, number: int | float, meta: Mapping[str, Any]) -> None:
+def _check_range(shown: str, number: int | float, meta: Mapping[str, Value]) -> None:
     if isinstance(number, float) and not math.isfinite(number):
         raise UserError(f"{shown}: must be a finite number ({meta['doc']}).")
     largest = _LARGEST.get(type(number))
@@ -183,7 +187,7 @@ def _check_text(shown: str, value: str) -> None:
         raise UserError(f"{shown}: contains a control character (a line break, a NUL ...).")
 
 
-def show(value: Any, *, quote: bool = True) -> str:
+def show(value: Value, *, quote: bool = True) -> str:
     """A value for a message, in at most about two hundred printable characters."""
     try:
         text = value if isinstance(value, str) and not quote and value.isprintable() else repr(value)

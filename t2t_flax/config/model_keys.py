@@ -2,9 +2,8 @@
 
 import functools
 from dataclasses import dataclass
-from typing import Any
 
-from t2t_flax.config.keys import MODEL, TRAINING, key, one_of
+from t2t_flax.config.keys import MODEL, TRAINING, Value, key, one_of
 from t2t_flax.registry import (
     ACTIVATIONS,
     ATTENTION_KERNELS,
@@ -140,10 +139,10 @@ class Model:
         low=1,
         high=2**16,
     )
-    extensions: tuple[tuple[str, Any], ...] = ()
+    extensions: tuple[tuple[str, Value], ...] = ()
     """Not a key: the groups of extensions that have keys of the model."""
 
-    def group(self, name: str) -> Any:
+    def group(self, name: str) -> Value:
         """The keys of an extension that belong to the model."""
         return dict(self.extensions).get(name) or GROUPS[name]()
 

@@ -7,12 +7,11 @@ import logging
 import math
 import shlex
 from collections.abc import Callable, Container, Iterable, Mapping
-from typing import Any
 
 import ml_collections
 
 from t2t_flax.config import keys
-from t2t_flax.config.keys import MODEL, OF_USER, RUN, TRAINING
+from t2t_flax.config.keys import MODEL, OF_USER, RUN, TRAINING, Value, Values
 from t2t_flax.config.schema import (
     CORE_GROUPS,
     HIGHER_IS_BETTER,
@@ -49,11 +48,11 @@ def to_config_dict(config: Config) -> ml_collections.ConfigDict:
     return ml_collections.ConfigDict({name: _asdict(config.group(name)) for name in groups()}).lock()
 
 
-def _asdict(group: Any) -> dict[str, Any]:
+def _asdict(group: Value) -> Values:
     return {item.name: getattr(group, item.name) for item in keys.keys_of(group)}
 
 
-def override(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict[str, str]) -> dict[str, Any]:
+def override(config: ml_collections.ConfigDict | Values, overrides: dict[str, str]) -> Values:
     """A copy of `config` in plain, unchecked dicts, with `overrides`, from dotted key to text, which is parsed by the key's
     type. Values of `config` that have no effect beside them go back to the default, with a warning.
 
@@ -68,7 +67,7 @@ def override(config: ml_collections.ConfigDict | dict[str, Any], overrides: dict
     return values
 
 
-def _reset_unread(values: dict[str, Any], before: dict[str, Any], given: Container[str]) -> None:
+def _reset_unread(values: Values, before: Values, given: Container[str]) -> None:
     """Remove values from groups of keys that are read with the values `before`, but not with these; keep those `given`."""
     now, then = _value_of(values), _value_of(before)
 
@@ -89,10 +88,10 @@ def _reset_unread(values: dict[str, Any], before: dict[str, Any], given: Contain
             del values[group][item]
 
 
-def _value_of(groups: Mapping[str, Mapping[str, Any]]) -> Callable[[str], Any]:
+def _value_of(groups: Mapping[str, Mapping[str, Value]]) -> Callable[[str], Value]:
     """The value of a key, by its dotted name, in groups of keys that may lack it."""
 
-    def value_of(name: str) -> Any:
+    def value_of(name: str) -> Value:
         group, _, item = name.partition(".")
         return groups.get(group, {}).get(item, fields()[name].default)
 
@@ -104,7 +103,7 @@ def _warn(message: str) -> None:
     log.warning(message)
 
 
-def _groups_of(config: Any) -> dict[str, Any]:
+def _groups_of(config: Value) -> Values:
     """A copy, two levels deep. Raises UserError if `config` is not a dict of groups."""
     values = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(values, dict):
@@ -118,7 +117,7 @@ def _groups_of(config: Any) -> dict[str, Any]:
     return {group: dict(items) for group, items in values.items()}
 
 
-def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
+def resolve(config: ml_collections.ConfigDict | Values) -> Config:
     """Checks names, types, ranges and combinations, and freezes. Raises UserError, naming the key."""
     values = _groups_of(config)
     for group, items in values.items():
@@ -134,7 +133,7 @@ def resolve(config: ml_collections.ConfigDict | dict[str, Any]) -> Config:
     return resolved
 
 
-def _checked(name: str, value: Any) -> Any:
+def _checked(name: str, value: Value) -> Value:
     return keys.check_value(name, fields()[name], value)
 
 
@@ -143,7 +142,7 @@ def to_json(config: Config) -> str:
     return json.dumps(as_json(config), indent=2) + "\n"
 
 
-def as_json(config: Config) -> dict[str, Any]:
+def as_json(config: Config) -> Values:
     """The resolved config as plain JSON values, see `to_json`."""
     names = (*CORE_GROUPS, *dict(config.extensions))
     return json.loads(json.dumps({name: _asdict(config.group(name)) for name in names}))
@@ -162,7 +161,7 @@ def from_json(text: str) -> Config:
     return resolve(values)
 
 
-def values_of_user(config: Config) -> dict[str, Any]:
+def values_of_user(config: Config) -> Values:
     """The values of a config that a stored one cannot have: what is run, and where files are written.
 
     They are the values of `keys.OF_USER`, and data.root where a source would be written there.
@@ -171,7 +170,7 @@ def values_of_user(config: Config) -> dict[str, Any]:
     return {name: value for name in names if (value := config.value(name)) != fields()[name].default}
 
 
-def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, dict[str, Any]]:
+def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, Values]:
     """(a stored config as it may be used, the values that it loses by that).
 
     It may be somebody else's, so it loses its `values_of_user`. The keys in `given`, which the user overrides, stay for that.
@@ -192,7 +191,7 @@ def _writes_to_root(data: Data) -> bool:
     return False
 
 
-def warn_of_lost(lost: Mapping[str, Any], where: str) -> None:
+def warn_of_lost(lost: Mapping[str, Value], where: str) -> None:
     """Warn of values that a stored config has lost, see `from_elsewhere`, and by which something would be run."""
     if run := [name for name in lost if fields()[name].metadata["kind"] in RUN]:
         _warn(
@@ -200,7 +199,7 @@ def warn_of_lost(lost: Mapping[str, Any], where: str) -> None:
         )
 
 
-def check_lost(lost: Mapping[str, Any]) -> None:
+def check_lost(lost: Mapping[str, Value]) -> None:
     """Raises UserError for lost values by which something would be run; warns of others."""
     run = [name for name in lost if fields()[name].metadata["kind"] in RUN]
     if run:
@@ -212,22 +211,22 @@ def check_lost(lost: Mapping[str, Any]) -> None:
         _warn(f"{_shown(lost, lost)} is not taken over: it names a folder that is written. {_flags(lost, lost)}")
 
 
-def _shown(names: Iterable[str], values: Mapping[str, Any]) -> str:
+def _shown(names: Iterable[str], values: Mapping[str, Value]) -> str:
     return ", ".join(f"config.{name} = {keys.show(values[name])}" for name in names)
 
 
-def _flags(names: Iterable[str], values: Mapping[str, Any]) -> str:
+def _flags(names: Iterable[str], values: Mapping[str, Value]) -> str:
     flags = " ".join(shlex.quote(f"--config.{name}={keys.show(values[name], quote=False)}") for name in names)
     return f"If it is yours, give {flags}."
 
 
-def differences(a: Config, b: Config) -> dict[str, tuple[Any, Any]]:
+def differences(a: Config, b: Config) -> dict[str, tuple[Value, Value]]:
     """Keys whose values differ, by dotted name, with both values."""
     pairs = {name: (a.value(name), b.value(name)) for name in fields()}
     return {name: (x, y) for name, (x, y) in pairs.items() if x != y}
 
 
-def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Any, Any]]:
+def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Value, Value]]:
     """The differences in keys that a resumed run must not change. train.precision = auto is what it was at the first start."""
     if current.train.precision == "auto":
         current = current.with_values({"train.precision": stored.train.precision})
@@ -242,7 +241,7 @@ def check_changes(stored: Config, given: Config, step: int) -> None:
             group.check_change(stored, given, step)
 
 
-def format_differences(differ: dict[str, tuple[Any, Any]], first: str, second: str, *, indent: str = "  ") -> str:
+def format_differences(differ: dict[str, tuple[Value, Value]], first: str, second: str, *, indent: str = "  ") -> str:
     """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`, with `in the workdir` as
     `first` and `now` as `second`.
     """
@@ -268,12 +267,12 @@ def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
     return {key: list(values) for key, values in differences(stored, given).items() if key in recorded}
 
 
-def recorded_changes(meta: dict[str, Any]) -> list[dict[str, Any]]:
+def recorded_changes(meta: Values) -> list[Values]:
     """The changes recorded in the metadata of a checkpoint or an average, oldest first."""
     return meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
 
 
-def stored_config(meta: dict[str, Any]) -> Config:
+def stored_config(meta: Values) -> Config:
     """The config in a checkpoint's metadata. Raises UserError if it is none."""
     return from_json(json.dumps(meta["config"]))
 

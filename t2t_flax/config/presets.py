@@ -17,7 +17,7 @@ from typing import Any
 
 import ml_collections
 
-from t2t_flax.config.keys import hint, show
+from t2t_flax.config.keys import Values, hint, show
 from t2t_flax.config.overrides import (
     check_evaluation,
     check_lost,
@@ -32,7 +32,7 @@ from t2t_flax.config.schema import Config
 from t2t_flax.errors import UserError
 from t2t_flax.registry import PRESET_MODULES, load_extensions
 
-Keys = dict[str, Any]
+Keys = Values
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,6 @@ import hashlib
 import typing
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from etils import epath
 
@@ -23,6 +22,8 @@ from t2t_flax.config.keys import (
     TEXT,
     TRAINING,
     TRANSLATIONS,
+    Value,
+    Values,
     When,
     is_set,
     key,
@@ -380,21 +381,21 @@ class Config:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     log: Log = field(default_factory=Log)
     seed: Seed = field(default_factory=Seed)
-    extensions: tuple[tuple[str, Any], ...] = ()
+    extensions: tuple[tuple[str, Value], ...] = ()
     """Groups that extensions declare, by name; a group that is not here has its defaults."""
 
-    def group(self, name: str) -> Any:
+    def group(self, name: str) -> Value:
         """The dataclass of a group of keys, of the core or of an extension."""
         if name in CORE_GROUPS:
             return getattr(self, name)
         return dict(self.extensions).get(name) or groups()[name]()
 
-    def value(self, name: str) -> Any:
+    def value(self, name: str) -> Value:
         """The value of a key by its dotted name."""
         group, _, item = name.partition(".")
         return getattr(self.group(group), item)
 
-    def compared(self, names: Iterable[str]) -> dict[str, Any]:
+    def compared(self, names: Iterable[str]) -> Values:
         """The values of keys by their dotted names; of a file that is there its SHA-256, wherever it lies."""
         found = {name: self.value(name) for name in names}
         for name, value in found.items():
@@ -402,7 +403,7 @@ class Config:
                 found[name] = f"SHA-256 {hashlib.sha256(epath.Path(value).read_bytes()).hexdigest()}"
         return found
 
-    def with_values(self, values: Mapping[str, Any]) -> "Config":
+    def with_values(self, values: Mapping[str, Value]) -> "Config":
         """A copy with other values of keys, by their dotted names; not validated."""
         config = self
         for name, value in values.items():
@@ -415,7 +416,7 @@ class Config:
             config = config.with_extensions(others | ({group: changed} if changed != type(changed)() else {}))
         return config
 
-    def with_extensions(self, groups_by_name: Mapping[str, Any]) -> "Config":
+    def with_extensions(self, groups_by_name: Mapping[str, Value]) -> "Config":
         """A copy with these groups of extensions; `model.extensions` has those with keys that change the model."""
         pairs = tuple((name, groups_by_name[name]) for name in groups() if name in groups_by_name)
         of_model = tuple(pair for pair in pairs if MODEL in {key.metadata["changes"] for key in keys_of(pair[1])})
@@ -458,7 +459,7 @@ def conditions() -> dict[str, tuple[When, ...]]:
     return {name: tuple(conditions) for name, conditions in found.items() if conditions}
 
 
-def unmet(name: str, value_of: Callable[[str], Any]) -> When | None:
+def unmet(name: str, value_of: Callable[[str], Value]) -> When | None:
     """The first condition of a key that does not hold where `value_of(key)` are the values; None for a key that is read."""
     return next((when for when in conditions().get(name, ()) if not when.holds(value_of)), None)
 

@@ -9,7 +9,7 @@ Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V voc
 
 import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
 import flax.struct
 import jax
@@ -19,6 +19,7 @@ from jax.sharding import PartitionSpec
 
 from t2t_flax.config.data_keys import PAD
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.mesh import PyTree
 from t2t_flax.models.decoding_cache import DecodingCache
 
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
@@ -30,13 +31,13 @@ between. 32 is for 32 sentences, 4 beams and 32 tokens.
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Target tokens for which the cache has room; it grows from one to the next."""
 
-Cache = dict[str, Any]
+Cache = dict[str, PyTree]
 # step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
 # tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are a `DecodingCache` (attention), or arrays
 # [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
 # "state" (recurrent layers). All other entries of the cache are [B, ...] and never change; cache["sentences"] is
 # the search's `Sentences`.
-StepFn = Callable[[Any, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
+StepFn = Callable[[PyTree, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
 @flax.struct.dataclass
@@ -45,9 +46,9 @@ class Sentences:
     name, which rules and searches of extensions read; "prefix": forced first tokens [B, P], 0 = free.
     """
 
-    caps_B: Any
+    caps_B: PyTree
     keys_BxK: jax.Array | None = None
-    more: dict[str, Any] = flax.struct.field(default_factory=dict)
+    more: dict[str, PyTree] = flax.struct.field(default_factory=dict)
 
 
 @flax.struct.dataclass
@@ -79,15 +80,15 @@ class Search(Protocol):
     @property
     def draws(self) -> bool: ...
 
-    def start(self, sentences: Sentences, length: int) -> Any:
+    def start(self, sentences: Sentences, length: int) -> PyTree:
         """The state before the first target token, with buffers for `length` tokens."""
 
     def advance(
-        self, sentences: Sentences, position: jax.Array, state: Any, logits_BxKxV: jax.Array
-    ) -> tuple[Any, jax.Array | None]:
+        self, sentences: Sentences, position: jax.Array, state: PyTree, logits_BxKxV: jax.Array
+    ) -> tuple[PyTree, jax.Array | None]:
         """The state after one more token, and the hypothesis that each one continues, int32 [B, K] (None: itself)."""
 
-    def result(self, sentences: Sentences, state: Any) -> SearchResult:
+    def result(self, sentences: Sentences, state: PyTree) -> SearchResult:
         """The hypotheses of a state in which all sentences are done."""
 
 
@@ -99,7 +100,7 @@ def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None
 
 def run_search(
     step_fn: StepFn,
-    params: Any,
+    params: PyTree,
     cache: Cache,
     search: Search,
     sentences: Sentences,
@@ -134,7 +135,7 @@ def next_length(length: int, lengths: Sequence[int]) -> int:
 
 
 @jax.jit(static_argnums=1)
-def grow(tree: Any, length: int) -> Any:
+def grow(tree: PyTree, length: int) -> PyTree:
     """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
 
     def grow_leaf(path, x):
@@ -147,16 +148,16 @@ def grow(tree: Any, length: int) -> Any:
     return jax.tree.map_with_path(grow_leaf, tree, is_leaf=_is_cache)
 
 
-def _is_cache(x: Any) -> bool:
+def _is_cache(x: PyTree) -> bool:
     return isinstance(x, DecodingCache)
 
 
 @jax.jit(static_argnums=(0, 2))
-def _start(search: Search, sentences: Sentences, length: int) -> Any:
+def _start(search: Search, sentences: Sentences, length: int) -> PyTree:
     return by_rows(search.start(sentences, length))
 
 
-def by_rows(tree: Any) -> Any:
+def by_rows(tree: PyTree) -> PyTree:
     """Within a program: arrays [B, ...] that depend on no sharded input, of which XLA would make copies, divided by sentences."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
@@ -169,7 +170,7 @@ def by_rows(tree: Any) -> Any:
 
 
 @jax.jit(static_argnums=0)
-def _result(search: Search, sentences: Sentences, state: Any) -> SearchResult:
+def _result(search: Search, sentences: Sentences, state: PyTree) -> SearchResult:
     return search.result(sentences, state)
 
 
@@ -213,7 +214,7 @@ def _independent_rows() -> PartitionSpec | None:
     return mesh_lib.ROWS if set(sizes) == {"data"} else None
 
 
-def _reorder(self_cache: Any, parents_BxK: jax.Array) -> Any:
+def _reorder(self_cache: PyTree, parents_BxK: jax.Array) -> PyTree:
     pick = functools.partial(take, index_BxN=parents_BxK)
     return jax.tree.map(lambda x: x.reorder(pick) if _is_cache(x) else pick(x), self_cache, is_leaf=_is_cache)
 
@@ -223,7 +224,7 @@ def take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
     return jax.vmap(lambda x, index: x.at[index].get(mode="promise_in_bounds"))(x_BxMx, index_BxN)
 
 
-def _keep_done(old: Any, new: Any) -> Any:
+def _keep_done(old: PyTree, new: PyTree) -> PyTree:
     def keep(a, b):
         return jnp.where(old.done_B.reshape(-1, *[1] * (a.ndim - 1)), a, b)
 

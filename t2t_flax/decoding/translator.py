@@ -36,6 +36,7 @@ from t2t_flax.decoding.search_loop import (
     run_search,
 )
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.registry import DECODERS, SEARCHES, STEPS
 
@@ -105,7 +106,7 @@ class Translator:
 
     def translate(
         self,
-        params: Any,
+        params: Params,
         lines: Sequence[str],
         *,
         prefixes: Sequence[str] | None = None,
@@ -166,7 +167,7 @@ class Translator:
                 yield
             self._compiled.add(shape)
 
-    def _decode(self, params: Any, source_BxS, ids_B, sentences: Sentences) -> SearchResult:
+    def _decode(self, params: Params, source_BxS, ids_B, sentences: Sentences) -> SearchResult:
         """Run the search."""
         search = self._strategy
         with mesh_lib.use(self._mesh):
@@ -207,12 +208,12 @@ class DecodeStep:
 
     model: Transformer
 
-    def start(self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
+    def start(self, params: Params, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
         """The cache before the first token of `width` hypotheses of each sentence, with room for `length` tokens."""
         return start_search(self.model, params, source_BxS, width, length)
 
     def own_log_probs(
-        self, params: Any, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
+        self, params: Params, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
     ) -> SearchResult:
         """Return the result with the model's own log-probabilities; a step may have ranked hypotheses by others."""
         return result
@@ -221,7 +222,7 @@ class DecodeStep:
         return self.model.apply({"params": params}, tokens_BxK, position, cache, method="decode_step")
 
 
-def in_compute_type(model: Transformer, params: Any) -> Any:
+def in_compute_type(model: Transformer, params: Params) -> Params:
     """The parameters with all matrices in the model's compute type, once instead of in every decoding step. The model rounds
     each of them to it wherever it reads them, so that nothing else changes.
     """
@@ -231,12 +232,12 @@ def in_compute_type(model: Transformer, params: Any) -> Any:
 
 
 @jax.jit(static_argnums=0)
-def _cast(dtype: jnp.dtype, params: Any) -> Any:
+def _cast(dtype: jnp.dtype, params: Params) -> Params:
     return jax.tree.map(lambda x: x.astype(dtype) if x.ndim > 1 else x, params)
 
 
 @jax.jit(static_argnums=(0, 3, 4))
-def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> dict[str, Any]:
+def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> Cache:
     """Encodes the sources and creates an empty cache for `length` target tokens; see `Transformer.start_cache`."""
     return by_rows(model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache"))
 

@@ -13,8 +13,8 @@ be combined freely:
 import contextlib
 import functools
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Mapping
+from typing import Any, TypeAlias
 
 import flax.linen as nn
 import jax
@@ -28,6 +28,10 @@ from t2t_flax.config import Mesh as MeshConfig
 from t2t_flax.config.schema import MESH_AXES
 from t2t_flax.errors import UserError
 
+PyTree: TypeAlias = Any
+"""A tree of arrays, of their shapes, or of shardings."""
+Params: TypeAlias = Mapping[str, Any]
+"""A tree of dicts with the parameters of a model or of a run."""
 # Of the activations that the model constrains; those of parameters are config.mesh.rules.
 ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None), ("act_heads", "tensor"))
 
@@ -168,7 +172,7 @@ def use(mesh: jax.sharding.Mesh):
 _RULES = tuple((name, None if name == "batch" else axes) for name, axes in ACTIVATION_RULES)
 
 
-def over_shards(function: Callable[..., Any], shards: int) -> Callable[..., Any]:
+def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., PyTree]:
     """`function(params, rows)` of each shard's own rows: (params, rows [B, ...]) -> a tree of arrays [shards, ...].
 
     Each shard reads its own copy of the parameters: the device's own, which takes no memory, or with FSDP the gathered one.
@@ -186,7 +190,7 @@ def over_shards(function: Callable[..., Any], shards: int) -> Callable[..., Any]
     return mapped
 
 
-def zeros_of_shards(tree: Any, shards: int) -> Any:
+def zeros_of_shards(tree: PyTree, shards: int) -> PyTree:
     """Zeros like the arrays [...] of `tree`, for each shard: [shards, ...], or [...] with one shard."""
     if shards == 1:
         return jax.tree.map(jnp.zeros_like, tree)
@@ -204,7 +208,7 @@ def sum_over_shards(x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding 
     return total.astype(x_SxN.dtype)
 
 
-def exchange(grads: Any, dtype: jnp.dtype, shardings: Any = None) -> Any:
+def exchange(grads: PyTree, dtype: jnp.dtype, shardings: PyTree = None) -> PyTree:
     """Sum gradients [shards, ...] over the shards of a batch; matrices travel in `dtype`, vectors in float32.
 
     Args:

@@ -2,12 +2,13 @@
 
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any
+
+from t2t_flax.evaluation.evaluate import Record
 
 _METRICS = {"sacrebleu": "sacreBLEU", "chrf": "chrF", "ter": "TER"}
 
 
-def direction_table(records: Sequence[dict[str, Any]]) -> str:
+def direction_table(records: Sequence[Record]) -> str:
     """Markdown: a row for each record, then the means of directions with and without training text; "" unless each has a
     direction. TER is left out where a target language has none.
     """

@@ -14,7 +14,7 @@ import math
 import platform
 import time
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import jax
 from etils import epath
@@ -30,6 +30,7 @@ from t2t_flax.data.sources import has_text
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.decoding.translator import Translator
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
@@ -42,6 +43,8 @@ from t2t_flax.training.setup import ValidationLoss, with_means
 from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
 
+Record: TypeAlias = dict[str, Any]
+"""A record, or a part of one, as JSON."""
 RECORD_VERSION = 1
 _SCORING_SECONDS = 24 * 3600.0  # a large model may score on a CPU
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "sacremoses", "numpy")
@@ -54,7 +57,7 @@ def evaluate(
     progress: Callable[[int, int], None] | None = None,
     group: ProcessGroup | None = None,
     why: str = "",
-) -> tuple[dict[str, Any], list]:
+) -> tuple[Record, list]:
     """Decodes and scores a validation or test set (see `dataset.sets_of`).
 
     Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
@@ -148,13 +151,13 @@ def compute_scores(
     *,
     samples: int = 0,
     group: ProcessGroup | None = None,
-) -> dict[str, Any]:
+) -> Record:
     """The record entry of each metric, by name. samples: bootstrap samples of 95 % intervals, 0 = no intervals. group: its
     process 0 computes them for all, which must call this; all raise its UserError.
     """
     if group is None or group.count == 1:
         return _entries(config, metrics, predictions, samples)
-    answer: dict[str, Any] = {}
+    answer: Record = {}
     if group.is_lead:
         try:
             answer = {"scores": _entries(config, metrics, predictions, samples)}
@@ -166,7 +169,7 @@ def compute_scores(
     return answer["scores"]
 
 
-def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions, samples: int) -> dict[str, Any]:
+def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions, samples: int) -> Record:
     scores = {}
     for metric in metrics:
         if metric.statistics is None:
@@ -219,13 +222,13 @@ def _identity_in(path: epath.Path) -> str | None:
         return None
 
 
-def path_of(loaded: TrainedModel, record: dict[str, Any]) -> epath.Path:
+def path_of(loaded: TrainedModel, record: Record) -> epath.Path:
     """The path of the record of an evaluation."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
 
 
-def _checkpoint(loaded: TrainedModel, why: str) -> dict[str, Any]:
-    entry: dict[str, Any] = {"step": loaded.steps[0], "averaged": list(loaded.steps)}
+def _checkpoint(loaded: TrainedModel, why: str) -> Record:
+    entry: Record = {"step": loaded.steps[0], "averaged": list(loaded.steps)}
     if (metric := loaded.checkpoint.metric) is not None:
         name = loaded.config.eval.metric
         entry["best"] = {"metric": name, "value": -metric if lower_is_better(name) else metric}
@@ -246,7 +249,7 @@ _NOTED_COUNTS = {
 }
 
 
-def summary(record: dict[str, Any], task: Task) -> str:
+def summary(record: Record, task: Task) -> str:
     """The scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
@@ -265,7 +268,7 @@ def summary(record: dict[str, Any], task: Task) -> str:
     return "\n".join(lines)
 
 
-def write_record(path: epath.Path, record: dict[str, Any]) -> None:
+def write_record(path: epath.Path, record: Record) -> None:
     """Writes a record as indented JSON."""
     atomic_write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
@@ -301,7 +304,7 @@ def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)
     group = supervisor.group if supervisor else None
 
-    def score_set(name: str, params: Any, after_batch: Callable[[], None], compiling) -> dict[str, float]:
+    def score_set(name: str, params: Params, after_batch: Callable[[], None], compiling) -> dict[str, float]:
         valid, first, of_set = split_source(task, name), config.eval.decode_sentences or None, task.of_set(name)
         sources = [source for source, _ in itertools.islice(valid.pairs(), first)]
         targets = list(zip(*itertools.islice(valid.references(), first), strict=True))
@@ -315,7 +318,7 @@ def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None
         return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}
 
     def score(
-        params: Any, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext
+        params: Params, after_batch: Callable[[], None] = lambda: None, compiling=contextlib.nullcontext
     ) -> dict[str, float]:
         sets = config.data.valid_sets
         return with_means({name: score_set(name, params, after_batch, compiling) for name in sets})

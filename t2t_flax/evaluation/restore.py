@@ -19,6 +19,7 @@ from t2t_flax.decoding.batches import read_lines, source_ids, source_limit
 from t2t_flax.decoding.translator import Decoder, Translation, check_decoder, in_compute_type
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.model_forms import run_folder
@@ -62,7 +63,7 @@ class TrainedModel(StoredRun):
     elsewhere: bool = False
 
     @property
-    def params(self) -> Any:
+    def params(self) -> Params:
         """The parameters, with the shardings of the mesh."""
         return self.checkpoint.params
 
@@ -71,7 +72,7 @@ class TrainedModel(StoredRun):
         """The checkpoints whose mean the parameters are, newest first."""
         return self.checkpoint.steps
 
-    def with_params(self, params: Any) -> "TrainedModel":
+    def with_params(self, params: Params) -> "TrainedModel":
         """A copy with other parameters."""
         return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, params=params))
 

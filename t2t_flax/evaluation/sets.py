@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import json
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
 
 from etils import epath
 
@@ -15,7 +14,7 @@ from t2t_flax.decoding.translator import check_decoder
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.supervisor import RunSupervisor
 from t2t_flax.evaluation.direction_table import direction_table
-from t2t_flax.evaluation.evaluate import evaluate, path_of, summary
+from t2t_flax.evaluation.evaluate import Record, evaluate, path_of, summary
 from t2t_flax.evaluation.restore import TrainedModel, load
 from t2t_flax.filesystem import atomic_write
 from t2t_flax.tasks import task_of
@@ -36,7 +35,7 @@ def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> No
 class Evaluation:
     """An evaluation of several sets: the record of each and its path, by the set's name, and what was printed of the scores."""
 
-    records: dict[str, dict[str, Any]]
+    records: dict[str, Record]
     paths: dict[str, epath.Path]
     texts: list[str]
 

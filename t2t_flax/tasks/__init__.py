@@ -6,7 +6,7 @@ import abc
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import numpy as np
 
@@ -17,6 +17,9 @@ from t2t_flax.data.sources import Source, one_line
 from t2t_flax.data.tokenizers import TokenizerPair
 from t2t_flax.errors import UserError
 from t2t_flax.registry import METRICS, TASKS, load_extensions
+
+Entry: TypeAlias = dict[str, Any]
+"""A metric in a record, as JSON."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -51,14 +54,14 @@ class SentenceStatistics:
     score: Callable[[np.ndarray], float]
     method: str = ""
     signature: Callable[..., str] = lambda **_: ""
-    details: dict[str, Any] = dataclasses.field(default_factory=dict)
+    details: Entry = dataclasses.field(default_factory=dict)
 
     @property
     def corpus_score(self) -> float:
         """The score of all sentences."""
         return float(self.score(self.values.sum(0)))
 
-    def entry(self) -> dict[str, Any]:
+    def entry(self) -> Entry:
         """The score as a record stores it."""
         texts = {"signature": self.signature(), **self.details, "how": self.method}
         return {"score": round(self.corpus_score, 4)} | {name: value for name, value in texts.items() if value != ""}
@@ -78,7 +81,7 @@ class Metric:
 
     name: str
     display_name: str
-    compute: Callable[[Predictions, Config], dict[str, Any]] | None = None
+    compute: Callable[[Predictions, Config], Entry] | None = None
     higher_is_better: bool = True
     statistics: Callable[[Predictions, Config], SentenceStatistics] | None = None
     log_name: str = ""
@@ -86,7 +89,7 @@ class Metric:
     applies: Callable[[Config], bool] = lambda config: True
     unit: str = ""
     note: str = ""
-    of_entry: Callable[[dict[str, Any]], SentenceStatistics] | None = None
+    of_entry: Callable[[Entry], SentenceStatistics] | None = None
     reads_sources: bool = False
     check: Callable[[Config], object] | None = None
 
@@ -95,7 +98,7 @@ class Metric:
         """Its name in eval.metric, and after `valid_` in metrics.jsonl."""
         return self.log_name or self.name
 
-    def describe(self, entry: dict[str, Any]) -> str:
+    def describe(self, entry: Entry) -> str:
         """An entry of a record as a line of a summary."""
         value = f"{entry['score']:.2f}{self.unit}"
         if "confidence" in entry:
@@ -185,7 +188,7 @@ class Task(abc.ABC):
         wanted = (self.metrics[0].training_name, self.config.eval.metric)
         return [metric for metric in self.metrics if metric.training_name in wanted]
 
-    def summary(self, scores: dict[str, Any]) -> list[str]:
+    def summary(self, scores: Entry) -> list[str]:
         """The scores of a record in a few lines: a line per comparable metric, then the others."""
         shown = [metric for metric in self.metrics if metric.name in scores]
         lines = [metric.describe(scores[metric.name]) for metric in shown if metric.statistics]
@@ -252,7 +255,7 @@ def resampled_scores(statistics: SentenceStatistics, counts: np.ndarray) -> np.n
     return np.array([statistics.score(row) for row in sums], np.float64)
 
 
-def confidence_interval(statistics: SentenceStatistics, resamples: int) -> dict[str, Any]:
+def confidence_interval(statistics: SentenceStatistics, resamples: int) -> Entry:
     """The 95 % bootstrap interval of one score as a record stores it; mean and half width as sacreBLEU's."""
     counts = draw_sentences(len(statistics.values), resamples)
     scores = np.sort(resampled_scores(statistics, counts))

@@ -1,19 +1,19 @@
 """Shapes and checksums of trees of arrays, by which a difference is found and named."""
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from t2t_flax.distributed.mesh import PyTree
 from t2t_flax.models.dropout import mix
 
 _SMALL = 2**22
 """Up to this many elements in all, NumPy is faster than compiling a program for them."""
 
 
-def array_shapes(tree: Any) -> dict[str, list]:
+def array_shapes(tree: PyTree) -> dict[str, list]:
     """Return [dtype, shape] of each leaf, by its path."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="."): [str(leaf.dtype), list(leaf.shape)]
@@ -35,7 +35,7 @@ def shape_differences(stored: Mapping[str, list], wanted: Mapping[str, list]) ->
     return "; ".join(differ[:3] + [f"{len(differ) - 3} more differ"] * (len(differ) > 3))
 
 
-def checksums(tree: Any) -> dict[str, int]:
+def checksums(tree: PyTree) -> dict[str, int]:
     """Return the checksum of each leaf, by its path.
 
     It is the sum of each element's bits times an odd weight of its index, modulo 2^32: any single

@@ -12,8 +12,9 @@ from flax.traverse_util import flatten_dict
 
 from t2t_flax.config import Config, Model
 from t2t_flax.data.hooks import trained_tokens
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.attention import SelfAttention, mixer_class
-from t2t_flax.training.parameters import Parameters, Params, model_part, parameters_of
+from t2t_flax.training.parameters import Parameters, model_part, parameters_of
 
 
 class Tokens(NamedTuple):

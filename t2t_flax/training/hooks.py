@@ -2,7 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable, Iterable
-from typing import Any, Literal
+from typing import Literal
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -35,7 +35,7 @@ def make_hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGrou
     return [hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)]
 
 
-def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: Any) -> None:
+def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: object) -> None:
     """Call the hooks of a moment."""
     for hook in hooks:
         if hook.moment == moment and step % hook.every == 0:

@@ -16,10 +16,10 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Config, Loss
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.models.dense import product_with_float32_result
 from t2t_flax.models.dropout import Noise
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.training.parameters import Params
 
 TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
 """Further metrics: (float32 logits [N, V], targets [N]) -> a value for each target token [N]. The mean over real target
@@ -161,7 +161,7 @@ def _masked(logits: jax.Array, vocab_size: int, value: float = -1e9) -> jax.Arra
     return jnp.where(jnp.arange(logits.shape[-1]) < vocab_size, logits, value)
 
 
-SumFunction = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Any]]
+SumFunction = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Sums]]
 """(logits [N, V], targets [N], weights [N]) -> (loss sum, other sums, which get no gradient)."""
 
 
@@ -174,7 +174,7 @@ def output_sums(
     weights_BxT: jax.Array,
     *,
     chunk: int,
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, Sums]:
     """`sums` of the logits hidden table^T + bias (3.4), of at most `chunk` tokens at once; the loss differentiates.
 
     At a vocabulary of 37,000 the logits of 25,000 tokens take 1.9 GB in bfloat16, and their gradient as much: here only
@@ -186,7 +186,7 @@ def output_sums(
 
 def sums_without_gradient(
     sums: SumFunction, logits: Callable[[jax.Array], jax.Array], hidden_BxTxD, targets_BxT, weights_BxT, *, chunk: int
-) -> tuple[jax.Array, Any]:
+) -> tuple[jax.Array, Sums]:
     """`sums` of `logits(hidden [N, D])`, of at most `chunk` tokens at once."""
 
     def of_chunk(hidden, targets, weights):

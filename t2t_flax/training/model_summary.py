@@ -10,10 +10,11 @@ from t2t_flax.config import Config
 from t2t_flax.data.hooks import data_hooks, trained_tokens
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.training.attention_kernel import explain_attention
 from t2t_flax.training.flops import explain_flops
 from t2t_flax.training.optimizer import learning_rate_schedule, make_optimizer
-from t2t_flax.training.parameters import Parameters, Params, explain_parameters, parameters_of
+from t2t_flax.training.parameters import Parameters, explain_parameters, parameters_of
 from t2t_flax.training.parts import TrainingSetup, TrainState
 from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import abstract_state, count_params, make_model, parameter_groups

@@ -9,8 +9,9 @@ import jax.numpy as jnp
 import optax
 
 from t2t_flax.config import Config, Optimizer
+from t2t_flax.distributed.mesh import PyTree
 from t2t_flax.registry import AVERAGING, OPTIMIZERS, SCHEDULES
-from t2t_flax.training.parameters import Parameters, PyTree, Scales, parameters_of, path_names, scaled
+from t2t_flax.training.parameters import Parameters, Scales, parameters_of, path_names, scaled
 
 LARGEST_RATE = 1e32
 """A million updates of a few times this are finite."""

@@ -2,18 +2,15 @@
 
 import dataclasses
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import jax
 from flax.traverse_util import flatten_dict, unflatten_dict
 
 from t2t_flax.config import Config
+from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
 from t2t_flax.registry import PARAMETERS
-
-PyTree: TypeAlias = Any
-Params: TypeAlias = Mapping[str, Any]
-"""Nested dicts of arrays, of ShapeDtypeStructs or of shardings."""
 
 
 class Scale(NamedTuple):
@@ -32,7 +29,7 @@ def _all_trained(params: Params) -> tuple[Params, Params]:
     return params, {}
 
 
-def _unchanged(x: Any) -> Any:
+def _unchanged(x):
     return x
 
 

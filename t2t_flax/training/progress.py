@@ -81,8 +81,9 @@ class Progress:
 
 
 @contextlib.contextmanager
-def bars(**how: Any) -> Iterator[Report]:
-    """Progress bars, one after the other: `bar(name, done, total, unit)` moves the one of that name. how: of `Progress`."""
+def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
+    """Progress bars, one after the other: `bar(name, done, total, unit)` moves the one of that name. quiet, eta: of
+    `Progress`."""
     with contextlib.ExitStack() as stack:
         shown: dict[str, Progress] = {}
 
@@ -90,7 +91,7 @@ def bars(**how: Any) -> Iterator[Report]:
             if name not in shown:
                 stack.close()
                 shown.clear()
-                shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, **how))
+                shown[name] = stack.enter_context(Progress(name, total, start=done, unit=unit, quiet=quiet, eta=eta))
             shown[name].update(done, total=total)
 
         yield bar

@@ -24,12 +24,13 @@ from t2t_flax.data.dataset import Corpus, split_source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.errors import UserError
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
 from t2t_flax.training.losses import means, validation_sums
 from t2t_flax.training.optimizer import make_optimizer
-from t2t_flax.training.parameters import Params, PyTree, model_part, parameters_of
+from t2t_flax.training.parameters import model_part, parameters_of
 from t2t_flax.training.parts import DeviceBatch, TrainingSetup
 from t2t_flax.training.precision import compiler_options
 from t2t_flax.training.train_state import abstract_state, make_model

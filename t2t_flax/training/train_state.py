@@ -11,9 +11,10 @@ import jax.numpy as jnp
 
 from t2t_flax.config import Config, Mesh
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.training.attention_kernel import attention_kernel
-from t2t_flax.training.parameters import Parameters, Params, PyTree, parameters_of, path_names, scaled
+from t2t_flax.training.parameters import Parameters, parameters_of, path_names, scaled
 from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import MATMUL_PRECISION, compute_dtype
 

@@ -10,12 +10,13 @@ import optax
 
 from t2t_flax.config import Config
 from t2t_flax.distributed import mesh as mesh_lib
+from t2t_flax.distributed.mesh import Params, PyTree
 from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.losses import Sums, loss_sums, means, zero_sums
 from t2t_flax.training.optimizer import LARGEST_RATE, has_bounded_updates, learning_rate_schedule, make_average
-from t2t_flax.training.parameters import Parameters, Params, PyTree, join, parameters_of
+from t2t_flax.training.parameters import Parameters, join, parameters_of
 from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import casts_results
 from t2t_flax.training.train_state import run_params
