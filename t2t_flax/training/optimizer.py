@@ -78,6 +78,13 @@ def has_bounded_updates(o: Optimizer) -> bool:
     return o.name == "adam" and not o.weight_decay and o.b1**2 < o.b2
 
 
+def where_finite(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
+    """`new` if `finite`, else `old`; always the new counter of the schedule, which counts updates, applied or not."""
+    is_counter = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
+    choose = lambda n, o: n if is_counter(n) else jnp.where(finite, n, o)  # noqa: E731
+    return jax.tree.map(choose, new, old, is_leaf=is_counter)
+
+
 def decayed(params: PyTree) -> PyTree:
     """True for each parameter that weight decay applies to: matrices and tables; no vector, bias or norm of any shape (a
     bias of attention is [heads, width]).

@@ -15,7 +15,13 @@ from t2t_flax.models.dense import cast_results
 from t2t_flax.models.dropout import Noise, noise_key
 from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.losses import Sums, loss_sums, means, zero_sums
-from t2t_flax.training.optimizer import LARGEST_RATE, has_bounded_updates, learning_rate_schedule, make_average
+from t2t_flax.training.optimizer import (
+    LARGEST_RATE,
+    has_bounded_updates,
+    learning_rate_schedule,
+    make_average,
+    where_finite,
+)
 from t2t_flax.training.parameters import Parameters, join, parameters_of
 from t2t_flax.training.parts import TrainState
 from t2t_flax.training.precision import casts_results
@@ -94,20 +100,13 @@ def train_step(
         finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves(checked)))
         finite = finite & (jnp.abs(learning_rate) < LARGEST_RATE) if bounded else finite
         new, old = (params, ema, opt_state), (trained, old_ema, state.opt_state)
-        params, ema, opt_state = _where_finite(finite, new, old)
+        params, ema, opt_state = where_finite(finite, new, old)
         metrics = means(sums) | {"tokens": sums["tokens"], "grad_norm": norm, "learning_rate": learning_rate}
         metrics["finite"] = finite.astype(jnp.float32)
         ema = join(ema, frozen_ema) if average else None
         return TrainState(state.step + 1, join(params, frozen), opt_state, ema), metrics
 
     return update
-
-
-def _where_finite(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new` if `finite`, else `old`; always the new counter of the schedule, which counts updates, applied or not."""
-    is_counter = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
-    choose = lambda n, o: n if is_counter(n) else jnp.where(finite, n, o)  # noqa: E731
-    return jax.tree.map(choose, new, old, is_leaf=is_counter)
 
 
 def make_train_step(

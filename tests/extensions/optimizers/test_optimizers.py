@@ -18,11 +18,11 @@ from t2t_flax.extensions.optimizers.optimizers import muon_axes
 from t2t_flax.extensions.shared.matrices import MATRIX_AXES
 from t2t_flax.registry import FEED_FORWARDS, MIXERS, load_extensions
 from t2t_flax.training import loop
-from t2t_flax.training.optimizer import learning_rate_schedule, make_average, make_optimizer
+from t2t_flax.training.optimizer import learning_rate_schedule, make_average, make_optimizer, where_finite
 from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.setup import put_batch, validation_loss
 from t2t_flax.training.train_state import abstract_state, init_state, make_model
-from t2t_flax.training.train_step import _where_finite, make_train_step
+from t2t_flax.training.train_step import make_train_step
 
 load_extensions()
 SCHEDULE = {
@@ -93,7 +93,7 @@ def test_schedule_free_adamw_equals_its_formulas(skipped):
     for t, grads in enumerate([*GRADS, *GRADS], 1):
         steps, new = tx.update(grads, state, params)
         new = optax.apply_updates(params, steps), new
-        params, state = _where_finite(jnp.asarray(t not in skipped), new, (params, state))
+        params, state = where_finite(jnp.asarray(t not in skipped), new, (params, state))
         if t in skipped:
             continue
         applied += 1
