@@ -16,9 +16,9 @@ import numpy as np
 
 from benchmarks.record import command_of, machine, publish
 from t2t_flax.config import default_config, override, resolve
-from t2t_flax.data.batching.streams import Visits
+from t2t_flax.data.batching.windows import Samples
 from t2t_flax.data.dataset import prepare_corpus
-from t2t_flax.data.hooks import drawn_pairs
+from t2t_flax.data.hooks import training_reader
 from t2t_flax.tasks import task_of
 
 KEYS = {
@@ -47,14 +47,13 @@ def measure(keys: dict[str, str], pairs: int, repeats: int, folder: Path) -> dic
     }
     config = resolve(override(default_config(), data | keys))
     corpus = prepare_corpus(task_of(config), folder)
-    draw = drawn_pairs(config, corpus.train, corpus.tokenizers)
-    assert draw
+    reader = training_reader(config, corpus.train, corpus.tokenizers)
     indices = np.arange(corpus.train.num_pairs)
     texts = [corpus.train.texts(i) for i in indices.tolist()]
     encode = corpus.tokenizers.source.encode_text
 
     def draw_pass(number: int) -> None:
-        draw(Visits(indices, np.full_like(indices, number)))
+        reader.read(Samples(indices, np.full_like(indices, number)))
 
     first = seconds(lambda: draw_pass(0), 1)
     numbers = iter(range(1, 1 + repeats))

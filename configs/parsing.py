@@ -25,7 +25,7 @@ def get_config(size: str = "small"):
     c.data.vocab_size, c.data.byte_fallback = 3000, False
     # Of CRAFT's trees 99.6 % have at most 256 tokens on either side; a sentence of 24 words, the median, has about 60.
     c.data.max_length, c.data.pack_length = 256, 256
-    c.data.batch_tokens = 2240
+    c.data.batch_tokens = 9 * 256
     c.model.num_encoder_layers, c.model.num_decoder_layers = 3, 2
     c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 512, 4
     c.model.dropout = 0.1

@@ -143,7 +143,7 @@ def prepare(
     """
     from etils import epath
 
-    from t2t_flax.data.dataset import check_sources, prepare_corpus
+    from t2t_flax.data.dataset import check_sources, describe_train, prepare_corpus
     from t2t_flax.filesystem import check_workdir
     from t2t_flax.tasks import task_of
     from t2t_flax.training.progress import bars
@@ -157,7 +157,7 @@ def prepare(
     with writing(workdir, "prepare"), bars() as bar:
         adopt_config(workdir, config, train=False)
         corpus = prepare_corpus(task, workdir, bar)
-    print(f"train: {corpus.describe_train(config)}")
+    print(f"train: {describe_train(config, corpus)}")
     for name, store in corpus.valid.items():
         print(f"{name}: {store.describe()}")
     return {split: store.num_pairs for split, store in ({"train": corpus.train} | corpus.valid).items()}

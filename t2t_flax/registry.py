@@ -224,8 +224,6 @@ AVERAGING: Table[str] = Table()
 """Optimizers that evaluate an average of their own, by optimizer.name; a module has `around(config, optimizer, rate)`, which
 returns the whole optimizer, and `average` as `training.optimizer.make_average` returns it.
 """
-AHEAD: Table[str] = Table()
-"""At most one row: a class that lays out windows of updates ahead, in place of `data.batching.window_layouts.Ahead`."""
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 ANALYSES: Table[str] = Table()

@@ -22,7 +22,7 @@ code = t2t_flax.__main__.main()
 sys.argv.append(out)
 sys.exit(code)
 """
-BY_DEFAULT = {"kernels", "layout_processes", "planning", "storage", "trackers"}
+BY_DEFAULT = {"kernels", "planning", "storage", "trackers"}
 """Extensions that take part in every training: options of products on CPUs, processes that lay out
 updates, MFU, locks of shared file systems, TensorBoard."""
 

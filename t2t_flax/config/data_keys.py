@@ -69,7 +69,8 @@ class Data:
     cache: str = mutable_key("", "folder of tokenised stores, shared between runs; empty = WORKDIR/data", kind=WRITTEN)
     num_workers: int = mutable_key(
         0,
-        "processes that tokenise, and lay out updates ahead; 0 = as the cores allow, 1 = this one alone",
+        "processes that tokenise, 0 = as the cores allow, 1 = this one alone; above 1 they also lay out updates, which else a "
+        "thread does",
         low=0,
         high=1024,
     )
@@ -114,7 +115,8 @@ class Data:
     source_eos: bool = key(True, "append EOS to source sentences too", changes=TRANSLATIONS)
     batch_tokens: int = key(
         25000,
-        "source tokens, and likewise target tokens, per update over all devices (5.1)",
+        "token slots of each side in an update over all devices (5.1): batch_tokens // pack_length packed rows, of whose slots "
+        "about 97 % are filled",
         unit="tokens",
         low=16,
         high=2**28,

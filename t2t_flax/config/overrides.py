@@ -338,6 +338,11 @@ def _check_data(c: Config) -> None:
             f"config.data.batch_tokens = {d.batch_tokens} must hold at least two of the longest pairs (config.data.max_length = "
             f"{d.max_length})."
         )
+    if d.batching == "packed" and d.batch_tokens < d.pack_length:
+        raise UserError(
+            f"config.data.batch_tokens = {d.batch_tokens} is less than one row of config.data.pack_length = {d.pack_length}: "
+            "raise the first or lower the second."
+        )
     if m.position == "learned" and d.max_length > m.max_positions:
         raise UserError(
             f"config.model.max_positions = {m.max_positions} learned positions are fewer than "

@@ -1,7 +1,6 @@
 """The data of a run: its tokenizers and token stores, prepared once and identified by digest."""
 
 import contextlib
-import dataclasses
 import hashlib
 import itertools
 import json
@@ -16,8 +15,9 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import FORM, VALID_PREFIX
 from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.corpus import Corpus
 from t2t_flax.data.file_hashes import INDEX, hash_files
-from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, training_stream
+from t2t_flax.data.hooks import control_symbols, data_hooks, draws_pairs, training_reader, training_stream
 from t2t_flax.data.preprocess import Policies, prepare_split, recipe_of, tags_of
 from t2t_flax.data.progress import Report, silent
 from t2t_flax.data.sources import JoinedSource, ScoredPairs, Source
@@ -45,31 +45,6 @@ class DataTask(Protocol):
     def train_tokenizers(self, source: Source) -> TokenizerPair: ...
 
 
-@dataclasses.dataclass(frozen=True)
-class Corpus:
-    """Tokenizers, the training store, and the stores of the validation sets, by the names of `Data.valid_sets`."""
-
-    tokenizers: TokenizerPair
-    train: TokenStore
-    valid: dict[str, TokenStore]
-
-    def describe_train(self, config: Config) -> str:
-        """A line on the training pairs, and those that extensions have on them."""
-        sources = self.train.describe_sources(list(config.data.train_sources))
-        lines = [line for hook in data_hooks(config) for line in hook.describe(self)]
-        return "\n".join([self.train.describe(), *sources, *lines])
-
-    def batches(self, config: Config, *, shards: int = 1) -> Batches:
-        """The training batches; shards: devices that divide them."""
-        return Batches(
-            self.train,
-            config.data,
-            seed=config.seed.data,
-            shards=shards,
-            make_stream=training_stream(config, self.tokenizers),
-        )
-
-
 class ProcessGroup(Protocol):
     """The part of `distributed.coordination.ProcessGroup` that this module uses."""
 
@@ -78,6 +53,20 @@ class ProcessGroup(Protocol):
 
     def broadcast(self, name: str, value: str = "", seconds: float = 0.0) -> str:
         """Process 0's `value`, in all processes; waits up to `seconds`."""
+
+
+def describe_train(config: Config, corpus: Corpus) -> str:
+    """Return a line on the training pairs, and the lines of extensions."""
+    sources = corpus.train.describe_sources(list(config.data.train_sources))
+    lines = [line for hook in data_hooks(config) for line in hook.describe(corpus)]
+    return "\n".join([corpus.train.describe(), *sources, *lines])
+
+
+def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
+    """Return the training batches; shards: devices that divide them."""
+    reader = training_reader(config, corpus.train, corpus.tokenizers)
+    make = training_stream(config)
+    return Batches(corpus.train, config.data, seed=config.seed.data, shards=shards, make_stream=make, reader=reader)
 
 
 log = logging.getLogger("t2t_flax")
@@ -123,7 +112,7 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     _warn_of_unwritable(tokenizers.target, source)
     train = _split_store(task, workdir, "train", tokenizers, report, source)
     report("plan the updates", 0, None, "")  # caches their counts, which every start needs
-    Corpus(tokenizers, train, {}).batches(config)
+    _ = batches_of(config, Corpus(tokenizers, train, {})).updates_per_epoch
     sets = config.data.valid_sets
     return [*(_split_store(task, workdir, name, tokenizers, report) for name in sets), train]
 
@@ -324,7 +313,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
         _check_vocab_size(pair, config)
     _check_symbols(pair.source, control_symbols(config))
     for hook in data_hooks(config):
-        hook.check_tokenizers(pair)
+        hook.draw(None, pair)
     held_out = (name for split in ("valid", "test") for name in _sets(config)[split])
     for one in (source, *(split_source(task, name) for name in held_out)):
         _check_languages(pair.source, one)
@@ -385,7 +374,7 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, repor
     data, symbols = task.config.data, list(control_symbols(task.config))
     text = TokenizerText(source, training_policies(task.config), report)
     for hook in data_hooks(task.config):
-        text = hook.tokenizer_text(text)
+        text = hook.transform("tokenizer", "train", text)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
     settings |= {"filters": [one.as_stored() for one in text.filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}

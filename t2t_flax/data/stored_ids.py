@@ -6,6 +6,7 @@ import itertools
 import os
 import threading
 import weakref
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +80,22 @@ class Sentences(NamedTuple):
     ids: np.ndarray | StoredIds
     offsets: np.ndarray
     lengths: np.ndarray
+
+    def at(self, index: np.ndarray) -> "Sentences":
+        """Return the sentences at `index`."""
+        return Sentences(self.ids, self.offsets[index], self.lengths[index])
+
+
+def joined(parts: Sequence[Sentences]) -> Sentences:
+    """Return the sentences of all parts, one part after another."""
+    if len(parts) == 1:
+        return parts[0]
+    lengths = np.concatenate([part.lengths for part in parts])
+    ids = parts[0].ids
+    if all(part.ids is ids for part in parts):
+        return Sentences(ids, np.concatenate([part.offsets for part in parts]), lengths)
+    own = np.concatenate([part.ids.take(positions(part.offsets, part.lengths)) for part in parts])
+    return Sentences(own, np.cumsum(lengths, dtype=np.int64) - lengths, lengths)
 
 
 def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:

@@ -7,7 +7,7 @@ import hashlib
 import io
 import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 from etils import epath
@@ -105,7 +105,13 @@ class Tokenizer(abc.ABC):
         atomic_write(path, self.data)
 
     def __reduce__(self):
-        return type(self), (self.data,)
+        return _loaded, (type(self), self.data)
+
+
+@functools.lru_cache(4)
+def _loaded(kind: Callable[[bytes], Tokenizer], data: bytes) -> Tokenizer:
+    """Return the tokenizer of a pickle; equal ones are one object, so that what was computed for it is found again."""
+    return kind(data)
 
 
 def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:

@@ -29,7 +29,6 @@ EXTENSIONS = (
     "averaging",
     "optimizers",
     "learned_metrics",
-    "layout_processes",
     "alignments",
     "ensembles",
     "constraints",

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from t2t_flax.config import Config
+from t2t_flax.data.dataset import describe_train
 from t2t_flax.data.hooks import data_hooks, trained_tokens
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
@@ -45,11 +46,11 @@ def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
     trained, frozen = (count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params))
     processes = f" of {group.count} processes" if group.count > 1 else ""
     return [
-        f"{data.train}: {corpus.describe_train(config)}",
+        f"{data.train}: {describe_train(config, corpus)}",
         *(f"{name}: {store.describe()}" for name, store in corpus.valid.items() if store.meta["dropped"]),
         f"model: {trained + frozen:,} parameters{f', {trained:,} of them trained' if frozen else ''}, vocabulary "
         f"{sizes[0]:,}{'' if data.joint_vocabulary else f' and {sizes[1]:,}'}, {setup.model.dtype.name} products",
-        f"batches: at most {data.batch_tokens:,} tokens a side, {batches.updates_per_epoch} updates an epoch, "
+        f"batches: {data.batch_tokens:,} token slots a side, {batches.updates_per_epoch} updates an epoch, "
         f"shapes {', '.join(map(str, batches.shapes))}",
         f"devices: {jax.device_count()} x {jax.devices()[0].device_kind}{processes}, mesh {dict(setup.mesh.shape)}, Python "
         f"{platform.python_version()}, jax {jax.__version__}",
@@ -76,11 +77,12 @@ def _parameters(config: Config, parameters: Parameters, params: Params, sizes: t
 
 def _batches(config: Config) -> list[str]:
     d = config.data
-    lines = ["batches", f"  an update holds at most {d.batch_tokens:,} real tokens on each side, over all devices"]
+    lines = ["batches", f"  an update has {d.batch_tokens:,} token slots on each side, over all devices"]
     if d.batching == "packed":
-        rows = -(-d.batch_tokens // int(d.pack_length * _FILL))
+        rows = d.batch_tokens // d.pack_length
+        slots = rows * d.pack_length
         lines.append(
-            f"  packed: about {rows:,} rows of {d.pack_length} (training prints the exact shapes when it starts)"
+            f"  packed: {rows:,} rows of {d.pack_length} = {slots:,} slots, about {round(_FILL * slots):,} real tokens"
         )
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")

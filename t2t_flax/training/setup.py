@@ -20,7 +20,8 @@ from etils import epath
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
 from t2t_flax.data.batching.batches import Batch, Batches, Shape, validation_batches
-from t2t_flax.data.dataset import Corpus, split_source
+from t2t_flax.data.corpus import Corpus
+from t2t_flax.data.dataset import batches_of, split_source
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import num_cores
 from t2t_flax.distributed import mesh as mesh_lib
@@ -47,7 +48,7 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
     parameters = parameters_of(config)
     tx = make_optimizer(config, parameters)
     abstract, shardings = abstract_state(config, model, tx, mesh, parameters)
-    batches = corpus.batches(config, shards=mesh_lib.batch_shards(mesh))
+    batches = batches_of(config, corpus, shards=mesh_lib.batch_shards(mesh))
     return TrainingSetup(config, workdir, corpus, mesh, model, parameters, tx, abstract, shardings, batches)
 
 
@@ -268,7 +269,8 @@ class Prefetcher:
     """Batches `first` to `last - 1` as global arrays, made ahead. A batch is a function of its number, so prefetched batches are
     no state that a checkpoint would need.
 
-    Windows of updates are laid out in a thread or, where an extension does so, in processes; arrays are filled in threads.
+    Windows of updates are laid out in a thread, or in processes where `num_workers` asks for several; arrays are filled in
+    threads.
     """
 
     def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
@@ -276,7 +278,7 @@ class Prefetcher:
         self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
         # Where the devices are the cores of this host, they take all of these, and much longer than a layout takes.
         cores = 1 if mesh.devices.flat[0].platform == "cpu" else num_cores()
-        self._processes = 0 if num_workers == 1 else num_workers or max(1, cores - 1)
+        self._processes = num_workers
         self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
         self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, max(cores, num_workers)), "batches")
         self._prefetched: queue.SimpleQueue[concurrent.futures.Future[DeviceBatch]] = queue.SimpleQueue()
@@ -290,7 +292,7 @@ class Prefetcher:
         with contextlib.ExitStack() as stack:
             stack.callback(self._filling.shutdown, cancel_futures=True)
             stack.callback(self._laying_out.shutdown, cancel_futures=True)
-            stack.enter_context(self._batches.ahead.in_processes(self._processes))
+            stack.enter_context(self._batches.in_processes(self._processes))
             stack.callback(self._laying_out.shutdown, wait=False, cancel_futures=True)
             largest = max(shape.size for shape in self._batches.shapes) * _BYTES_PER_SLOT // jax.process_count()
             count = max(_LEAST_AHEAD, min(_MOST_AHEAD, _AHEAD_BYTES // largest))

@@ -13,7 +13,7 @@ from t2t_flax.distributed import mesh as mesh_lib
 KINDS = {
     "packed": {},
     "buckets": dict(batching="buckets"),
-    "accumulation": dict(microbatch_tokens=48),
+    "accumulation": dict(microbatch_tokens=24),
 }
 
 

@@ -24,33 +24,39 @@ def naive_first_fit(source, target, room):
     return row, *starts
 
 
-@pytest.mark.parametrize("kind", ["any", "alike", "lopsided", "equal", "no source"])
-def test_rows_match_a_plain_first_fit(kind, monkeypatch):
-    for seed in range(12):
-        check_rows(kind, np.random.default_rng(seed), monkeypatch)
-
-
-def check_rows(kind, rng, monkeypatch):
-    monkeypatch.setattr(packing, "_SCANNED", int(rng.integers(1, 40)))
-    monkeypatch.setattr(packing, "_MANY", int(rng.integers(1, 40)))
-    monkeypatch.setattr(packing, "_NEW", int(rng.integers(1, 9)))
-    room, count = int(rng.integers(3, 70)), int(rng.integers(1, 150))
-    source = rng.integers(1, room + 1, count).astype(np.int32)
+def random_lengths(kind, rng, room, count):
+    source = rng.integers(1, room + 1, count)
     target = {
         "any": rng.integers(1, room + 1, count),
         "alike": np.clip(source + rng.integers(-2, 3, count), 1, room),
         "lopsided": np.where(rng.random(count) < 0.5, 1, room // 2 + 1),
         "equal": source,
         "no source": rng.integers(1, room + 1, count),
-    }[kind].astype(np.int32)
-    if kind == "no source":
-        source = np.where(rng.random(count) < 0.5, 0, source).astype(np.int32)
-    for actual, expected in zip(first_fit(source, target, room), naive_first_fit(source, target, room), strict=True):
-        np.testing.assert_array_equal(actual, expected)
+    }[kind]
+    return (np.where(rng.random(count) < 0.5, 0, source) if kind == "no source" else source), target
 
 
-def test_no_pairs_give_no_rows():
-    assert [len(x) for x in first_fit(*np.zeros((2, 0), np.int32), 8)] == [0, 0, 0]
+@pytest.mark.parametrize("kind", ["any", "alike", "lopsided", "equal", "no source"])
+def test_pairs_lie_side_by_side_in_few_rows(kind):
+    """No pair overlaps another, and no row has a hole."""
+    for seed in range(12):
+        rng = np.random.default_rng(seed)
+        room, count = int(rng.integers(3, 70)), int(rng.integers(1, 400))
+        lengths = random_lengths(kind, rng, room, count)
+        row, *starts = first_fit(*(x.astype(np.int32) for x in lengths), room)
+        for length, start in zip(lengths, starts, strict=True):
+            for r in range(int(row.max()) + 1):
+                here = np.flatnonzero((row == r) & (length > 0))
+                here = here[np.argsort(start[here])]
+                np.testing.assert_array_equal(start[here], np.cumsum(length[here]) - length[here])
+                assert length[here].sum() <= room
+
+
+@pytest.mark.parametrize(("kind", "more"), [("alike", 1.03), ("equal", 1.0), ("lopsided", 1.06), ("no source", 1.02)])
+def test_rows_are_about_as_few_as_in_a_plain_first_fit(kind, more):
+    lengths = random_lengths(kind, np.random.default_rng(0), 20, 3000)
+    packed, plain = (rule(*lengths, 64)[0].max() + 1 for rule in (first_fit, naive_first_fit))
+    assert packed <= more * plain + 1
 
 
 def naive_fill(sentences, pairs, row, start, shape):
@@ -82,7 +88,7 @@ def check_arrays(seed, rng):
         ids = rng.integers(1, 60_000, length.sum()).astype(np.uint16)
         sentences = Sentences(ids, np.cumsum(length) - length, length)
         shape = int(row.max()) + 1 + int(rng.integers(3)), room
-        filled = fill_rows(sentences, pairs, row, start, shape)
+        filled = fill_rows(sentences.at(pairs), row, start, shape)
         for name, expected in naive_fill(sentences, pairs, row, start, shape).items():
             np.testing.assert_array_equal(filled[name], expected)
             assert filled[name].dtype == np.int32

@@ -1,17 +1,13 @@
 """Corpora of lengths alone, and the invariants of every update of some epochs."""
 
 import itertools
-from collections import Counter
-from collections.abc import Iterator
 
 import numpy as np
 from etils import epath
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import Lengths as WindowLengths
-from t2t_flax.data.batching.batch_sampler import MakeSampler, smallest_fitting
-from t2t_flax.data.batching.batches import Batch, Batches
-from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.updates import MakeStream, plain_stream
 from t2t_flax.data.stored_ids import Sentences
 
 
@@ -23,12 +19,12 @@ class Lengths:
 
     def __init__(self, source: np.ndarray, target: np.ndarray):
         self.lengths = self.source_lengths, self.target_lengths = source.astype(np.int32), target.astype(np.int32)
-        self.num_pairs = len(source)
+        self.num_pairs, self._ids = len(source), np.zeros(0, int)
         self.longest = int(max(x.max() for x in self.lengths))
         self.mean_length = max(float(x.mean()) for x in self.lengths)
 
     def sentences(self, pairs):
-        return tuple(Sentences(np.zeros(0, int), np.zeros(0, int), x[pairs]) for x in self.lengths)
+        return tuple(Sentences(self._ids, np.zeros(len(pairs), int), x[pairs]) for x in self.lengths)
 
 
 def log_normal(rng, count, longest):
@@ -71,44 +67,26 @@ def corpus(kind, count: int, longest: int, seed: int = 0) -> Lengths:
     return Lengths(*(np.clip(np.round(side), 2, longest) for side in sides))
 
 
-def pass_of(batches: Batches, epoch: int) -> Iterator[Batch]:
-    """The batches of an epoch."""
-    several = itertools.dropwhile(lambda batch: batch.epoch < epoch, map(batches.batch, itertools.count()))
-    return itertools.takewhile(lambda batch: batch.epoch == epoch, several)
-
-
 def check_updates(
     store: Lengths, config: Data, seed: int, epochs: int = 3, make_stream: MakeStream = plain_stream
 ) -> Batches:
     """Builds every update of these epochs and checks its invariants."""
     batches = Batches(store, config, seed=seed, make_stream=make_stream)
-    allowed = set(batches.shapes)
-    for epoch in range(epochs):
-        visits = np.zeros(store.num_pairs, int)
-        for batch in pass_of(batches, epoch):
-            shape = batch.shape
-            assert batch.epoch == epoch and shape in allowed
-            assert 0 < max(batch.source_tokens, batch.target_tokens) <= config.batch_tokens
-            assert batch.row.min() >= 0 and batch.row.max() < shape.micro * shape.rows
-            for lengths in store.lengths:
-                assert np.bincount(batch.row, lengths[batch.pairs]).max() <= shape.length
-            if config.batching == "buckets":
-                assert len(set(batch.row.tolist())) == len(batch.row), "one pair per row"
-            visits[batch.pairs] += 1
-        assert (visits == 1).all(), "each pair exactly once per epoch"
+    allowed, visits = set(batches.shapes), np.zeros(store.num_pairs, int)
+    for batch in map(batches.batch, itertools.count()):
+        if batch.epoch >= epochs:
+            break
+        shape = batch.shape
+        assert shape in allowed and 0 < max(batch.source_tokens, batch.target_tokens) <= shape.size
+        assert batch.epoch == visits.min(), "the epoch in which the update begins"
+        assert batch.row.min() >= 0 and batch.row.max() < shape.micro * shape.rows
+        for lengths in store.lengths:
+            assert np.bincount(batch.row, lengths[batch.pairs]).max() <= shape.length
+        if config.batching == "buckets":
+            assert len(set(batch.row.tolist())) == len(batch.row), "one pair per row"
+        elif make_stream is plain_stream:
+            size = config.batch_tokens // config.pack_length
+            assert set(batch.row.tolist()) == set(range(size)), "every row is used"
+        np.add.at(visits, batch.pairs, 1)
+        assert np.ptp(visits) <= 1, "each pair once in each epoch"
     return batches
-
-
-def check_sizes(make_sampler: MakeSampler, batching: str) -> None:
-    """Compares the closed list of random sizes with them."""
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(2, 65, 300).tolist() if batching == "buckets" else [64] * 300
-    sampler = make_sampler(Data(batching=batching, pack_length=64), 0, WindowLengths(*np.array([lengths] * 2)))
-    needed = Counter(zip(lengths, rng.integers(1, 90, 300).tolist(), strict=True))
-    sizes = sampler.sizes(needed)
-    assert sizes == sorted(set(sizes)) and len(sizes) <= 10
-    for length, rows in needed:
-        fitting = sizes[smallest_fitting(sizes, (length, rows))]
-        assert fitting[0] >= length and fitting[1] >= rows
-        assert all(a * b >= fitting[0] * fitting[1] for a, b in sizes if a >= length and b >= rows)
-    assert smallest_fitting(sizes, (64, 10_000)) is None

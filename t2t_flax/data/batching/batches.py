@@ -4,6 +4,7 @@ A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. 
 data.microbatch_tokens. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
 """
 
+import contextlib
 import dataclasses
 import functools
 import math
@@ -12,13 +13,14 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.batch_sampler import smallest_fitting
-from t2t_flax.data.batching.layouts import MakeStream, plain_stream
+from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Sides, StoredPairs
 from t2t_flax.data.batching.packing import fill_rows, first_fit
-from t2t_flax.data.batching.window_layouts import Ahead
-from t2t_flax.data.stored_ids import Sentences
+from t2t_flax.data.batching.updates import MakeStream, plain_stream
 from t2t_flax.data.token_store import TokenStore
-from t2t_flax.registry import AHEAD
+from t2t_flax.data.workers import Workers
+
+_NICENESS = 10
+"""Where the devices are the cores of this host, a tenth of a core is enough to lay out windows."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -45,33 +47,36 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The pairs of an update and their rows. Ids are read and arrays filled only for the requested rows, so that each
-    host builds only its own; the token counts are of the whole update.
+    """The pairs of an update and their rows. Ids are read and arrays filled only for the requested rows, so that each host
+    builds only its own; the token counts are of the whole update.
 
-    `pairs`: indices into the store, [P]; `row` [P], from 0 to A * B - 1, and `starts`, where each pair begins in the
-    row's source and target. `sides`: sentences, of which those of the pairs are at `index` [P].
+    Attributes:
+      shape: shape of the arrays.
+      pairs: indices into the store, [P].
+      row: row of each pair, 0 .. A * B - 1, [P].
+      starts: where each pair begins in the row's source and target, [P] each.
+      sides: sentences of the pairs.
+      epoch: epoch in which the update begins.
     """
 
     shape: Shape
     pairs: np.ndarray
     row: np.ndarray
     starts: Sequence[np.ndarray]
-    sides: tuple[Sentences, Sentences]
-    index: np.ndarray
+    sides: Sides
     epoch: int = 0
 
     def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
-        """Rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
+        """Return rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
         target, int32 [A, last - first, L].
         """
         micro, within = np.divmod(self.row, self.shape.rows)
-        mine = (first <= within) & (within < last)
+        mine = np.flatnonzero((first <= within) & (within < last))
         row = micro[mine] * (last - first) + within[mine] - first
         arrays: dict[str, np.ndarray] = {}
         size = (self.shape.micro, last - first, self.shape.length)
         for side, sentences, start in zip(("source", "target"), self.sides, self.starts, strict=True):
-            shape = size[0] * size[1], self.shape.length
-            parts = fill_rows(sentences, self.index[mine], row, start[mine], shape)
+            parts = fill_rows(sentences.at(mine), row, start[mine], (size[0] * size[1], size[2]))
             arrays |= {side if name == "ids" else f"{side}_{name}": x.reshape(size) for name, x in parts.items()}
         return arrays
 
@@ -83,12 +88,12 @@ class Batch:
     @functools.cached_property
     def source_tokens(self) -> int:
         """Real source tokens of the update, in all rows."""
-        return int(self.sides[0].lengths[self.index].sum())
+        return int(self.sides[0].lengths.sum())
 
     @functools.cached_property
     def target_tokens(self) -> int:
         """Real target tokens of the update, in all rows."""
-        return int(self.sides[1].lengths[self.index].sum())
+        return int(self.sides[1].lengths.sum())
 
     @property
     def fill(self) -> float:
@@ -106,10 +111,11 @@ def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Sha
 
 
 class Batches:
-    """The training batches of a store. `shards`: devices along the batch (data * fsdp); B is a multiple of it.
+    """The training batches of a store.
 
-    `shapes`: the closed list, ascending; every batch has one of them. `updates_per_epoch`: of the first epoch, see `Layouts`.
-    `ahead`: lays out the windows.
+    Attributes:
+      shapes: the closed list of shapes, ascending.
+      updates_per_epoch: updates of the first epoch.
     """
 
     def __init__(
@@ -120,23 +126,39 @@ class Batches:
         seed: int,
         shards: int = 1,
         make_stream: MakeStream = plain_stream,
+        reader: PairReader | None = None,
     ):
-        self.ahead = next(AHEAD.load_all(), Ahead)()
-        self.stream = make_stream(store, config, seed, None)
-        self.stream.use(self.ahead)
-        self.updates_per_epoch = self.stream.updates_per_epoch
-        # The sizes are independent of the mesh, as the order of the pairs must be.
-        self._sizes = self.stream.sizes
-        self._shapes = [shape_of(*size, config.microbatch_tokens, shards) for size in self._sizes]
-        self.shapes = list(dict.fromkeys(self._shapes))
+        """
+        Args:
+          shards: devices along the batch (data * fsdp); arrays get empty rows up to a multiple of it.
+          reader: reads the pairs, in place of the store's ids.
+        """
+        self.stream = make_stream(reader or StoredPairs(store), config, seed, None)
+        # Sizes do not depend on the mesh, as the order of the pairs must not.
+        self._shapes = {size: shape_of(*size, config.microbatch_tokens, shards) for size in self.stream.sizes}
+        self.shapes = list(dict.fromkeys(self._shapes.values()))
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return self.stream.updates_per_epoch
 
     def batch(self, k: int) -> Batch:
-        """Update k >= 0; the order of calls does not matter."""
-        epoch, window, number = self.stream.update(k)
-        fitting = smallest_fitting(self._sizes, window.size(number))
-        assert fitting is not None, "sizes hold every update"
-        index, pairs, row, *starts = window.rows(number)
-        return Batch(self._shapes[fitting], pairs, row, starts, window.sides, index, epoch)
+        """Return the batch of update k >= 0; the order of calls does not matter."""
+        epoch, size, *rows = self.stream.update(k)
+        return Batch(self._shapes[size], *rows, epoch)
+
+    @contextlib.contextmanager
+    def in_processes(self, count: int) -> Iterator[None]:
+        """Within the block, `count` processes lay out windows ahead, where it is above 1. Training comes before them."""
+        if count < 2:
+            yield
+            return
+        with Workers[Layout](Layouter.lay_out, count, does="lays out updates", niceness=_NICENESS) as workers:
+            self.stream.use(workers, count)
+            try:
+                yield
+            finally:
+                self.stream.use(None, 0)
 
 
 def validation_batches(
@@ -168,4 +190,5 @@ def _packed(store: TokenStore, shape: Shape, members: np.ndarray) -> Iterator[Ba
     row, *starts = first_fit(sides[0].lengths, sides[1].lengths, shape.length)
     for first in range(0, int(row.max()) + 1, shape.rows):
         here = np.flatnonzero((first <= row) & (row < first + shape.rows))
-        yield Batch(shape, members[here], row[here] - first, [start[here] for start in starts], sides, here)
+        source, target = (side.at(here) for side in sides)
+        yield Batch(shape, members[here], row[here] - first, [start[here] for start in starts], (source, target))

@@ -1,91 +1,105 @@
-"""Packing: which row holds a pair (first fit, longest pair first), and the arrays of the rows."""
+"""Packing: which row holds a pair (first fit, longest pairs first), and the arrays of the rows."""
 
-from array import array
+from collections.abc import Iterator
 
 import numpy as np
 
 from t2t_flax.data.stored_ids import Sentences
 
-_SCANNED, _MANY = 32, 2048
-"""Rows looked at one by one, before NumPy looks at many at once."""
-_NEW = 16
-"""Sizes for which NumPy looks for the first row together."""
+_PARTS = 3
+"""Pairs of a length are divided by how much longer their source is, because a row may have more room on one side."""
 
 
 def first_fit(
     source_lengths: np.ndarray, target_lengths: np.ndarray, pack_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Packs pairs into rows of `pack_length` tokens a side, longest pair first, each into the first row with room.
+    """Pack pairs into rows of `pack_length` tokens a side, longest pairs first, each into the first row with room.
 
-    Returns for each pair its row, and where it starts in the row's source and target, int64 [pairs]. Each pair must fit alone.
+    Pairs with equal numbers of tokens on the longer side are placed together, as if they were as long as the longest of them.
+
+    Returns:
+      for each pair its row, and where it starts in the row's source and target, int64 [pairs]. Each pair must fit alone.
     """
-    order = np.argsort(-np.maximum(source_lengths, target_lengths).astype(np.int64), kind="stable")
-    sources, targets = source_lengths[order].astype(np.int32), target_lengths[order].astype(np.int32)
-    sizes = sources.astype(np.int64) * (pack_length + 1) + targets
-    new = np.sort(np.unique(sizes, return_index=True)[1])  # the first pair of each size
-    source_room, target_room, last = [pack_length], [pack_length], 0  # the last row is empty
-    rooms = array("i", [pack_length]) * len(order), array("i", [pack_length]) * len(order)
-    source_rooms, target_rooms = (np.frombuffer(room, np.intc) for room in rooms)
-    reached: dict[int, int] = {}  # rows before that have no room for a pair of this size: room only shrinks
-    places = []
-    for size, source, target in zip(sizes.tolist(), sources.tolist(), targets.tolist(), strict=True):
-        if size not in reached:
-            some, new = new[:_NEW], new[_NEW:]
-            has_room = source_rooms[: last + 1] >= sources[some, None]
-            has_room &= target_rooms[: last + 1] >= targets[some, None]
-            reached.update(zip(sizes[some].tolist(), has_room.argmax(axis=1).tolist(), strict=True))
-        row = reached[size]
-        end = row + _SCANNED
-        while source_room[row] < source or target_room[row] < target:
-            row += 1
-            if row == end < last:
-                row = _first_with_room(source_rooms, target_rooms, source, target, row)
-                break
-        reached[size] = row
-        if row == last:
-            last += 1
-            source_room.append(pack_length)
-            target_room.append(pack_length)
-        places.append((row, pack_length - source_room[row], pack_length - target_room[row]))
-        source_room[row] = rooms[0][row] = source_room[row] - source
-        target_room[row] = rooms[1][row] = target_room[row] - target
-    out = np.zeros((3, len(order)), np.int64)
-    out[:, order] = np.array(places, np.int64).reshape(-1, 3).T
+    lengths = np.stack([source_lengths, target_lengths]).astype(np.int64)
+    room = np.full((2, lengths.shape[1] + 1), pack_length, np.int32)
+    last = 0
+    placed: list[np.ndarray] = []
+    rows: list[np.ndarray] = []
+
+    def place(pairs: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Put as many of the pairs into each row as `counts` says. Returns the rest."""
+        ends = np.minimum(np.cumsum(counts), len(pairs))
+        used = int(np.searchsorted(ends, ends[-1])) + 1
+        into, ends = candidates[:used], ends[:used]
+        counts = np.diff(ends, prepend=0)
+        room[:, into] -= np.add.reduceat(lengths[:, pairs[: ends[-1]]], ends - counts, axis=1).astype(np.int32)
+        placed.append(pairs[: ends[-1]])
+        rows.append(np.repeat(into, counts))
+        return pairs[ends[-1] :]
+
+    for group in _groups(*lengths):
+        rest: list[np.ndarray] = []
+        for part in np.array_split(group, _PARTS) if len(group) >= _PARTS**2 else [group]:
+            source, target = np.maximum(lengths[:, part].max(axis=1), 1).tolist()
+            fitting = np.flatnonzero((room[0, :last] >= source) & (room[1, :last] >= target))[: len(part)]
+            if len(fitting):
+                part = place(part, fitting, np.minimum(room[0, fitting] // source, room[1, fitting] // target))
+            rest.append(part)
+        group = np.concatenate(rest)
+        if len(group):
+            in_row = pack_length // max(1, int(lengths[:, group].max()))
+            new = -(-len(group) // in_row)
+            place(_mixed(group), np.arange(last, last + new), np.full(new, in_row))
+            last += new
+    pairs, row = np.concatenate(placed), np.concatenate(rows)
+    order = order_of(row)
+    pairs, row = pairs[order], row[order]
+    before = np.cumsum(lengths[:, pairs], axis=1) - lengths[:, pairs]
+    begins = np.searchsorted(row, np.arange(last))
+    out = np.empty((3, len(row)), np.int64)
+    out[0, pairs] = row
+    out[1:, pairs] = before - before[:, begins][:, row]
     return out[0], out[1], out[2]
 
 
-def _first_with_room(source_room: np.ndarray, target_room: np.ndarray, source: int, target: int, row: int) -> int:
-    """The first row from `row` on with room for a pair; an empty one has it."""
-    while True:
-        has_room = (source_room[row : row + _MANY] >= source) & (target_room[row : row + _MANY] >= target)
-        first = int(has_room.argmax())
-        if has_room[first]:
-            return row + first
-        row += _MANY
+def _groups(source: np.ndarray, target: np.ndarray) -> Iterator[np.ndarray]:
+    """Pairs with equal numbers of tokens on the longer side, the longest first; source-heavy ones last in each group."""
+    longer = np.maximum(source, target)
+    order = order_of(source - target + longer.max())
+    order = order[order_of(longer.max() - longer[order])]
+    return iter(np.split(order, np.flatnonzero(np.diff(longer[order])) + 1))
+
+
+def _mixed(group: np.ndarray) -> np.ndarray:
+    """Alternate between the first and the last pairs of a group, so that both sides of a row are equally full."""
+    half = (len(group) + 1) // 2
+    out = np.empty_like(group)
+    out[0::2], out[1::2] = group[:half], group[half:][::-1]
+    return out
 
 
 def fill_rows(
-    sentences: Sentences,
-    pairs: np.ndarray,
-    row: np.ndarray,
-    start: np.ndarray,
-    shape: tuple[int, int],
+    sentences: Sentences, row: np.ndarray, start: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """One side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
+    """Return one side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
 
-    row, start: where each of `pairs` goes. shape: (rows, pack_length). Segments number the pairs of a row in the order
-    of `pairs`, so that both sides of a pair get the same number.
+    Segments number the sentences of a row in their order, so that both sides of a pair get the same number.
+
+    Args:
+      row: row of each sentence.
+      start: where it begins in the row.
+      shape: (rows, pack_length).
     """
     rows, pack_length = shape
     segment = _rank_in_row(row, rows)
-    order = _order_of(start)
-    order = order[_order_of(row[order])]
-    order = order[sentences.lengths[pairs[order]] > 0]
-    pairs, segment = pairs[order], segment[order]
+    order = order_of(start)
+    order = order[order_of(row[order])]
+    order = order[sentences.lengths[order] > 0]
+    sentences, segment = sentences.at(order), segment[order]
     begin = row[order] * pack_length + start[order]
     # Slots are runs in turn: padding, a sentence, padding ..., some of no slot.
-    edges = np.zeros(2 * len(pairs) + 2, np.int64)
-    edges[1:-1:2], edges[2::2], edges[-1] = begin, begin + sentences.lengths[pairs], rows * pack_length
+    edges = np.zeros(2 * len(order) + 2, np.int64)
+    edges[1:-1:2], edges[2::2], edges[-1] = begin, begin + sentences.lengths, rows * pack_length
     runs = np.diff(edges)
 
     def spread(values: np.ndarray, dtype: type) -> np.ndarray:
@@ -98,7 +112,7 @@ def fill_rows(
     segments = spread(segment, np.int32)
     real = segments > 0
     positions = (slots - spread(begin, np.int32)) * real
-    index = slots + spread(sentences.offsets[pairs] - begin, np.int64)
+    index = slots + spread(sentences.offsets - begin, np.int64)
     ids = np.zeros(len(slots), np.int32)
     ids[real] = sentences.ids.take(index[real])
     arrays = {"ids": ids, "segments": segments, "positions": positions}
@@ -107,13 +121,13 @@ def fill_rows(
 
 def _rank_in_row(row: np.ndarray, rows: int) -> np.ndarray:
     """The number of each pair among those of its row, from 1, int32."""
-    order = _order_of(row)
+    order = order_of(row)
     before = np.cumsum(np.bincount(row, minlength=rows)) - np.bincount(row, minlength=rows)
     rank = np.empty(len(row), np.int32)
     rank[order] = np.arange(1, len(row) + 1) - before[row[order]]
     return rank
 
 
-def _order_of(keys: np.ndarray) -> np.ndarray:
-    """Sorts stably; NumPy sorts 16-bit integers in linear time."""
+def order_of(keys: np.ndarray) -> np.ndarray:
+    """Sort integers >= 0 stably, in linear time where they have 16 bits. Returns their indices in order."""
     return np.argsort(keys.astype(np.uint16) if keys.max(initial=0) < 1 << 16 else keys, kind="stable")

@@ -15,6 +15,8 @@ class MixturesHook(DataHook):
         self._tags, self._limits, self._samples = parse_tags(config), parse_limits(config), parse_samples(config)
 
     def transform(self, split, name, source):
+        if split == "tokenizer":
+            return self._tokenizer_text(source)
         if split != "train":
             return source
         if limit := self._limits.get(name):
@@ -26,8 +28,8 @@ class MixturesHook(DataHook):
     def symbols(self):
         return dict.fromkeys(self._tags.values(), "mixtures.tags")
 
-    def tokenizer_text(self, text):
-        """Gives each source its share of the first phase, since later ones may change; a source that is not in it counts as the
+    def _tokenizer_text(self, text):
+        """Give each source its share of the first phase, since later ones may change; a source that is not in it counts as the
         mean of the others.
         """
         names, (_, weights) = self._config.data.train_sources, parse_shares(self._config)[0]
@@ -37,7 +39,7 @@ class MixturesHook(DataHook):
         mean = sum(weights.values()) / len(weights)
         return MixedText(text, Shares(tuple(weights.get(name, mean) for name in names), 0.0))
 
-    def make_stream(self, make):
+    def stream(self, make):
         return mixed_stream(make, self._config)
 
     def trained_tokens(self):
@@ -63,7 +65,7 @@ class MixturesHook(DataHook):
         return lines + [f"{tokens:,} tokens per update from update {start:,}" for start, tokens in sizes]
 
     def describe(self, corpus):
-        phases = mixtures(corpus.train, self._config, self._config.data, self._config.seed.data) or []
+        phases = mixtures(corpus.train, self._config, self._config.seed.data) or []
         return [f"mixture from update {start:,}: {mixture.describe()}" for start, mixture in phases]
 
 

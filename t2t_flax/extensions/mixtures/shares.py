@@ -7,7 +7,6 @@ the streams go on: first with the pairs of the window whose updates were not all
 
 import bisect
 import dataclasses
-import functools
 import itertools
 import zlib
 from collections.abc import Mapping, Sequence
@@ -17,56 +16,49 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.batch_sampler import Size
-from t2t_flax.data.batching.layouts import Layouts, MakeStream, MakeWindows, Stream, Update
-from t2t_flax.data.batching.streams import (
-    WINDOW_UPDATES,
-    Visits,
-    fill,
-    pairs_of_pass,
-    pairs_of_update,
-    windows_in_pass,
-)
-from t2t_flax.data.batching.window_layouts import Ahead
+from t2t_flax.data.batching.layouts import Layout, PairReader
+from t2t_flax.data.batching.updates import MakeStream, Stream, Update, UpdateStream
+from t2t_flax.data.batching.windows import Samples, Windows, pairs_of_epoch, windows_in
 from t2t_flax.data.hashing import key_of
 from t2t_flax.data.token_store import TokenStore
+from t2t_flax.data.workers import Workers
 from t2t_flax.errors import UserError
 from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_shares
 
 
-def join(parts: Sequence[Visits]) -> Visits:
-    """All visits, by pair and pass ascending, so that reading their lengths goes through the store once."""
-    passes = np.concatenate([part.passes for part in parts])
+def join(parts: Sequence[Samples]) -> Samples:
+    """Return all samples, by pair and epoch ascending, so that reading their lengths goes through the store once."""
+    epochs = np.concatenate([part.epochs for part in parts])
     pairs = np.concatenate([part.pairs for part in parts])
-    return Visits(pairs, passes).at(np.lexsort((passes, pairs)))
+    return Samples(pairs, epochs).at(np.lexsort((epochs, pairs)))
 
 
 @dataclasses.dataclass(frozen=True)
 class PairStream:
-    """The pairs `first` .. `first + count - 1` of a store without end: in each pass all of them, in another order."""
+    """The pairs `first` .. `first + count - 1` of a store without end: in each epoch all of them, in another order."""
 
     first: int
     count: int
     seed: int
 
-    def visits(self, begin: int, end: int) -> list[Visits]:
-        """The positions `begin` .. `end - 1` of the stream; of whole passes in any order."""
+    def samples(self, begin: int, end: int) -> list[Samples]:
+        """Return positions `begin` .. `end - 1` of the stream; whole epochs in any order."""
         (first, offset), (last, rest) = divmod(begin, self.count), divmod(end, self.count)
         if first == last:
-            return [self._of_pass(first, offset, rest)]
+            return [self._of_epoch(first, offset, rest)]
         whole = np.arange(first + 1, last)
         return [
-            self._of_pass(first, offset, self.count),
-            Visits(np.tile(self._all(), len(whole)), np.repeat(whole, self.count)),
-            self._of_pass(last, 0, rest),
+            self._of_epoch(first, offset, self.count),
+            Samples(np.tile(self._all(), len(whole)), np.repeat(whole, self.count)),
+            self._of_epoch(last, 0, rest),
         ]
 
-    def _of_pass(self, number: int, begin: int, end: int) -> Visits:
+    def _of_epoch(self, number: int, begin: int, end: int) -> Samples:
         if (begin, end) == (0, self.count):
             pairs = self._all()
         else:
-            pairs = self.first + pairs_of_pass(self.count, self.seed, number, begin, end)
-        return Visits(pairs, np.full(end - begin, number))
+            pairs = self.first + pairs_of_epoch(self.count, self.seed, number, begin, end)
+        return Samples(pairs, np.full(end - begin, number))
 
     def _all(self) -> np.ndarray:
         return np.arange(self.first, self.first + self.count)
@@ -74,53 +66,59 @@ class PairStream:
 
 @dataclasses.dataclass(frozen=True)
 class SourceStream:
-    """A source from where a phase begins: the visits `left` by the phase before, then its stream from `position` on."""
+    """A source from where a phase begins: the samples `left` by the phase before, then its stream from `position` on."""
 
     stream: PairStream
     position: int = 0
-    left: Visits = Visits(*np.zeros((2, 0), np.int64))
+    left: Samples = Samples(*np.zeros((2, 0), np.int64))
 
     @property
     def key(self) -> list[int]:
         return [self.stream.first, self.stream.count, self.position, zlib.crc32(np.stack(self.left).tobytes())]
 
-    def visits(self, begin: int, end: int) -> list[Visits]:
+    def samples(self, begin: int, end: int) -> list[Samples]:
         left = len(self.left.pairs)
         parts = [self.left.at(slice(begin, end))] if begin < left else []
         begin, end = (self.position + max(0, at - left) for at in (begin, end))
-        return [*parts, *self.stream.visits(begin, end)]
+        return [*parts, *self.stream.samples(begin, end)]
 
-    def after(self, used: int, left: Visits) -> "SourceStream":
-        """From where the next phase begins, after `used` visits, of which `left`, in the order of training, were not
-        trained on.
+    def after(self, used: int, left: Samples) -> "SourceStream":
+        """Return the source from where the next phase begins.
+
+        Args:
+          used: samples taken from it.
+          left: the ones that were not trained on, in the order of training.
         """
         before, rest = len(self.left.pairs), self.left.at(slice(used, None))
-        both = Visits(*map(np.concatenate, zip(left, rest, strict=True)))
+        both = Samples(*map(np.concatenate, zip(left, rest, strict=True)))
         return SourceStream(self.stream, self.position + max(0, used - before), both)
 
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """The windows of a phase; `data.batching.streams.Windows`. rates: the pairs of each source in a window, 0 for those without a
-    share. reference: the source with the largest share, by whose passes epochs are counted.
+    """The windows of a phase; `data.batching.windows.Windows`.
+
+    Args:
+      names: names of the sources.
+      sources: streams of their pairs.
+      rates: pairs of each source in a window, 0 without a share.
+      reference: source with the largest share, whose epochs are counted.
+      per_epoch: windows in one of its epochs.
     """
 
     names: tuple[str, ...]
     sources: tuple[SourceStream, ...]
     rates: tuple[Fraction, ...]
     reference: int
+    per_epoch: int
 
     @property
     def key(self) -> list:
         return [[*source.key, str(rate)] for source, rate in zip(self.sources, self.rates, strict=True)]
 
-    @property
-    def a_pass(self) -> Fraction:
-        return self.sources[self.reference].stream.count / self.rates[self.reference]
-
-    def visits(self, window: int) -> Visits:
+    def samples(self, window: int) -> Samples:
         spans = (self._span(source, window) for source in range(len(self.sources)))
-        parts = [source.visits(*span) for source, span in zip(self.sources, spans, strict=True)]
+        parts = [source.samples(*span) for source, span in zip(self.sources, spans, strict=True)]
         return join(list(itertools.chain(*parts)))
 
     def epoch(self, window: int) -> int:
@@ -132,8 +130,8 @@ class Mixture:
         begin, end = (int(at * self.rates[source]) for at in (window, window + 1))
         return begin, end
 
-    def after(self, windows: int, left: Visits) -> tuple[SourceStream, ...]:
-        """The sources from where the next phase begins, after `windows`, of whose visits `left` were not trained on."""
+    def after(self, windows: int, left: Samples) -> tuple[SourceStream, ...]:
+        """Return the sources from where the next phase begins, after `windows`, of which `left` was not trained on."""
         sources = []
         for number, source in enumerate(self.sources):
             stream = source.stream
@@ -145,7 +143,7 @@ class Mixture:
         """ "clean 1,000 pairs, 75.0% of an update, 1 time each in an epoch; ..."."""
         parts = []
         for name, source, rate in zip(self.names, self.sources, self.rates, strict=True):
-            times = f"{float(rate * self.a_pass / source.stream.count):.3g}"
+            times = f"{float(rate * self.per_epoch / source.stream.count):.3g}"
             share = (
                 f"{float(rate / sum(self.rates)):.1%} of an update, {times} time{'s' * (times != '1')} each in an epoch"
             )
@@ -153,8 +151,8 @@ class Mixture:
         return "; ".join(parts)
 
 
-def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[tuple[int, Mixture]] | None:
-    """(first update, mixture) of each phase of the config, as if it were the first; None if all pairs count equally, in
+def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mixture]] | None:
+    """Return (first update, mixture) of each phase of the config, as if it were the first; None if all pairs count equally, in
     batches of one size.
     """
     names, temperature = tuple(config.data.train_sources), config.group("mixtures").temperature or 1.0
@@ -178,13 +176,12 @@ def mixtures(store: TokenStore, config: Config, data: Data, seed: int) -> list[t
             for number, (at, count) in enumerate(zip(first, pairs, strict=False))
         )
     return [
-        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature), store, _sized(data, tokens)))
-        for start, weights, tokens in phases
+        (start, _mixture(names, sources, _shares(names, pairs, weights, temperature))) for start, weights, _ in phases
     ]
 
 
 class PhaseOfUpdates(NamedTuple):
-    """start: the first update. weights: see `Phase`. tokens: data.batch_tokens in this phase."""
+    """Updates from `start` on: their `weights`, see `Phase`, and `tokens`, in place of data.batch_tokens."""
 
     start: int
     weights: dict[str, float] | None
@@ -203,10 +200,6 @@ def phases_of(config: Config) -> list[PhaseOfUpdates]:
     ]
 
 
-def _sized(data: Data, tokens: int) -> Data:
-    return dataclasses.replace(data, batch_tokens=tokens)
-
-
 def _shares(
     names: Sequence[str], pairs: Sequence[int], weights: dict[str, float] | None, temperature: float
 ) -> list[Fraction]:
@@ -218,91 +211,72 @@ def _shares(
     return [Fraction(f"{size:.9g}") for size in sizes]
 
 
-def _mixture(
-    names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction], store: TokenStore, data: Data
-) -> Mixture:
-    """Windows of which the reference source has a whole number in a pass, or which have a whole number of its passes: one if
-    they are passes of all sources.
-    """
+def _mixture(names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction]) -> Mixture:
+    """Return windows of which the reference source has a whole number in an epoch."""
     reference = max(range(len(names)), key=lambda number: (shares[number], sources[number].stream.count))
     count = sources[reference].stream.count
-    pairs = float(count / shares[reference] * sum(shares))
-    a_pass = windows_in_pass(pairs, store, data)
-    by_size = len({share / source.stream.count for share, source in zip(shares, sources, strict=True) if share}) == 1
-    passes = 1 if by_size or a_pass > 1 else passes_in_window(pairs, store, data)
-    rates = tuple(share / shares[reference] * count * passes / a_pass for share in shares)
-    return Mixture(names, sources, rates, reference)
-
-
-def passes_in_window(pairs: float, store: TokenStore, config: Data) -> int:
-    """How many passes of so few pairs a window has: such that its last update is nearly full."""
-    update = pairs_of_update(store, config)
-    least = max(1, round(WINDOW_UPDATES * update / pairs))
-    return max(range(least, 2 * least + 1), key=lambda count: fill(count * pairs / update))
-
-
-def common_sizes(lists: Sequence[Sequence[Size]]) -> list[Size]:
-    """One list for several: of rows of a length, as many as any needs, so that no program is compiled for each."""
-    if len(lists) == 1:
-        return list(lists[0])
-    most: dict[int, int] = {}
-    for length, rows in itertools.chain(*lists):
-        most[length] = max(most.get(length, 0), rows)
-    return sorted(most.items())
+    windows = windows_in(float(count / shares[reference] * sum(shares)))
+    rates = tuple(share / shares[reference] * count / windows for share in shares)
+    return Mixture(names, sources, rates, reference, windows)
 
 
 class Phases:
-    """The updates of mixtures of which each begins at an update; a `Stream`. phases: by their first update, each as if it were
-    the first one. Later ones do not change those before.
+    """The updates of mixtures, each of which begins at an update; a `Stream`. Later ones do not change those before.
+
+    Args:
+      phases: streams by their first update, each as if it were the first one.
     """
 
-    def __init__(self, phases: Mapping[int, Any]):
+    def __init__(self, phases: Mapping[int, UpdateStream]):
         self._starts, self._phases = list(phases), list(phases.values())
-        by_tokens: dict[int, list[Sequence[Size]]] = {}
-        for phase in self._phases:
-            by_tokens.setdefault(phase.layouter.config.batch_tokens, []).append(phase.sizes)
-        self.sizes = sorted({size for sizes in by_tokens.values() for size in common_sizes(sizes)})
-        self.updates_per_epoch = self._phases[0].updates_per_epoch
-        self._phase = functools.cache(self._continued)
+        self._begun = 0
+        """Phases after the first one that begin where the one before ends."""
+        self.sizes = sorted({size for phase in self._phases for size in phase.sizes})
+
+    @property
+    def updates_per_epoch(self) -> int:
+        return self._phases[0].updates_per_epoch
 
     def update(self, k: int) -> Update:
         number = bisect.bisect_right(self._starts, k) - 1
-        return self._phase(number).update(k - self._starts[number])
+        return self.phase(number).update(k - self._starts[number])
 
-    def use(self, ahead: Ahead) -> None:
+    def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
         for phase in self._phases:
-            phase.use(ahead)
+            phase.use(workers, ahead)
 
-    def _continued(self, number: int) -> Layouts:
-        """A phase from where the one before ends."""
-        phase = self._phases[number]
-        if not number:
-            return phase
-        before = self._phase(number - 1)
-        windows: Any = before.layouter.windows  # a Mixture
-        window, trained = before.locate(self._starts[number] - self._starts[number - 1])
-        left = windows.visits(window).at(before.window(window).visits_from(trained))
-        sources = windows.after(window + 1, left)
-        following: Any = phase.layouter.windows
-        return phase.of_windows(dataclasses.replace(following, sources=sources))
+    def phase(self, number: int) -> UpdateStream:
+        """Return the updates of a phase."""
+        while self._begun < number:
+            updates = self._starts[self._begun + 1] - self._starts[self._begun]
+            sources = left_after(self._phases[self._begun], updates)
+            self._begun += 1
+            phase = self._phases[self._begun]
+            windows: Any = phase.layouter.windows
+            self._phases[self._begun] = phase.with_windows(dataclasses.replace(windows, sources=sources))
+        return self._phases[number]
 
 
-def _constant(mixture: Mixture) -> MakeWindows:
-    return lambda store: mixture
+def left_after(stream: UpdateStream, updates: int) -> tuple[SourceStream, ...]:
+    """Return the sources of a phase after so many of its updates."""
+    mixture: Any = stream.layouter.windows
+    window, block = stream.locate(updates * stream.layouter.blocks_of_update)
+    layout = stream.layout(window)
+    left = mixture.samples(window).at(layout.order[layout.begin(block) :])
+    return mixture.after(window + 1, left)
 
 
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
-    """The phases of mixtures.shares, each a stream of `make`."""
+    """Return the phases of mixtures.shares and mixtures.batch_tokens, each a stream of `make`."""
 
-    def make_phases(store: TokenStore, data: Data, seed: int, windows_of: MakeWindows | None = None) -> Stream:
-        phases = mixtures(store, config, data, seed)
-        if phases is None:
-            return make(store, data, seed, windows_of)
-        seeds = [key_of(seed, 7, number) if number else seed for number in range(len(phases))]
-        sized = [_sized(data, phase.tokens) for phase in phases_of(config)]
-        return Phases({
-            start: make(store, of_size, of_phase, _constant(mixture))
-            for of_phase, of_size, (start, mixture) in zip(seeds, sized, phases, strict=True)
-        })  # fmt: skip
+    def make_phases(reader: PairReader, data: Data, seed: int, windows: Windows | None = None) -> Stream:
+        found = mixtures(reader.store, config, seed)
+        if found is None:
+            return make(reader, data, seed, windows)
+        phases = {}
+        for number, ((start, mixture), (_, _, tokens)) in enumerate(zip(found, phases_of(config), strict=True)):
+            seed_of_phase = key_of(seed, 7, number) if number else seed
+            phases[start] = make(reader, dataclasses.replace(data, batch_tokens=tokens), seed_of_phase, mixture)
+        return Phases(phases)
 
     return make_phases

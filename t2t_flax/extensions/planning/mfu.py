@@ -33,7 +33,7 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
 
 def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[float, float]:
     """Return (FLOPs of all slots of an update's batch, FLOPs of its real tokens)."""
-    shape, lengths = batch.shape, [side.lengths[batch.index] for side in batch.sides]
+    shape, lengths = batch.shape, [side.lengths for side in batch.sides]
     slots, real = padded_tokens(shape.rows * shape.micro, shape.length), real_tokens(*lengths)
     return products.flops(run.config.model, slots), products.flops(run.config.model, real)
 

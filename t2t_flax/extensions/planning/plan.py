@@ -4,12 +4,11 @@ Runs in the environment of `command.compiler_environment`.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 from t2t_flax.config import Config
-from t2t_flax.data.batching.batch_sampler import bucket_edges
 from t2t_flax.data.batching.batches import Shape, shape_of
+from t2t_flax.data.batching.layouts import bucket_edges
 from t2t_flax.extensions.planning.abstract_run import abstract_run, compile_train_step
 from t2t_flax.extensions.planning.chips import HOP_SECONDS
 from t2t_flax.extensions.planning.topology import Topology
@@ -36,7 +35,7 @@ def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str,
     slots = shape.length * shape.rows * shape.micro
     train = compile_train_step(run, shape)
     flops = update_flops(config, shape, run.state.params) / run.mesh.size
-    tokens = slots * FILL if rows else float(min(config.data.batch_tokens, slots))
+    tokens = FILL * (slots if rows else min(config.data.batch_tokens, slots))
     state_bytes = resident_bytes(run.state)
     plan = {
         "topology": topology.name,
@@ -73,10 +72,10 @@ def batch_shape(config: Config, shards: int, *, rows: int = 0) -> Shape:
     """Return the largest shape of a run over `shards` devices along the batch; see `make_plan`."""
     data = config.data
     if data.batching == "packed":
-        length, needed = data.pack_length, math.ceil(data.batch_tokens / int(data.pack_length * FILL))
+        length = data.pack_length
     else:
-        edges = [4, *bucket_edges(data.max_length)]
-        length, needed = edges[-1], math.ceil(data.batch_tokens / edges[-2])
+        length = bucket_edges(data.max_length)[-1]
+    needed = max(1, data.batch_tokens // length)
     return Shape(length, rows * shards, 1) if rows else shape_of(length, needed, data.microbatch_tokens, shards)
 
 

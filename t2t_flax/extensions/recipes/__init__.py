@@ -13,8 +13,8 @@ class Recipes:
     batch_groups: int = key(
         0,
         "an update is this many groups of similar sentences, each of at most data.batch_tokens / batch_groups tokens of the "
-        "longer side with padding, in multiples of 8 sentences (fairseq: one group a device). 0 = data.batch_tokens are real "
-        "tokens",
+        "longer side with padding, in multiples of 8 sentences (fairseq: one group a device). 0 = data.batch_tokens are "
+        "slots of packed rows or buckets",
         low=0,
     )
 

@@ -1,66 +1,196 @@
 """Updates made of groups of similar sentences, whose size includes padding, as in fairseq and tensor2tensor."""
 
-import functools
+import dataclasses
+import itertools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
 from t2t_flax.config import Config, Data
-from t2t_flax.data.batching.batch_sampler import BatchSampler, Lengths, MakeSampler, Pieces, Size
+from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Sides, Size, bucket_edges
+from t2t_flax.data.batching.updates import MakeStream, UpdateStream
+from t2t_flax.data.batching.windows import WINDOW_PAIRS, EpochWindows, Samples, Windows
 from t2t_flax.data.hashing import key_of, permutation
 from t2t_flax.data.hooks import DataHook
 from t2t_flax.errors import UserError
 
 GROUP_MULTIPLE = 8
 """Sizes of groups are multiples of this (fairseq's required-batch-size-multiple)."""
+_WINDOW_UPDATES, _FILLED = 8, 0.99
+"""A window has at least the pairs of so many updates, each of which is filled to this part."""
+_SAMPLE, _SAMPLED_WINDOWS = 64, 4
+"""Updates that are enough for a sample, from which sizes are chosen, and the most windows in it."""
+_TRIES = 10
 _ROOM = 1.02
 """Rows relative to the most in the sample for updates of several groups: other windows combine other groups."""
 _LEVELS = 4
 _TOLERANCE = 0.003
+_SLOTS = 2
+"""The longest rows of buckets have this many times data.batch_tokens slots where the sample has none of them."""
 
 
-class PaddedBatchSampler(BatchSampler):
+class _Rows(NamedTuple):
+    """The rows of an update, and the smallest size that holds them. pairs: indices into the window's samples."""
+
+    pairs: np.ndarray
+    row: np.ndarray
+    starts: Sequence[np.ndarray]
+    needed: Size
+
+
+@dataclasses.dataclass(frozen=True)
+class PaddedLayouter(Layouter):
     """Each update is `groups` groups; (pairs of a group) * (its longest side) is at most data.batch_tokens / groups.
 
-    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into groups, of which
-    those that form an update are drawn.
+    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into groups. An update is
+    drawn from them, and all updates of a window are drawn again where one fits into no size.
+
+    Args:
+      groups: groups in an update.
+      closed: sizes of updates, ascending.
     """
 
-    alike = False
-    room = 1.0  # of buckets, one group an update: groups do not change
+    groups: int = 1
+    closed: tuple[Size, ...] = ()
 
-    def __init__(self, config: Data, seed: int, lengths: Lengths, *, groups: int):
-        super().__init__(config, seed, lengths)
-        self._groups_per_update, self.key = groups, [groups]
+    @property
+    def sizes(self) -> list[Size]:
+        return list(self.closed)
 
-    def count(self) -> int:
-        return -(-len(self._groups) // self._groups_per_update)
+    @property
+    def blocks_of_update(self) -> int:
+        return 1
 
-    def cut(self, key: int, count: int) -> Pieces:
-        groups = [self._groups[i] for i in permutation(len(self._groups), key)]
-        n = self._groups_per_update
-        return [np.concatenate(groups[i : i + n]) for i in range(0, len(groups), n)]
+    @property
+    def key(self) -> list:
+        return [*super().key, self.config.batch_tokens, self.groups, self.closed]
 
-    def sizes(self, needed: Counter[Size], expected: Sequence[Size] = (), longest: int = 0) -> list[Size]:
-        """As in `BatchSampler`, but packed rows get a few sizes: real tokens differ from update to update."""
-        if self.config.batching == "buckets":
-            return super().sizes(needed, longest=longest)
-        rows: Counter[int] = Counter()
-        for (_, n), updates in needed.items():
-            rows[n] += updates
-        if self._groups_per_update > 1:
-            rows[math.ceil(_ROOM * max(rows))] += 1
-        return [(self.config.pack_length, n) for n in levels(rows, _LEVELS)]
+    def lay_out(self, window: int) -> Layout:
+        samples, sides = self._read(window)
+        fitting = (rows for cut in self._cuts(sides, window) if (rows := self._fitting(sides, cut)))
+        updates = next(fitting, None) or self._halved(sides, next(self._cuts(sides, window)))
+        updates = [updates[i] for i in permutation(len(updates), key_of(self.seed, 5, 0, window))]
+        order = np.concatenate([update.pairs for update in updates])
+        row = np.concatenate([update.row for update in updates])
+        source_start, target_start = map(np.concatenate, zip(*(update.starts for update in updates), strict=True))
+        ends = np.cumsum([len(update.pairs) for update in updates])
+        sizes = np.array([smallest_fitting(self.closed, update.needed) for update in updates])
+        return Layout(order, samples.pairs[order], row, (source_start, target_start), ends, sizes, sides)
 
-    @functools.cached_property
-    def _groups(self) -> list[np.ndarray]:
-        source, target = self.lengths
+    def with_sizes(self) -> "PaddedLayouter":
+        """Return the layouter with the sizes of a sample: its first windows, a whole epoch if it has only a few."""
+        needed: Counter[Size] = Counter()
+        most = min(self.windows.per_epoch, _SAMPLED_WINDOWS)
+        whole = self.windows.per_epoch <= _SAMPLED_WINDOWS and not self.reader.draws
+        for window in range(most):
+            if not whole and needed.total() >= _SAMPLE:
+                break
+            sides = self._read(window)[1]
+            needed.update(self._rows(sides, pairs).needed for pairs in next(self._cuts(sides, window)))
+        return dataclasses.replace(self, closed=tuple(self._closed(needed)))
+
+    def _read(self, window: int) -> tuple[Samples, Sides]:
+        samples = self.windows.samples(window)
+        return samples, self.reader.read(samples)
+
+    def _cuts(self, sides: Sides, window: int) -> Iterator[list[np.ndarray]]:
+        """Ways to combine the groups of a window: indices of the pairs of each update."""
+        source, target = (side.lengths for side in sides)
         order = permutation(len(source), key_of(self.seed, 6, 0))
         order = order[np.lexsort((target[order], source[order]))]
-        starts = group_starts(self.lengths.longer[order], self.config.batch_tokens // self._groups_per_update)
-        return np.split(order, starts)
+        starts = group_starts(np.maximum(source, target)[order], self.config.batch_tokens // self.groups)
+        groups = np.split(order, starts)
+        drawn = (key_of(self.seed, 4, 0, window, attempt) for attempt in range(_TRIES))
+        for key in itertools.chain(drawn, [key_of(self.seed, 3, 0, 0)]):
+            shuffled = [groups[i] for i in permutation(len(groups), key)]
+            yield [np.concatenate(shuffled[i : i + self.groups]) for i in range(0, len(groups), self.groups)]
+
+    def _fitting(self, sides: Sides, cut: list[np.ndarray]) -> list[_Rows] | None:
+        """Return the rows of all updates of a cut, or None where one fits into no size."""
+        laid_out = (self._rows(sides, pairs) for pairs in cut)
+        rows = list(itertools.takewhile(lambda rows: smallest_fitting(self.closed, rows.needed) is not None, laid_out))
+        return rows if len(rows) == len(cut) else None
+
+    def _halved(self, sides: Sides, cut: list[np.ndarray]) -> list[_Rows]:
+        """Return the rows of a cut of unusual lengths: updates that fit into no size are halved."""
+        todo, out = cut[::-1], []
+        while todo:
+            rows = self._rows(sides, pairs := todo.pop())
+            if smallest_fitting(self.closed, rows.needed) is None:
+                todo += np.array_split(pairs, 2)[::-1]
+            else:
+                out.append(rows)
+        return out
+
+    def _rows(self, sides: Sides, pairs: np.ndarray) -> _Rows:
+        source, target = (side.lengths[pairs] for side in sides)
+        if self.packed:
+            row, *starts = first_fit_in_turn(source, target, self.config.pack_length)
+            return _Rows(pairs, row, starts, (self.config.pack_length, int(row.max()) + 1))
+        row = np.arange(len(pairs))
+        return _Rows(pairs, row, [0 * row] * 2, (max(int(source.max()), int(target.max())), len(pairs)))
+
+    def _closed(self, needed: Counter[Size]) -> list[Size]:
+        """Sizes for a sample of updates: a few numbers of packed rows, since real tokens differ from update to update; one for
+        each length of a bucket.
+        """
+        if self.packed:
+            rows: Counter[int] = Counter()
+            for (_, count), updates in needed.items():
+                rows[count] += updates
+            if self.groups > 1:
+                rows[math.ceil(_ROOM * max(rows))] += 1
+            return [(self.config.pack_length, count) for count in levels(rows, _LEVELS)]
+        edges = bucket_edges(max(self.reader.longest, *(length for length, _ in needed)))
+        most: dict[int, int] = {}
+        for length, count in needed:
+            edge = next(edge for edge in edges if edge >= length)
+            most[edge] = max(most.get(edge, 0), count)
+        sizes = {edge: most[edge] for edge in sorted(most)}
+        sizes.setdefault(edges[-1], max(1, _SLOTS * self.config.batch_tokens // edges[-1]))
+        return list(sizes.items())
+
+
+def smallest_fitting(sizes: Sequence[Size], needed: Size) -> int | None:
+    """Return the index of the size with the fewest token slots that holds `needed`; None if none does."""
+    length, rows = needed
+    enough = [i for i, (edge, most) in enumerate(sizes) if edge >= length and most >= rows]
+    return min(enough, key=lambda i: sizes[i][0] * sizes[i][1], default=None)
+
+
+def first_fit_in_turn(source: np.ndarray, target: np.ndarray, pack_length: int) -> tuple[np.ndarray, ...]:
+    """Pack the pairs of an update, the longest first, each into the first row with room.
+
+    Returns:
+      for each pair its row, and where it starts in the row's source and target, int64 [pairs].
+    """
+    order = np.argsort(-np.maximum(source, target).astype(np.int64), kind="stable")
+    used: list[tuple[int, int]] = []
+    places = np.empty((3, len(order)), np.int64)
+    for i, tokens in zip(order.tolist(), zip(source[order].tolist(), target[order].tolist(), strict=True), strict=True):
+        rooms = (pack_length - tokens[0], pack_length - tokens[1])
+        row = next((n for n, at in enumerate(used) if at[0] <= rooms[0] and at[1] <= rooms[1]), len(used))
+        if row == len(used):
+            used.append((0, 0))
+        places[:, i] = row, *used[row]
+        used[row] = used[row][0] + tokens[0], used[row][1] + tokens[1]
+    return places[0], places[1], places[2]
+
+
+def windows_of(reader: PairReader, config: Data, seed: int) -> EpochWindows:
+    """Return windows whose last update is nearly full."""
+    pairs, update = reader.store.num_pairs, _FILLED * config.batch_tokens / reader.store.mean_length
+    about = pairs / max(WINDOW_PAIRS, _WINDOW_UPDATES * update)
+    counts = range(max(1, round(0.8 * about)), max(1, round(1.25 * about)) + 1)
+
+    def preference(count: int) -> tuple[float, float]:
+        updates = pairs / count / update
+        return updates / math.ceil(updates), -abs(count - about)
+
+    return EpochWindows(pairs, max(counts, key=preference), seed)
 
 
 def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
@@ -118,11 +248,23 @@ class PaddedBatches(DataHook):
     def __init__(self, config: Config):
         self._groups, self._tokens = config.group("recipes").batch_groups, config.data.batch_tokens
 
-    def make_sampler(self) -> MakeSampler:
-        return functools.partial(PaddedBatchSampler, groups=self._groups)
+    def stream(self, make: MakeStream) -> MakeStream:
+        return padded_stream(self._groups)
 
     def explain(self):
-        return [f"tokens with padding: {self._groups} groups of at most {self._tokens // self._groups:,} in an update"]
+        return [
+            f"instead of full rows: {self._groups} groups of at most {self._tokens // self._groups:,} tokens with padding"
+        ]
+
+
+def padded_stream(groups: int) -> MakeStream:
+    """Return the function that makes a stream of padded groups."""
+
+    def make(reader: PairReader, config: Data, seed: int, windows: Windows | None = None) -> UpdateStream:
+        windows = windows or windows_of(reader, config, seed)
+        return UpdateStream(PaddedLayouter(reader, config, seed, windows, groups).with_sizes())
+
+    return make
 
 
 def hook(config: Config) -> PaddedBatches:

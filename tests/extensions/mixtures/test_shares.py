@@ -15,7 +15,7 @@ def test_pairs_of_a_stream_are_visited_equally_often(count, steps, seed):
     """After any number of positions, taken in any portions, the visits of two pairs differ by at most one."""
     stream, visited = PairStream(5, count, seed), Counter(dict.fromkeys(range(5, 5 + count), 0))
     for begin, end in itertools.pairwise(itertools.accumulate(steps, initial=0)):
-        visits = join(stream.visits(begin, end))
+        visits = join(stream.samples(begin, end))
         assert len(visits.pairs) == end - begin
         for pair, number in zip(*map(np.ndarray.tolist, visits), strict=True):
             assert number == visited[pair], "passes count the visits before"

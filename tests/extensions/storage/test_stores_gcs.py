@@ -148,16 +148,15 @@ def test_many_hosts_share_a_store_in_the_bucket(gcs, source, tokenizers, tmp_pat
 def test_plans_are_kept_in_the_bucket(gcs, source, tokenizers, monkeypatch):
     from helpers.configs import DATA
 
-    from t2t_flax.data.batching import streams
-    from t2t_flax.data.batching.window_layouts import Layouter
+    from t2t_flax.data.batching import windows
+    from t2t_flax.data.batching.layouts import Layouter
 
-    monkeypatch.setattr(streams, "WINDOW_PAIRS", 20)
-    monkeypatch.setattr(streams, "WINDOW_UPDATES", 1)
+    monkeypatch.setattr(windows, "WINDOW_PAIRS", 20)
     store = prepare_split(source, tokenizers, FOLDER, POLICIES)
-    first = Batches(store, DATA, seed=0)
+    first = Batches(store, DATA, seed=0).updates_per_epoch
     assert len(gcs.names(prefix="cache/train.plan-")) == 1
-    monkeypatch.setattr(Layouter, "sample", None)
-    assert Batches(store, DATA, seed=0).updates_per_epoch == first.updates_per_epoch
+    monkeypatch.setattr(Layouter, "lay_out", None)
+    assert Batches(store, DATA, seed=0).updates_per_epoch == first
 
 
 def test_other_folders_beside_the_copies_survive(gcs, source, tokenizers, tmp_path, monkeypatch):

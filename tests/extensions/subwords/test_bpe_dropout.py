@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from sentencepiece import sentencepiece_model_pb2
 
 from t2t_flax.config import Data
-from t2t_flax.data.dataset import prepare_corpus
+from t2t_flax.data.dataset import batches_of, prepare_corpus
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import train_tokenizers
 from t2t_flax.extensions.subwords import samplers
@@ -118,25 +118,29 @@ def corpus_of(folder, **groups):
 
 def sentences(batch, side):
     sentences = batch.sides[side]
-    return {
-        pair: sentences.ids[sentences.offsets[at] :][: sentences.lengths[at]].tolist()
-        for pair, at in zip(batch.pairs.tolist(), batch.index.tolist(), strict=True)
-    }
+    return [
+        (pair, sentences.ids[sentences.offsets[at] :][: sentences.lengths[at]].tolist())
+        for at, pair in enumerate(batch.pairs.tolist())
+    ]
 
 
 def test_each_pass_reads_every_pair_once_in_other_segmentations_of_the_same_text(tmp_path):
     config, corpus = corpus_of(tmp_path)
-    batches = corpus.batches(config)
+    batches = batches_of(config, corpus)
+    count = corpus.train.num_pairs
     seen: dict[int, dict[int, list[int]]] = {}
+    visits = [0] * count
     for k in range(200):
         batch = batches.batch(k)
         assert batch.shape in batches.shapes
-        seen.setdefault(batch.epoch, {}).update(sentences(batch, 0))
-    epochs = sorted(seen)[:-1]
+        for pair, ids in sentences(batch, 0):
+            seen.setdefault(visits[pair], {})[pair] = ids
+            visits[pair] += 1
+    epochs = range(min(visits))
     assert len(epochs) >= 4
     own = [corpus.train.source(i).tolist() for i in range(corpus.train.num_pairs)]
     for epoch in epochs:
-        assert sorted(seen[epoch]) == list(range(corpus.train.num_pairs))
+        assert sorted(seen[epoch]) == list(range(count))
         assert sum(seen[epoch][i] != ids for i, ids in enumerate(own)) > 60
         for i, ids in seen[epoch].items():
             assert corpus.tokenizers.source.decode(ids[:-1]) == corpus.tokenizers.source.decode(own[i][:-1])

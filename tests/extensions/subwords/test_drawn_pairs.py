@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.streams import Visits
+from t2t_flax.data.batching.windows import Samples
 from t2t_flax.data.preprocess import Policies, prepare_split
 from t2t_flax.data.sources import JoinedSource, Source
 from t2t_flax.data.tokenizers import train_tokenizers
@@ -45,8 +45,8 @@ def ids(sides) -> list[tuple[list[int], list[int]]]:
     return list(zip(*lists, strict=True))
 
 
-def visits(pairs, passes=0) -> Visits:
-    return Visits(np.array(pairs, np.int64), np.broadcast_to(np.array(passes, np.int64), (len(pairs),)))
+def samples(pairs, epochs=0) -> Samples:
+    return Samples(np.array(pairs, np.int64), np.broadcast_to(np.array(epochs, np.int64), (len(pairs),)))
 
 
 def stored(draw: DrawnPairs, pairs) -> list[tuple[list[int], list[int]]]:
@@ -57,9 +57,9 @@ def stored(draw: DrawnPairs, pairs) -> list[tuple[list[int], list[int]]]:
 @settings(deadline=None, max_examples=60)
 def test_ids_are_a_function_of_the_pair_and_its_pass(drawn, rows):
     """They depend on no pair beside it, no order and no process."""
-    together = ids(drawn(visits(*map(list, zip(*rows, strict=True)))))
+    together = ids(drawn.read(samples(*map(list, zip(*rows, strict=True)))))
     copy = pickle.loads(pickle.dumps(drawn))
-    assert together == [ids(copy(visits([pair], number)))[0] for pair, number in rows]
+    assert together == [ids(copy.read(samples([pair], number)))[0] for pair, number in rows]
 
 
 def test_passes_and_seeds_draw_other_ids_of_the_same_text(drawn):
@@ -67,7 +67,7 @@ def test_passes_and_seeds_draw_other_ids_of_the_same_text(drawn):
     symbol, found = source.control_symbols["<t>"], set()
     for seed in (0, 1):
         for number in (0, 1):
-            rows = ids(dataclasses.replace(drawn, seed=seed)(visits(range(60), number)))
+            rows = ids(dataclasses.replace(drawn, seed=seed).read(samples(range(60), number)))
             found.add(str(rows))
             for i, (row, own) in enumerate(zip(rows, stored(drawn, range(60)), strict=True)):
                 assert row[0].count(symbol) == (row[0][0] == symbol) == (i >= 40), "a symbol stays in front"
@@ -82,7 +82,7 @@ def test_passes_and_seeds_draw_other_ids_of_the_same_text(drawn):
 def test_a_pair_that_gets_too_long_keeps_its_ids(drawn, keys, most):
     strength = {"bpe_dropout": 0.8, "unigram_alpha": 0.01}[drawn.kind]
     draw = dataclasses.replace(drawn, config=dataclasses.replace(CONFIG, **keys), strength=strength)
-    rows = [ids(draw(visits(range(60), number))) for number in range(9)]
+    rows = [ids(draw.read(samples(range(60), number))) for number in range(9)]
     lengths = [max(map(len, pair)) for row in rows for pair in row]
     assert draw.most == most and max(lengths) <= draw.longest == max(most, draw.store.longest)
     kept = [pair == own for pair, own in zip(rows[0], stored(draw, range(60)), strict=True)]
@@ -94,7 +94,7 @@ def test_truncated_pairs_keep_their_ids(drawn, tmp_path):
     store = prepare_split(Houses("h", 9), drawn.tokenizers, tmp_path / "s", policies, num_workers=1)
     assert store.meta["truncated"] == 9
     draw = dataclasses.replace(drawn, store=store, config=dataclasses.replace(CONFIG, max_length=4))
-    assert ids(draw(visits(range(9)))) == stored(draw, range(9))
+    assert ids(draw.read(samples(range(9)))) == stored(draw, range(9))
 
 
 def test_what_the_ids_depend_on_is_in_the_key(drawn):
