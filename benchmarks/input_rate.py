@@ -1,10 +1,11 @@
 """How long a device waits for batches, and what they cost.
 
-    python -m benchmarks.input_rate --out=benchmarks/results/input_rate.json
+    python -m benchmarks.input_rate --out=benchmarks/results/input_rate.json --beside=OTHER_CHECKOUT
 
 The consumer sleeps for the time of an update, as a device would compute, then takes the next batch; each row is a process of
 its own. The corpora are synthetic: lengths as in WMT and in Multi30k, random ids. Layout and filling are CPU time of one core;
-from them follow tokens/s a core, and the cores needed at least.
+from them follow tokens/s a core, and the cores needed at least. With --beside, the layout of an update is also measured in
+another checkout of this repository, in turn with this one.
 """
 
 import argparse
@@ -29,7 +30,6 @@ from t2t_flax.config import Data
 from t2t_flax.data.batching.batches import Batches
 from t2t_flax.data.token_store import StoreWriter, TokenStore
 from t2t_flax.data.workers import num_cores
-from t2t_flax.registry import load_extensions
 from t2t_flax.training.setup import Prefetcher, put_batch
 
 VOCABULARY, CHUNK = 37_000, 100_000
@@ -51,7 +51,6 @@ def write_corpus(folder: Path, kind: str, pairs: int, vocabulary: int = VOCABULA
 
 def consume(folder: Path, tokens: int, step: float, seconds: float, processes: int) -> dict[str, Any]:
     """What a consumer of one update every `step` seconds sees of its input for `seconds` seconds."""
-    load_extensions()  # one of them lays windows out in processes
     batches = Batches(TokenStore.open(folder), Data(batch_tokens=tokens, microbatch_tokens=0), seed=0)
     mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]).reshape(1, 1), ("data", "fsdp"))
     waits, target = [], 0
@@ -69,7 +68,7 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
             target += taken.batch.target_tokens
             time.sleep(step)
         total = time.perf_counter() - began
-        layout = batches.ahead.seconds
+    layout = layout_seconds(batches)
     filling, longest = filling_seconds(batches, mesh), sorted(waits)
     cost = layout + filling
     return {
@@ -91,6 +90,60 @@ def consume(folder: Path, tokens: int, step: float, seconds: float, processes: i
     }
 
 
+def layout_seconds(batches: Batches) -> float:
+    """Return the CPU seconds in which a core lays out an update, over an epoch, at most 500 updates."""
+    first = batches.updates_per_epoch
+    last = first + min(500, first)
+    began = time.thread_time()
+    for number in range(first, last):
+        batches.batch(number)
+    return (time.thread_time() - began) / (last - first)
+
+
+_LAYOUT = """
+import json, sys, time
+from t2t_flax.config import Data
+from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.token_store import TokenStore
+
+batches = Batches(TokenStore.open(sys.argv[1]), Data(batch_tokens=int(sys.argv[2]), microbatch_tokens=0), seed=0)
+first = batches.updates_per_epoch
+last = first + min(500, first)
+began = time.thread_time()
+laid_out = [batches.batch(number) for number in range(first, last)]
+seconds = time.thread_time() - began
+fuller = [max(batch.source_tokens, batch.target_tokens) for batch in laid_out]
+slots = sum(batch.shape.size for batch in laid_out)
+print(json.dumps({"ms": 1e3 * seconds / len(fuller), "tokens": sum(fuller) / len(fuller), "fill": sum(fuller) / slots}))
+"""
+"""Measures the layout of updates in any checkout of this repository."""
+
+
+def beside(store: Path, tokens: int, checkout: Path, rounds: int) -> dict[str, Any]:
+    """Return the layout of an update here and in another checkout: CPU milliseconds for a million tokens of the fuller side, in
+    turn, and how many times faster it is here in each round.
+    """
+    folders = {"here": Path.cwd(), "beside": checkout}
+    found: dict[str, list[dict[str, float]]] = {name: [] for name in folders}
+    for _ in range(rounds):
+        for name, folder in folders.items():
+            command = [sys.executable, "-c", _LAYOUT, str(store), str(tokens)]
+            environment = os.environ | {"PYTHONPATH": str(folder), "JAX_PLATFORMS": "cpu"}
+            done = subprocess.run(command, cwd=folder, env=environment, stdout=subprocess.PIPE, text=True, check=True)
+            found[name].append(json.loads(done.stdout))
+    costs = {name: [1e6 * each["ms"] / each["tokens"] for each in rows] for name, rows in found.items()}
+    times = [there / here for here, there in zip(costs["here"], costs["beside"], strict=True)]
+    return {
+        "batch_tokens": tokens,
+        "ms_for_a_million_tokens": {name: round(statistics.median(values), 2) for name, values in costs.items()},
+        "fill": {name: round(rows[0]["fill"], 4) for name, rows in found.items()},
+        "times_faster": {
+            "median": round(statistics.median(times), 2), "least": round(min(times), 2), "most": round(max(times), 2)
+        },
+        "rounds": rounds,
+    }  # fmt: skip
+
+
 def filling_seconds(batches: Batches, mesh: jax.sharding.Mesh, count: int = 10) -> float:
     """Return the median CPU seconds in which a core fills the arrays of a batch that is laid out."""
     seconds = []
@@ -100,6 +153,12 @@ def filling_seconds(batches: Batches, mesh: jax.sharding.Mesh, count: int = 10) 
         put_batch(batch, mesh)
         seconds.append(time.thread_time() - began)
     return statistics.median(seconds)
+
+
+def commit_of(checkout: Path) -> str:
+    """Return the commit of a checkout."""
+    command = ["git", "-C", str(checkout), "rev-parse", "--short=8", "HEAD"]
+    return subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False).stdout.strip()
 
 
 def table(rows: list[dict[str, Any]]) -> str:
@@ -126,14 +185,16 @@ def main() -> None:
     parser.add_argument("--tokens", default="25000,500000,2000000", help="of an update, comma-separated")
     parser.add_argument("--steps", default="5,9,25", help="milliseconds of an update, comma-separated")
     parser.add_argument("--seconds", type=float, default=20.0, help="of each row")
-    parser.add_argument("--processes", type=int, default=max(2, num_cores() - 1), help="that lay out windows, at most")
+    parser.add_argument("--processes", type=int, default=num_cores(), help="that lay out windows; 1: a thread")
+    parser.add_argument("--beside", metavar="FOLDER", help="another checkout, whose layout is measured in turn")
+    parser.add_argument("--rounds", type=int, default=5, help="of --beside")
     parser.add_argument("--row", help=argparse.SUPPRESS)
     parser.add_argument("--out")
     args = parser.parse_args()
     if args.row:
         print(json.dumps(consume(Path(args.row), int(args.tokens), float(args.steps), args.seconds, args.processes)))
         return
-    rows = []
+    rows, layouts = [], []
     with tempfile.TemporaryDirectory() as name:
         for kind in args.corpora.split(","):
             write_corpus(Path(name, kind), kind, args.pairs)
@@ -145,10 +206,16 @@ def main() -> None:
                     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
                     rows.append({"corpus": kind} | json.loads(done.stdout.splitlines()[-1]))
                     print(rows[-1], flush=True)
+                if args.beside:
+                    layouts.append(
+                        {"corpus": kind} | beside(Path(name, kind), int(tokens), Path(args.beside), args.rounds)
+                    )
+                    print(layouts[-1], flush=True)
     record = {
         "what": "waits of a consumer that takes a batch after each step; CPU time of one core for an update's batch",
         "command": command_of("input_rate", sys.argv[1:]),
         "rows": rows,
+        "layout_beside_another_commit": layouts and {"commit": commit_of(Path(args.beside)), "rows": layouts},
         "versions": {"numpy": np.__version__, "jax": jax.__version__, "python": platform.python_version()},
         "machine": machine(),
     }

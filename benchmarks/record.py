@@ -26,7 +26,7 @@ def machine() -> dict[str, str | int]:
     return {"device": jax.devices()[0].device_kind, "cpu": f"{name}, {vector}", "cores": os.cpu_count() or 1}
 
 
-_OF_THIS_MACHINE = ("--out=", "--environments=", "--no-install")
+_OF_THIS_MACHINE = ("--out=", "--beside=", "--environments=", "--no-install")
 
 
 def command_of(benchmark: str, argv: Sequence[str]) -> str:
