@@ -26,7 +26,7 @@ def packed(pairs, length=48):
     for n, (side, start) in enumerate(zip(("source", "target"), starts, strict=True)):
         tokens = np.concatenate([p[n] for p in pairs])
         sentences = Sentences(tokens, np.cumsum(lengths[n]) - lengths[n], lengths[n])
-        parts = fill_rows(sentences, np.arange(len(pairs)), row, start, (int(row.max()) + 1, length))
+        parts = fill_rows(sentences, row, start, (int(row.max()) + 1, length))
         arrays |= {side if k == "ids" else f"{side}_{k}": x for k, x in parts.items()}
     return arrays
 
@@ -168,7 +168,7 @@ def test_non_finite_update_changes_only_the_update_counters(store, monkeypatch, 
 def test_golden_first_update(reference):
     """The loss of the first update. A commit that changes it must say why the model's arithmetic changed."""
     _, losses, _ = reference
-    np.testing.assert_allclose(losses[:2], [3.983032, 3.729629], rtol=2e-5)
+    np.testing.assert_allclose(losses[:2], [3.998404, 3.730419], rtol=2e-5)
 
 
 @pytest.mark.drill

@@ -128,7 +128,11 @@ class Layouter:
         lengths = sides[0].lengths, sides[1].lengths
         key = key_of(self.seed, 5, 0, window)
         if self.packed:
-            block, *starts = first_fit(*lengths, self.config.pack_length)
+            drawn = permutation(len(lengths[0]), key_of(self.seed, 4, 0, window))  # else equal windows have equal rows
+            back = np.empty_like(drawn)
+            back[drawn] = np.arange(len(drawn))
+            packed = first_fit(*(side[drawn] for side in lengths), self.config.pack_length)
+            block, *starts = (x[back] for x in packed)
             row, sizes = np.zeros_like(block), np.zeros(int(block.max()) + 1, np.int64)
         else:
             block, row, sizes = self._buckets(np.maximum(*lengths), key)
