@@ -1,4 +1,4 @@
-"""The Python API: what the commands do, as functions.
+"""The Python API: the commands as functions.
 
 `config` is a preset's name, a config file (`FILE.py[:variant]`, or a run's config.json), an edited
 `t2t_flax.config.default_config()`, or a resolved `Config`; `overrides` is `{"model.dropout": 0.2}`. Mistakes raise
@@ -46,7 +46,7 @@ class TrainResult:
 
 
 def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None) -> TrainResult:
-    """Trains, or resumes what the workdir holds, evaluates at the end, and returns how it ended.
+    """Train a new run or resume the one in the workdir, evaluate it, and return how it ended.
 
     Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM, SIGHUP and Ctrl-C
     stop the run after a checkpoint (`result.finished` is then False); the same call goes on. A complete run is returned as it
@@ -137,7 +137,7 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, o
 def prepare(
     config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None
 ) -> dict[str, int]:
-    """Trains the tokenizer and writes the token stores of a run, as `train` does when they are missing.
+    """Train the tokenizer and write the token stores of a run, as `train` does when they are missing.
 
     Returns the number of sentence pairs by split, `{"train": 90000, "valid": 1000}`; of several validation sets each has one.
     """
@@ -173,7 +173,9 @@ def evaluate(
     overrides: Mapping[str, object] | None = None,
     output: epath.PathLike | None = None,
 ) -> dict[str, dict[str, Any]]:
-    """Decodes and scores test sets with a trained run, and writes a record of each to WORKDIR/eval, or to OUTPUT/eval.
+    """Decode and score test sets with a trained run.
+
+    Writes a record of each to WORKDIR/eval, or to OUTPUT/eval.
 
     split: "valid" or "test" (every set of config.data.valid, of config.data.test), or the name of a set ("valid.NAME" of one of
     several validation sets). step, average, best: as in `load`.
@@ -218,10 +220,12 @@ def load(
     best: bool = False,
     overrides: Mapping[str, object] | None = None,
 ) -> TrainedModel:
-    """A trained run, restored on whatever devices there are: `load("runs/toy").translate(["It is late."])`.
+    """Restore a trained run: `load("runs/toy").translate(["It is late."])`.
 
-    `workdir` may also name a model of another form (`model_forms`). The parameters are those of the newest checkpoint,
-    of checkpoint `step`, the mean of the last `average` up to it, or the `best` by eval.metric. The result has
+    Any devices will do.
+
+    `workdir` may also name a model of another form (`model_forms`). The parameters come from the newest checkpoint, from
+    checkpoint `step`, from the mean of the last `average` up to it, or from the `best` by eval.metric. The result has
     `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
     """
     from t2t_flax.evaluation.restore import load as load_run
@@ -242,7 +246,10 @@ def explain(config: ConfigLike, overrides: Mapping[str, object] | None = None) -
 
 
 def resolve(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> Config:
-    """The checked, frozen config. Raises UserError that names an unknown key, a wrong value or an impossible combination."""
+    """Return the checked, frozen config.
+
+    Raises UserError that names an unknown key, a wrong value or an impossible combination.
+    """
     from t2t_flax import config as config_lib
     from t2t_flax.config.overrides import check_evaluation
 
@@ -276,8 +283,10 @@ def _as_text(overrides: Mapping[str, object] | None) -> dict[str, str]:
 
 
 def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
-    """Applies the settings of the process. devices: whether config.mesh.cpu_devices must be what it says; without it, a process
-    that has begun to use its devices keeps them.
+    """Apply the settings of the process.
+
+    Args:
+      devices: refuse another config.mesh.cpu_devices than the process has; else it keeps its devices.
     """
     from t2t_flax.process_setup import prepare_process
 

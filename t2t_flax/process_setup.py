@@ -1,4 +1,4 @@
-"""Process settings that must be applied before JAX starts, and what the host is."""
+"""Process settings that must be applied before JAX starts, and the kind of host."""
 
 import contextlib
 import ctypes
@@ -23,13 +23,13 @@ _PROGRAM_CACHE: dict[str, str | float] = {
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-"""Where compiled programs are kept across runs, and which; an environment variable, the name in capitals, counts instead."""
+"""Settings of the cache of compiled programs. Environment variables, the names in capitals, override them."""
 
 
 A_WEEK = 7 * 24 * 3600
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
-"""XLA aborts a process in which one CPU device waits for another this long after a warning, by default 40 s: on a busy machine
-they do.
+"""Time after which XLA aborts a process whose CPU devices wait for each other; 40 s by default, which a busy machine
+exceeds.
 """
 
 
@@ -71,8 +71,10 @@ def prepare_process(config: Config) -> list[str]:
 
 
 def keep_freed_memory() -> str:
-    """Makes glibc keep freed blocks: XLA allocates its temporaries anew each step, and would pay for fresh pages every
-    time. One arena, no mmap, no trimming (-1: the largest int would still trim above 2 GiB).
+    """Make glibc keep freed blocks, and return a line for the log.
+
+    XLA allocates its temporaries anew each step, and would pay for fresh pages every time. One arena, no mmap, no
+    trimming (-1: the largest int would still trim above 2 GiB).
     """
     if not sys.platform.startswith("linux"):
         return "allocator: not glibc, unchanged"
@@ -86,21 +88,22 @@ def keep_freed_memory() -> str:
 
 
 ALONE = "T2T_ALONE"
-"""Set for a child that is a run of its own, even if its parent is one of several processes."""
+"""Set for a child process that runs alone, even if its parent is one of several processes."""
 _DEVICES = (
     "nvidia[0-9c]*", "dxg", "nvhost*", "nvmap", "kfd",  # NVIDIA, also on WSL and Tegra; AMD
     "accel[0-9]*", "vfio/[0-9]*", "vfio/noiommu*", "vfio/devices/*",  # TPU
 )  # fmt: skip
-"""Device files in /dev without which no driver of an accelerator works. The file vfio/vfio and the folder accel are on other
-machines too.
+"""Device files in /dev that every driver of an accelerator needs. Other machines have vfio/vfio and accel too.
 """
 _KNOWN_BACKENDS = ("xla_cuda", "xla_rocm")
 _DEV = Path("/dev")
 
 
 def runs_on_cpu() -> bool:
-    """Whether JAX will run on the CPU alone, without starting it: it is told so, or there is no sign of an accelerator, which is
-    a device file, a variable that tells libtpu of its TPUs, or a backend of JAX for devices of other makers.
+    """Return whether JAX will run on the CPU alone, without starting it.
+
+    It does if JAX_PLATFORMS says so, or without signs of an accelerator: a device file, a variable that tells libtpu of its
+    TPUs, a backend of JAX for devices of other makers.
     """
     requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
     if requested:

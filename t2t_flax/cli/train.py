@@ -8,7 +8,7 @@ from t2t_flax.errors import DIVERGED, OK, STOPPED, NonFiniteUpdate
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the run is complete, 75 when a signal stopped it (everything is saved), 3 when it diverged."""
+    """Return 0 for a complete run, 75 after a signal (everything is saved), 3 for a diverged run."""
     parser = arguments.parser(
         "train",
         "Trains a Transformer. Rerun the same command to resume; a kill loses nothing that was saved.",

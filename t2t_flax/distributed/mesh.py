@@ -209,7 +209,7 @@ def sum_over_shards(x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding 
 
 
 def exchange(grads: PyTree, dtype: jnp.dtype, shardings: PyTree = None) -> PyTree:
-    """Sum gradients [shards, ...] over the shards of a batch; matrices travel in `dtype`, vectors in float32.
+    """Sum gradients [shards, ...] over shards; matrices travel in `dtype`, vectors in float32.
 
     Args:
         shardings: shardings of the sums.

@@ -24,7 +24,7 @@ from t2t_flax.training.progress import bars
 
 
 def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> None:
-    """Raises UserError for a package or model that decoding these sets needs, or, on process 0, scoring them."""
+    """Raise UserError for a missing package or model: of decoding or, in process 0, of scoring."""
     for name in sets:
         if group.is_lead:
             task_of(config).of_set(name).check_requirements()
@@ -33,7 +33,7 @@ def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """An evaluation of several sets: the record of each and its path, by the set's name, and what was printed of the scores."""
+    """Evaluations of several sets: records and their paths by the set's name, and the printed scores."""
 
     records: dict[str, Record]
     paths: dict[str, epath.Path]
@@ -41,8 +41,10 @@ class Evaluation:
 
 
 def evaluate_sets(loaded: TrainedModel, sets: Sequence[str], supervisor: RunSupervisor, *, why: str = "") -> Evaluation:
-    """Decodes and scores sets, writes a record of each, and prints samples and scores. why: reason for the choice of
-    checkpoints, for the records.
+    """Decode and score sets, write a record of each, and print samples and scores.
+
+    Args:
+      why: reason for the choice of checkpoints, for the records.
     """
     say, result = supervisor.group.say, Evaluation({}, {}, [])
     for name in sets:
@@ -79,10 +81,10 @@ def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], 
 
 
 def finish(config: Config, workdir: epath.Path, end: TrainingEnd, supervisor: RunSupervisor) -> dict[str, epath.Path]:
-    """The final evaluation: a record for each test set, then complete.json. Returns the records' paths.
+    """Evaluate a run that has ended, write complete.json, and return the paths of the records.
 
-    It is of the newest checkpoint, or of the mean that checkpoint.average_last asks for; without one, a run that stopped
-    early is evaluated at its best checkpoint.
+    Evaluates the newest checkpoint, or the mean of checkpoint.average_last; without one, a run that stopped early is
+    evaluated at its best checkpoint.
     """
     evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:

@@ -1,4 +1,4 @@
-"""Functions of extensions that a run calls. `registry.HOOKS` names modules with `hooks(setup, progress, group)`."""
+"""Functions of extensions that a run calls: `hooks(setup, progress, group)` of modules in `registry.HOOKS`."""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -31,7 +31,7 @@ class Hook:
 
 
 def make_hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """The hooks of a run, made after it was restored and compiled. A hook may compile, or refuse the run by UserError."""
+    """Make the hooks of a run that is restored and compiled. They may compile, or raise UserError."""
     return [hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)]
 
 
@@ -43,6 +43,6 @@ def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: obj
 
 
 def check_hooks(config: Config) -> None:
-    """Raises UserError, before training, for what a hook lacks: its module may have `check_installed(config)`."""
+    """Raise UserError, before training, if `check_installed(config)` of a hook's module does."""
     for module in HOOKS.of(config):
         getattr(module, "check_installed", lambda config: None)(config)

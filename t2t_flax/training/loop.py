@@ -31,8 +31,9 @@ from t2t_flax.training.setup import Prefetcher, compile_programs, train_program,
 from t2t_flax.training.workdir import begin
 
 ValidationScore = Callable[..., dict[str, float]]
-"""(params, after_batch, compiling) -> metrics of the decoded validation set as `valid_NAME`. It calls `after_batch()` after each
-batch, and compiles within the context `compiling()`.
+"""(params, after_batch, compiling) -> {valid_NAME: metric of the decoded validation set}.
+
+It calls `after_batch()` after each batch, and compiles within the context `compiling()`.
 """
 
 
@@ -104,8 +105,9 @@ def train(
             log(step, values)
 
     def evaluate(step: int, due: DueAfterUpdate) -> float | None:
-        """Evaluate and log what is due; return eval.metric, higher is better. Raises StopRequested where all processes stop in
-        the middle of it: the evaluation is then discarded, and remains due.
+        """Run and log the due evaluations; return eval.metric, higher is better.
+
+        Raises StopRequested where all processes stop in the middle: the evaluation is discarded, and remains due.
         """
         values: dict[str, float] = {}
         with measure("eval", seconds):
@@ -125,8 +127,9 @@ def train(
         return found
 
     def save(step: int, metric: float | None) -> None:
-        """Start a checkpoint. If there is one already, written when the run stopped before its evaluation, add the evaluation to
-        it. May wait for the previous save, up to Orbax's timeout of an hour. Raises UserError where the disk is full.
+        """Start a checkpoint, or add the evaluation to the one that a stop before the evaluation left.
+
+        May wait for the previous save, up to Orbax's timeout of an hour. Raises UserError where the disk is full.
         """
         if writer:
             writer.send()  # a checkpoint must not outlive the lines before it
@@ -223,8 +226,9 @@ def train(
 
 @contextlib.contextmanager
 def finish_saves_on_error(checkpoints: Checkpoints) -> Iterator[None]:
-    """Let a save in progress finish where the block raises, so that the run can resume from it: with several processes within
-    5 s, because another one may be dead, unless the run has diverged, which all of them see.
+    """Let a save in progress finish if the block raises, so that the run can resume from it.
+
+    With several processes it gets 5 s, because another one may be dead. All of them see a divergence, and wait.
     """
     try:
         yield

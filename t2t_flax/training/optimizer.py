@@ -1,5 +1,6 @@
-"""The optimizer and its learning rate (5.3). Adam and the schedules are rows of `registry.OPTIMIZERS` and `registry.SCHEDULES`:
-functions of the config.
+"""The optimizer and its learning rate (5.3).
+
+Adam and the schedules are rows of `registry.OPTIMIZERS` and `registry.SCHEDULES`: functions of the config.
 """
 
 from collections.abc import Callable
@@ -20,13 +21,13 @@ Schedule = Callable[[jax.Array | int], jax.Array]
 
 
 def make_optimizer(config: Config, parameters: Parameters | None = None) -> optax.GradientTransformation:
-    """Clipping by the global norm, the optimizer's direction, decoupled weight decay of matrices, and the learning rate.
+    """Chain clipping by the global norm, the direction, decoupled weight decay, and the learning rate.
 
     The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises ValueError
     for an unknown optimizer or schedule.
 
     Args:
-      parameters: the parameters of the run; default: those of the config.
+      parameters: default: `parameters_of(config)`.
     """
     o, rate = config.optimizer, learning_rate_schedule(config)
     scales = (parameters or parameters_of(config)).scales
@@ -45,7 +46,7 @@ def make_optimizer(config: Config, parameters: Parameters | None = None) -> opta
 def _scaled(
     direction: optax.GradientTransformation, scales: Callable[[PyTree], Scales]
 ) -> optax.GradientTransformation:
-    """A direction of scaled gradients, each parameter's of which is scaled in turn."""
+    """Scale the gradients before a direction, and the updates after it."""
 
     def update(grads, state, params=None):
         table = scales(grads)
@@ -56,7 +57,7 @@ def _scaled(
 
 
 def make_average(config: Config) -> Callable[[PyTree, PyTree, PyTree], PyTree] | None:
-    """(average, parameters and optimizer state after an update) -> the new average, which is evaluated; None for no average."""
+    """Return (average, new parameters, new optimizer state) -> new average; None for no average."""
     o = config.optimizer
     if o.name in AVERAGING:
         return AVERAGING.load(o.name).average
@@ -71,23 +72,25 @@ def adam(config: Config) -> optax.GradientTransformation:
 
 
 def has_bounded_updates(o: Optimizer) -> bool:
-    """Whether finite gradients move each parameter by at most a multiple of the learning rate that depends on the betas: Adam's
-    m / sqrt(v) is by Cauchy and Schwarz at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) before the correction of both biases.
-    Not with weight decay, which moves a parameter by a multiple of itself.
+    """Return whether finite gradients move a parameter by a bounded multiple of the learning rate.
+
+    Adam's m / sqrt(v) is by Cauchy and Schwarz at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) before the correction of
+    both biases. Weight decay moves a parameter by a multiple of itself.
     """
     return o.name == "adam" and not o.weight_decay and o.b1**2 < o.b2
 
 
 def where_finite(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """`new` if `finite`, else `old`; always the new counter of the schedule, which counts updates, applied or not."""
+    """Return `new` if `finite`, else `old`. The schedule's counter is always new: it counts every update."""
     is_counter = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
     choose = lambda n, o: n if is_counter(n) else jnp.where(finite, n, o)  # noqa: E731
     return jax.tree.map(choose, new, old, is_leaf=is_counter)
 
 
 def decayed(params: PyTree) -> PyTree:
-    """True for each parameter that weight decay applies to: matrices and tables; no vector, bias or norm of any shape (a
-    bias of attention is [heads, width]).
+    """Return True for each parameter with weight decay: matrices and tables.
+
+    Biases and norms have none, whatever their shape (a bias of attention is [heads, width]).
     """
 
     def is_matrix(path, leaf):

@@ -1,4 +1,4 @@
-"""How the parameters of a run relate to those of its model. Runs of the core train all parameters of the model."""
+"""Parameters of a run and of its model. A run of the core trains all parameters of the model."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,7 +14,7 @@ from t2t_flax.registry import PARAMETERS
 
 
 class Scale(NamedTuple):
-    """Factors of a parameter: of its initial value, of the gradient that the optimizer sees, and of its learning rate."""
+    """Factors of a parameter's initial value, of its gradient before the optimizer, and of its rate."""
 
     initial: float = 1.0
     gradient: float = 1.0
@@ -35,7 +35,7 @@ def _unchanged(x):
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """The functions by which a run's parameters differ from those of its model.
+    """Functions between the parameters of a run and of its model.
 
     The optimizer, the gradient and its norm, weight decay and the moving average see the trained parameters alone.
 
@@ -60,7 +60,10 @@ class Parameters:
 
 
 def parameters_of(config: Config) -> Parameters:
-    """The parameters of a run with this config; ask once, and keep them. Raises UserError for keys that exclude each other."""
+    """Return the parameters of a run; ask once, and keep them.
+
+    Raises UserError for keys that exclude each other.
+    """
     modules = list(PARAMETERS.of(config))
     if len(modules) > 1:
         groups = [PARAMETERS[module.__name__][0].partition(".")[0] for module in modules]
@@ -71,7 +74,7 @@ def parameters_of(config: Config) -> Parameters:
 
 
 def explain_parameters(config: Config) -> list[list[str]]:
-    """Sections of `explain` by the extensions that this config uses."""
+    """Return sections of `explain`."""
     return [lines for module in PARAMETERS.of(config) if (lines := module.explain(config))]
 
 

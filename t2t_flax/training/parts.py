@@ -1,4 +1,4 @@
-"""The state of a run and the parts that it is made of. The builders are in `train_state`, `optimizer` and `setup`."""
+"""State and parts of a run, as plain data. `train_state`, `optimizer` and `setup` build them."""
 
 import dataclasses
 import hashlib
@@ -25,8 +25,9 @@ if TYPE_CHECKING:  # restoring parameters needs no optimizer
 
 @flax.struct.dataclass
 class TrainState:
-    """The arrays that a run carries between updates, and all that there is to restore: dropout is a function of (seed, update),
-    batches are of (config, update).
+    """Arrays that a run carries between updates.
+
+    Nothing else is restored: dropout depends on (seed, update), batches on (config, update).
 
     Attributes:
       step: updates done; int32.
@@ -46,13 +47,14 @@ class TrainState:
 
 @dataclasses.dataclass
 class TrainProgress:
-    """Host-side training state, stored in the checkpoint's metadata: all that a resumed run cannot derive from the config
-    and the step.
+    """Training state on the host, stored in the checkpoint's metadata.
+
+    It holds everything that a resumed run cannot derive from the config and the step.
     """
 
     step: int = 0
     metric_of: str = ""
-    """`TrainingSetup.metric_of`, with which alone metrics can be compared."""
+    """`TrainingSetup.metric_of`: metrics with another one cannot be compared."""
     best_metric: float | None = None
     best_step: int = 0
     evaluations_without_better: int = 0
@@ -67,7 +69,7 @@ class TrainProgress:
     skipped_in_a_row: int = 0
     """Consecutive skipped updates that end at `step`."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """`{"step", "changed"}` of each resume with other optimization keys (`changes_of_training`), oldest first."""
+    """`{"step", "changed"}` of each resume with other keys of optimization, oldest first."""
 
     def rounded_seconds(self) -> dict[str, float]:
         """The seconds to milliseconds."""
@@ -103,8 +105,9 @@ class TrainingSetup:
 
     @property
     def metric_of(self) -> str:
-        """Digest of the validation sets and, where eval.metric is one of translations, of the keys that change them. They may
-        change when a run is resumed.
+        """Digest of the validation sets and, for a metric of translations, of the keys that change these.
+
+        They may change when a run is resumed.
         """
         parts: dict[str, Any] = {name: store.digest for name, store in self.corpus.valid.items()}
         if self.config.eval.metric not in HIGHER_IS_BETTER:
@@ -129,7 +132,7 @@ class TrainingEnd:
       state: None once it has been dropped to free its memory.
       reason: "steps", "patience" or the name of a signal.
       seconds: by bucket, see `TrainProgress`.
-      hooks: hooks of the run; those of a finished one await the scores of the final evaluation.
+      hooks: hooks of the run. After a finished run they await the scores of the final evaluation.
     """
 
     state: TrainState | None

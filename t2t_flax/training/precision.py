@@ -16,8 +16,9 @@ MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 
 
 def compute_dtype(precision: str) -> jnp.dtype:
-    """The type of the products: `auto` is bfloat16 on TPUs and on GPUs with units for it, else float32: on CPUs results then
-    do not depend on the machine.
+    """Return the compute dtype of matrix products.
+
+    `auto` is bfloat16 on TPUs and on GPUs with units for it, else float32: on CPUs results then do not depend on the machine.
     """
     if precision == "auto":
         precision = "float32" if jax.default_backend() == "cpu" or _before_ampere(jax.devices()[0]) else "bfloat16"
@@ -25,12 +26,12 @@ def compute_dtype(precision: str) -> jnp.dtype:
 
 
 def _before_ampere(device: jax.Device) -> bool:
-    """Whether it is an NVIDIA GPU of compute capability below 8.0, on which bfloat16 products are converted to float32."""
+    """Return whether an NVIDIA GPU has compute capability below 8.0: it would convert bfloat16 products to float32."""
     return re.fullmatch(r"[1-7]\.\d", str(getattr(device, "compute_capability", ""))) is not None
 
 
 def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:
-    """`config` with train.precision = auto decided: as at the run's first start, or for a new run by the devices."""
+    """Replace train.precision = auto: as at the run's first start, or for a new run by the devices."""
     if config.train.precision != "auto":
         return config
     precision = here = compute_dtype("auto").name
@@ -46,8 +47,9 @@ def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> 
 
 
 def decoding_precision(config: Config) -> str:
-    """config.decode.precision with auto decided: that of the training, but float32 in place of bfloat16 on CPUs and on GPUs
-    without units for it.
+    """Return config.decode.precision; auto = the precision of the training.
+
+    But auto is float32 in place of bfloat16 on CPUs and on GPUs without units for it.
     """
     if config.decode.precision != "auto":
         return config.decode.precision
@@ -56,8 +58,10 @@ def decoding_precision(config: Config) -> str:
 
 
 def compiler_options(config: Config) -> dict[str, str | bool] | None:
-    """XLA options of a train step. On CPU, XLA drops the barriers around rematerialized layers and then merges the recomputation
-    with the first computation, which would save no memory: an option keeps them.
+    """Return XLA options of a train step.
+
+    On CPU, XLA drops the barriers around rematerialized layers and then merges the recomputation with the first
+    computation, which would save no memory: an option keeps them.
     """
     if jax.default_backend() != "cpu":
         return None
@@ -70,13 +74,17 @@ def compiler_options(config: Config) -> dict[str, str | bool] | None:
 
 
 def casts_results(config: Config, platform: str) -> bool:
-    """Whether to trace a train step for "cpu", "gpu" or "tpu" in `models.dense.cast_results`: where `compiler_options` make one
-    operation of a product and its cast.
+    """Return whether to trace a train step in `models.dense.cast_results`.
+
+    It is where `compiler_options` make one operation of a product and its cast.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu".
     """
     return platform == "cpu" and any(module.compiler_options(config) for module in CPU_PRODUCTS.load_all())
 
 
 def advice(config: Config, *, decoding: bool) -> str:
-    """A sentence for users whose training, or whose translation, would be faster in another precision; else ""."""
+    """Return advice to train or translate in a faster precision, or ""."""
     modules = CPU_PRODUCTS.load_all() if jax.default_backend() == "cpu" else ()
     return next((module.advice(config, decoding=decoding) for module in modules), "")

@@ -54,8 +54,10 @@ class Progress:
         self._bar.stop()
 
     def update(self, done: int, text: str = "", *, total: int | None = None, line_every: float = 10.0) -> None:
-        """Moves the bar. Without a terminal it prints a line, at most every `line_every` seconds. total: from now on, if it is
-        known.
+        """Move the bar. Without a terminal, print a line at most every `line_every` seconds.
+
+        Args:
+          total: new total, if it is known.
         """
         self._total = total or self._total
         self._bar.update(self._task, completed=done, total=self._total, text=text, amount=self._amount(done))
@@ -82,8 +84,7 @@ class Progress:
 
 @contextlib.contextmanager
 def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
-    """Progress bars, one after the other: `bar(name, done, total, unit)` moves the one of that name. quiet, eta: of
-    `Progress`."""
+    """Show progress bars, one after the other: `bar(name, done, total, unit)` moves one."""
     with contextlib.ExitStack() as stack:
         shown: dict[str, Progress] = {}
 
@@ -98,8 +99,9 @@ def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
 
 
 def seconds_since_start() -> float:
-    """The age of this process. On Linux from numbers that count from the boot: psutil adds the time of the boot, which moves
-    when the wall clock is set.
+    """Return the age of this process.
+
+    On Linux from numbers that count from the boot: psutil adds the time of the boot, which moves with the wall clock.
     """
     stat = Path("/proc/self/stat")
     if not stat.exists():
@@ -120,7 +122,7 @@ def measure(bucket: str, seconds: dict[str, float]) -> Iterator[None]:
 
 @dataclasses.dataclass
 class Rate:
-    """Tokens and token slots of the updates since the last line of metrics.jsonl, and the seconds that they took."""
+    """Tokens, token slots and seconds of the updates since the last line of metrics.jsonl."""
 
     seconds: dict[str, float]
     """By bucket, see `measure`."""
@@ -149,7 +151,7 @@ class Rate:
         return f"{self.tokens_per_second:,.0f} tok/s  fill {self.tokens / self.slots:.0%}"
 
     def describe(self, batch: Batch) -> dict[str, float]:
-        """Values for a line of metrics.jsonl, with those of the last batch."""
+        """Return values for a line of metrics.jsonl, about the last batch too."""
         return {
             "epoch": batch.epoch,
             "source_tokens": batch.source_tokens,
@@ -203,7 +205,10 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
-    """The lines of WORKDIR/metrics.jsonl. A last line that a kill has cut is left out; so are damaged lines, with a warning."""
+    """Read the lines of WORKDIR/metrics.jsonl, without a last line that a kill has cut.
+
+    Damaged lines are left out with a warning.
+    """
     path, valid, damaged = epath.Path(workdir) / "metrics.jsonl", [], []
     try:
         lines = path.read_bytes().decode(errors="replace").split("\n")

@@ -1,4 +1,4 @@
-"""Decisions of a run: where it starts, what is due after an update, which evaluation is the best, and when it ends."""
+"""Decisions of a run: its start, the work due after an update, the best evaluation, its end."""
 
 import dataclasses
 import math
@@ -22,7 +22,7 @@ MOST_SKIPPED = 10
 def restore_or_init(
     setup: TrainingSetup, checkpoints: Checkpoints, say: Callable[[str], None]
 ) -> tuple[TrainState, TrainProgress]:
-    """The newest checkpoint, else a new state. Raises UserError."""
+    """Restore the newest checkpoint, or make a new state. Raises UserError."""
     restored = checkpoints.restore_latest(setup.abstract, setup.config, setup.digests)
     if restored:
         state, meta = restored
@@ -49,7 +49,7 @@ def restore_or_init(
 
 
 def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, Any]:
-    """The metadata of a checkpoint, from which `restore_or_init` resumes."""
+    """Return the metadata of a checkpoint for `restore_or_init`."""
     return {
         "step": progress.step,
         "updates_per_epoch": setup.batches.updates_per_epoch,
@@ -61,7 +61,7 @@ def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, 
 
 
 class DueAfterUpdate(NamedTuple):
-    """What is due after an update: validation loss, decoding the validation set, a scheduled checkpoint."""
+    """Work after an update: validation loss, decoding of the validation set, a scheduled checkpoint."""
 
     loss: bool
     decoding: bool
@@ -73,7 +73,7 @@ class DueAfterUpdate(NamedTuple):
 
 
 def due_after(setup: TrainingSetup, step: int) -> DueAfterUpdate:
-    """What the config wants after update `step`, a function of the step alone. An epoch is `Batches.updates_per_epoch`."""
+    """Return the work after update `step`, a function of the config and the step."""
     c, epoch = setup.config, setup.batches.updates_per_epoch
 
     def every(*intervals: int) -> bool:
@@ -87,7 +87,7 @@ def due_after(setup: TrainingSetup, step: int) -> DueAfterUpdate:
 
 
 def reason_to_end(config: Config, progress: TrainProgress, step: int, signal: str = "") -> str:
-    """Why the run ends after `step`, as in `TrainingEnd`; empty if it continues."""
+    """Return the reason to end after `step`, as in `TrainingEnd`; "" if the run continues."""
     if config.eval.patience and progress.evaluations_without_better >= config.eval.patience:
         return "patience"
     return signal or ("steps" if step >= config.train.steps else "")
@@ -108,8 +108,9 @@ def skip_or_fail(config: Config, progress: TrainProgress, step: int, loss: float
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
-    """Updates `progress` for patience and the best checkpoint. Returns the evaluation's metric, higher is better; None where
-    this evaluation has none, or one that is not finite, which counts as no better than any other.
+    """Update `progress` for patience and the best checkpoint; return the metric, higher is better.
+
+    Returns None for an evaluation without the metric, and for a metric that is not finite, which counts as worse than any.
     """
     value = values.get(f"valid_{name}")
     if value is None:
@@ -123,7 +124,7 @@ def note_metric(progress: TrainProgress, values: dict[str, float], step: int, na
 
 
 def worse_than_start(setup: TrainingSetup) -> str:
-    """Return a note where eval.metric is worse at the end of a run than before its first update; "" for any other run."""
+    """Return a note if eval.metric is worse at the end than before the first update, else ""."""
     name = f"valid_{setup.config.eval.metric}"
     values = [(line["step"], line[name]) for line in read_metrics(setup.workdir) if name in line]
     if not values or values[0][0]:

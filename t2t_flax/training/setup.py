@@ -1,6 +1,4 @@
-"""The components of a run (data, mesh, model, optimizer, batches), its compiled programs, one per batch shape, and its batches
-on the devices.
-"""
+"""Build the parts of a run, compile its programs for each batch shape, and put its batches on devices."""
 
 import concurrent.futures
 import contextlib
@@ -39,8 +37,9 @@ from t2t_flax.training.train_step import make_train_step
 
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
-    """Builds the parts on `devices` (default: all), without initializing parameters. Raises UserError where the mesh does
-    not fit the config.
+    """Build the parts on `devices` (default: all), without initializing parameters.
+
+    Raises UserError where the mesh does not fit the config.
     """
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
@@ -90,8 +89,10 @@ _MOST_AT_ONCE = 8
 def compile_programs(
     program: Program, shapes: Sequence[Shape], mesh: jax.sharding.Mesh, *, besides: PyTree = ()
 ) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """{(microbatches, rows, length): program} of each shape, the largest first, lowered one after the other and compiled on as
-    many cores as there are, up to 8; for GPUs one after the other, because XLA chooses kernels by running them on the device.
+    """Compile a program for each shape, the largest first: {(microbatches, rows, length): program}.
+
+    Programs are lowered one after the other, and compiled on up to 8 cores; for GPUs one after the other, because XLA
+    chooses kernels by running them on the device.
 
     Raises UserError where a program does not fit in memory beside the arrays `besides`, and starts no further one.
     """
@@ -112,7 +113,7 @@ def compile_programs(
 
 
 def device_memory() -> int | None:
-    """Bytes that this process can use on one device; on CPU each device's share of the free memory. None if unknown."""
+    """Bytes that this process can use on one device, or None; a CPU device has a share of the free memory."""
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return psutil.virtual_memory().available // jax.local_device_count()
@@ -120,8 +121,9 @@ def device_memory() -> int | None:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
-    """Bytes on a device by use: argument, output, alias (results in place of arguments), temp, generated_code; `peak` is what
-    they take together. None where the compiler does not say.
+    """Bytes on a device by use, and the `peak` of all uses; None where the compiler does not say.
+
+    Uses: argument, output, alias (results in place of arguments), temp, generated_code.
     """
     analysis = compiled.memory_analysis()
     if analysis is None:
@@ -139,8 +141,10 @@ def resident_bytes(tree: PyTree) -> int:
 def check_fits_in_memory(
     compiled: jax.stages.Compiled, available: int | None, name: str, advice: str, *, besides: PyTree = ()
 ) -> None:
-    """Raises UserError where a program, with the arrays `besides` that stay on the devices, needs more memory than is
-    available, in bytes; None = unknown.
+    """Raise UserError if a program needs more bytes than are available (None = unknown).
+
+    Args:
+      besides: other arrays that stay on the devices.
     """
     needed = program_memory(compiled)
     total = needed["peak"] + resident_bytes(besides) if needed else 0
@@ -158,9 +162,7 @@ def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) ->
 
 
 def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | None:
-    """The function that computes the validation losses, see `ValidationLoss` and `with_means`; None if the config does not need
-    it.
-    """
+    """Return a function that computes the losses of the validation sets; None if no loss is ever due."""
     if not (setup.corpus.valid and (setup.config.eval.every_steps or setup.config.eval.every_epochs)):
         return None
     besides = setup.abstract.opt_state, setup.abstract.ema
@@ -174,7 +176,7 @@ def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | N
 
 
 def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """{metric: its mean over the validation sets, "metric/SET": that of each set with a name} from {set: {metric: value}}.
+    """Return {metric: mean over the sets, "metric/SET": value of a named set} from {set: {metric: value}}.
 
     Every set counts equally, whatever its size.
     """

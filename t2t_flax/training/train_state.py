@@ -25,9 +25,11 @@ if TYPE_CHECKING:  # restoring parameters needs no optimizer
 def make_model(
     config: Config, source_vocab: int, target_vocab: int, *, platform: str = "", precision: str = ""
 ) -> Transformer:
-    """The module of a config for tokenizers of these sizes. `platform`: "cpu", "gpu" or "tpu", for which it is compiled;
-    default JAX's own. It chooses the kernel of attention and the tokens whose logits are in memory at once. `precision`: of
-    its products; default train.precision.
+    """Make the model of a config for tokenizers of these sizes.
+
+    Args:
+      platform: "cpu", "gpu" or "tpu", default JAX's own. It chooses the kernel of attention and the chunks of logits.
+      precision: precision of matrix products; default train.precision.
     """
     precision = precision or config.train.precision
     dtype = compute_dtype(precision)
@@ -57,7 +59,7 @@ def _init_params(model: Transformer, key: jax.Array):
 
 @functools.lru_cache(maxsize=64)
 def _boxed_shapes(model: Transformer) -> PyTree:
-    """Shapes and logical axes of the parameters. Cached, because tracing a model takes most of a small run's start."""
+    """Shapes and logical axes of the parameters; cached, because tracing a model takes long."""
     return jax.eval_shape(
         lambda: _init_params(model, jax.random.key(0))
     )  # traced, so that no device is needed for the key
@@ -108,7 +110,7 @@ def init_state(
     """Return the state before the first update, born sharded, and its shardings.
 
     Args:
-      parameters: the parameters of the run; default: those of the config.
+      parameters: default: `parameters_of(config)`.
       start: parameters of update 0 from the initial ones.
     """
     parameters = parameters or parameters_of(config)
@@ -160,15 +162,15 @@ def _structs(shapes: PyTree, shardings: PyTree) -> PyTree:
 def parameter_shardings(
     config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False
 ) -> PyTree:
-    """The sharding of each parameter or, if `optimizer`, of its optimizer state (sharded further by
-    ZeRO-1).
-    """
+    """Return the sharding of each parameter or, if `optimizer`, of its optimizer state."""
     return mesh_lib.shardings_of(_boxed_shapes(model), mesh, mesh_lib.parameter_rules(config, optimizer=optimizer))
 
 
 def optimizer_shardings(opt_state: PyTree, params: PyTree, shardings: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
-    """The sharding of each leaf of the optimizer state: that of the parameter, in `shardings`, whose path and shape it has, such
-    as Adam's moments; other leaves are replicated.
+    """Return the sharding of each leaf of the optimizer state.
+
+    A leaf with the path and shape of a parameter, such as Adam's moments, is sharded like it in `shardings`; others are
+    replicated.
     """
     by_path = {
         path_names(path): (leaf.shape, sharding)
@@ -197,7 +199,7 @@ def count_params(params: PyTree, config: Config, source_vocab: int, target_vocab
 
 
 def parameter_groups(params: PyTree, config: Config, source_vocab: int, target_vocab: int) -> dict[str, int]:
-    """Parameters by group and by kind of sub-layer ("encoder self_attention"), padded vocabulary rows not counted."""
+    """Count parameters by group and kind of sub-layer ("encoder self_attention"), without padded rows."""
     groups: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         top, *rest = [key.key for key in path]

@@ -1,4 +1,4 @@
-"""One update as a pure function: the gradient over microbatches and devices, the optimizer, the check for finite numbers."""
+"""One update as a pure function: gradient, optimizer, check for finite numbers."""
 
 import contextlib
 import functools
@@ -45,8 +45,8 @@ def train_step(
 
     finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
     and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
-    With a bounded optimizer and no average, `learning_rate < LARGEST_RATE` replaces the check of the updated parameters,
-    for which XLA would compute every update twice.
+    With a bounded optimizer and no average, `learning_rate < LARGEST_RATE` replaces the check of the updated parameters:
+    XLA would compute every update twice for it.
     """
     parameters = parameters or parameters_of(config)
     rate, average = learning_rate_schedule(config), make_average(config)
