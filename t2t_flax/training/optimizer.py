@@ -3,6 +3,7 @@
 Adam and the schedules are rows of `registry.OPTIMIZERS` and `registry.SCHEDULES`: functions of the config.
 """
 
+import math
 from collections.abc import Callable
 
 import jax
@@ -97,6 +98,26 @@ def decayed(params: PyTree) -> PyTree:
         return leaf.ndim > 1 and not path_names(path)[-1].endswith(("bias", "scale"))
 
     return jax.tree_util.tree_map_with_path(is_matrix, params)
+
+
+def global_norm(tree: Any, shardings: Any = None) -> jax.Array:
+    """Return the norm of all arrays in `tree` together, a float32 scalar.
+
+    On a GPU a sum for each array takes two kernels. Here one kernel sums the last axes of an array, as few as hold 256
+    elements, and one more adds up all these sums; the barrier keeps XLA from splitting it again.
+
+    Args:
+        shardings: shardings of the arrays. Divided arrays are summed one by one: joined, they would be gathered.
+    """
+    if not all(x.is_fully_replicated for x in jax.tree.leaves(shardings)):
+        return optax.tree.norm(tree)
+
+    def partial_sums(x: jax.Array) -> jax.Array:
+        first = next((i for i in range(x.ndim - 1, 0, -1) if math.prod(x.shape[i:]) >= 256), x.ndim)
+        return jnp.square(x).sum(range(first, x.ndim)).reshape(-1)
+
+    sums = jnp.concatenate([partial_sums(x) for x in jax.tree.leaves(tree)])
+    return jnp.sqrt(jax.lax.optimization_barrier(sums).sum())
 
 
 def _clip(limit: float) -> optax.GradientTransformation:

@@ -17,6 +17,7 @@ from t2t_flax.models.transformer import Transformer, products
 from t2t_flax.training.losses import Sums, loss_sums, means, zero_sums
 from t2t_flax.training.optimizer import (
     LARGEST_RATE,
+    global_norm,
     has_bounded_updates,
     learning_rate_schedule,
     make_average,
@@ -85,8 +86,11 @@ def train_step(
         if shards > 1:
             grads = mesh_lib.exchange(grads, model.dtype, moments)
             sums = jax.tree.map(lambda x: x.sum(0), sums)
-        grads = jax.tree.map(lambda g: g / sums["tokens"], grads)
         grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
+        norm = global_norm(grads, moments) / sums["tokens"]
+        grads = jax.tree.map(lambda g: g / sums["tokens"], grads)
+        if config.optimizer.max_grad_norm:
+            norm = optax.tree.norm(grads)  # the one that clips, computed once for both
 
         # The optimizer.
         updates, opt_state = tx.update(grads, state.opt_state, trained)
@@ -95,7 +99,7 @@ def train_step(
         ema = average(old_ema, params, opt_state) if average else None
 
         # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
-        norm, learning_rate = optax.tree.norm(grads), rate(state.step + 1)
+        learning_rate = rate(state.step + 1)
         checked = (sums["loss"], norm) if bounded else (sums["loss"], norm, params)
         finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves(checked)))
         finite = finite & (jnp.abs(learning_rate) < LARGEST_RATE) if bounded else finite
