@@ -175,19 +175,18 @@ _RULES = tuple((name, None if name == "batch" else axes) for name, axes in ACTIV
 def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., PyTree]:
     """`function(params, rows)` of each shard's own rows: (params, rows [B, ...]) -> a tree of arrays [shards, ...].
 
-    Each shard reads its own copy of the parameters: the device's own, which takes no memory, or with FSDP the gathered one.
+    Each shard reads the device's copy of the parameters, with FSDP the gathered one.
     With one shard it is `function`, and results have no axis of shards.
     """
     if shards == 1:
         return function
 
-    def mapped(params, rows):
-        copies = jax.tree.map(lambda x: _divided(jnp.broadcast_to(x, (shards, *x.shape))), params)
-        rows = jax.tree.map(lambda x: _divided(x.reshape(shards, -1, *x.shape[1:])), rows)
+    def of_shard(params, rows):
         with nn.logical_axis_rules(_RULES):
-            return jax.vmap(function, spmd_axis_name=_AXES)(copies, rows)
+            return jax.tree.map(lambda x: x[None], function(params, rows))
 
-    return mapped
+    specs = REPLICATED, ROWS
+    return jax.shard_map(of_shard, in_specs=specs, out_specs=ROWS, axis_names=set(_AXES), check_vma=False)
 
 
 def zeros_of_shards(tree: PyTree, shards: int) -> PyTree:

@@ -100,7 +100,7 @@ def decayed(params: PyTree) -> PyTree:
     return jax.tree_util.tree_map_with_path(is_matrix, params)
 
 
-def global_norm(tree: Any, shardings: Any = None) -> jax.Array:
+def global_norm(tree: PyTree, shardings: PyTree = None) -> jax.Array:
     """Return the norm of all arrays in `tree` together, a float32 scalar.
 
     On a GPU a sum for each array takes two kernels. Here one kernel sums the last axes of an array, as few as hold 256

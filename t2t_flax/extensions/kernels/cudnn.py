@@ -4,11 +4,10 @@ import os
 import re
 from typing import Any
 
-import flax.linen as nn
 import jax
-import jax.numpy as jnp
 from jax.experimental.compilation_cache import compilation_cache
 
+from t2t_flax.extensions.kernels.devices import divides, on_each_device
 from t2t_flax.models.attention import SegmentMask, mask_array
 
 PLATFORM = "gpu"
@@ -33,7 +32,7 @@ def slower(length: int) -> str:
 
 def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
     """Whether the kernel and its backward pass take rows of these shapes: [B, T, N, H], [B, S, G, H], [B, S, G, H]."""
-    if q.ndim != 4:  # blocks of a window, and beams with slots of their own
+    if q.ndim != 4 or not divides(q, k):  # blocks of a window, and beams with slots of their own
         return False
     # An array is the window of short rows, or of beams in decoding: their keys lie in another order than the kernel reads.
     if not isinstance(mask, SegmentMask) and not q.shape[1] == k.shape[1] == mask.shape[-2]:
@@ -49,13 +48,12 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMa
     any key, which is padding, gets a mean of values and not 0 as in `masked_softmax`; no real token sees it.
     """
     _keep_no_programs()
-    array, scale = mask_array(mask), None if scaled else 1.0
-    if jax.sharding.get_abstract_mesh().size > 1:
-        # Under `over_shards` JAX maps the kernel only with a mask of all heads, and relies on the mask being divided as the
-        # queries are.
-        array = jnp.broadcast_to(array, (q.shape[0], q.shape[2], *array.shape[2:]))
-        array = nn.with_logical_constraint(array, ("batch", "act_heads", None, None))
-    return jax.nn.dot_product_attention(q, k, v, mask=array, scale=scale, implementation="cudnn")
+
+    def attend_rows(q, k, v, array):
+        scale = None if scaled else 1.0
+        return jax.nn.dot_product_attention(q, k, v, mask=array, scale=scale, implementation="cudnn")
+
+    return on_each_device(attend_rows, q, k, v, mask_array(mask))
 
 
 def _keep_no_programs() -> None:

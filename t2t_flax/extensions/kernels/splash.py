@@ -1,13 +1,11 @@
 """Attention on TPU by JAX's Pallas kernel "splash attention", which keeps scores and weights on the chip."""
 
-import math
 from collections.abc import Callable
 
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 
+from t2t_flax.extensions.kernels.devices import divides, on_each_device
 from t2t_flax.models.attention import SegmentMask
 
 PLATFORM = "tpu"
@@ -34,10 +32,8 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
     """
     if q.ndim != 4 or not isinstance(mask, SegmentMask):  # blocks of a window, and beams
         return False
-    rows, heads = _divisions()
-    divided = q.shape[0] % rows == q.shape[2] % heads == k.shape[2] % heads == 0
     lengths, widths = (q.shape[1], k.shape[1]), (q.shape[-1], v.shape[-1])
-    return divided and all(n % _LANES == 0 for n in lengths) and all(w % 64 == 0 and w <= 256 for w in widths)
+    return divides(q, k) and all(n % _LANES == 0 for n in lengths) and all(w % 64 == 0 and w <= 256 for w in widths)
 
 
 def attend(
@@ -56,15 +52,7 @@ def attend(
         by_head = (x.swapaxes(1, 2) for x in (q, k, v))
         return jax.vmap(attend_row)(*by_head, query_segments, key_segments).swapaxes(1, 2)
 
-    operands = q, k, v, mask.query_segments, mask.key_segments
-    if _mesh() is None:
-        return attend_rows(*operands)
-    # The compiler cannot divide a kernel: each device runs it on its own rows and heads, which needs no exchange.
-    rows, heads = _axes()
-    array, ids = PartitionSpec(rows, None, heads, None), PartitionSpec(rows, None)
-    specs = (array, array, array, ids, ids)
-    # Pallas calls do not say how results vary.
-    return jax.shard_map(attend_rows, in_specs=specs, out_specs=array, check_vma=False)(*operands)
+    return on_each_device(attend_rows, q, k, v, mask.query_segments, mask.key_segments)
 
 
 def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool) -> Callable[..., jax.Array]:
@@ -89,23 +77,3 @@ def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool)
     masks = splash.MultiHeadMask([of_head] * q.shape[2])
     kernel = splash.make_splash_mha(masks, head_shards=1, q_seq_shards=1, block_sizes=blocks, interpret=interpret)
     return lambda q, k, v, *segments: kernel(q, k, v, splash.SegmentIds(*segments))
-
-
-def _mesh() -> jax.sharding.AbstractMesh | None:
-    """The mesh over which arrays are divided here: none on one device, or inside a `shard_map`."""
-    mesh = jax.sharding.get_abstract_mesh()
-    return None if mesh.empty or mesh.size == 1 or mesh.manual_axes else mesh
-
-
-def _axes() -> PartitionSpec:
-    """Return the mesh axes of rows and heads."""
-    return nn.logical_to_mesh_axes(("batch", "act_heads")) or PartitionSpec(None, None)
-
-
-def _divisions() -> tuple[int, int]:
-    """In how many parts rows and heads are divided."""
-    mesh = _mesh()
-    if mesh is None:
-        return 1, 1
-    rows, heads = ((axes,) if isinstance(axes, str) else axes or () for axes in _axes())
-    return math.prod(mesh.shape[axis] for axis in rows), math.prod(mesh.shape[axis] for axis in heads)
