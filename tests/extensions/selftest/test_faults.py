@@ -216,9 +216,9 @@ def test_a_microbatch_that_is_not_accumulated(monkeypatch):
             or not on_mesh()
         ):
             return scan(function, start, parts, **options)
-        (grads, sums), rest = scan(function, start, parts, **options)
-        (without, _), _ = scan(function, start, jax.tree.map(lambda x: x[1:], parts), **options)
-        return (grads | {"shared_embedding": without["shared_embedding"]}, sums), rest
+        (sums, grads), rest = scan(function, start, parts, **options)
+        (_, without), _ = scan(function, start, jax.tree.map(lambda x: x[1:], parts), **options)
+        return (sums, grads | {"shared_embedding": without["shared_embedding"]}), rest
 
     monkeypatch.setattr(jax.lax, "scan", faulty)
     (text,) = faults(mesh=(4, 2, 1))["gradients"]
