@@ -30,7 +30,7 @@ ROUNDS = 3
 
 
 def _needs_bfloat16() -> None:
-    from t2t_flax.extensions.kernels.cpu_bfloat16 import has_bfloat16_instructions
+    from t2t_flax.training.precision import has_bfloat16_instructions
 
     if runs_on_cpu() and not has_bfloat16_instructions():
         raise Unavailable("this CPU has no bfloat16 instructions; emulated, it is far slower than float32")

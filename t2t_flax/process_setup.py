@@ -6,6 +6,7 @@ import importlib.metadata
 import logging
 import os
 import pkgutil
+import platform
 import sys
 import warnings
 from pathlib import Path
@@ -26,6 +27,7 @@ _PROGRAM_CACHE: dict[str, str | float] = {
 """Settings of the cache of compiled programs. Environment variables, the names in capitals, override them."""
 
 
+_CPU_INFO = Path("/proc/cpuinfo")
 A_WEEK = 7 * 24 * 3600
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
 """Time after which XLA aborts a process whose CPU devices wait for each other; 40 s by default, which a busy machine
@@ -119,3 +121,8 @@ def _has_other_backends() -> bool:
 
         names |= {module.name for module in pkgutil.iter_modules(jax_plugins.__path__)}
     return any(not name.startswith(_KNOWN_BACKENDS) for name in names)
+
+
+def cpu_info() -> str:
+    """Return what Linux says about the processor, "flags" among the lines; elsewhere its name."""
+    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()

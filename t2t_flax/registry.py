@@ -160,8 +160,6 @@ SOURCES = Table(
     }
 )
 """Forms of data.train, data.valid and data.test."""
-FILE_PATTERNS: Table[str] = Table()
-"""At most one row: a module with `open_files(spec, patterns, context, open_one)`, for text files that patterns name."""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
 """Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
 TOKENIZER_FILES: Table[str] = Table()
@@ -184,10 +182,6 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 """Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels. A module has PLATFORM ("gpu" or
 "tpu"), `unavailable()` and `slower(length)`, which give a reason or "", `takes(q, k, v, mask)` and
 `attend(q, k, v, mask, scaled=...)`.
-"""
-CPU_PRODUCTS: Table[str] = Table()
-"""At most one row: how matrix products are computed on a CPU; a module has the functions `advice`, see `training.precision`, and
-`compiler_options`: those of XLA with which a bfloat16 product and the cast of its result to float32 are one operation; {} = none.
 """
 PARAMETERS = Features()
 """Modules with `parameters(config) -> training.parameters.Parameters` and `explain(config)`, lines for `explain`. A

@@ -1,5 +1,6 @@
 """The precision of matrix products, in training and in decoding."""
 
+import functools
 import re
 
 import jax
@@ -8,8 +9,16 @@ from etils import epath
 
 from t2t_flax.config import Config
 from t2t_flax.distributed.coordination import ProcessGroup
-from t2t_flax.registry import CPU_PRODUCTS
+from t2t_flax.process_setup import cpu_info
 from t2t_flax.training.workdir import checkpoint_steps, read_config
+
+_INSTRUCTIONS = re.compile(r"\b(avx512_bf16|amx_bf16)\b")
+# Without the second one XLA's YNNPACK keeps products whose results it rounds to bfloat16.
+_FLOAT32_RESULT = re.compile(r"= \(?f32\[512,512\].* custom-call\(.*onednn")
+_ONEDNN: dict[str, str | bool] = {
+    "xla_cpu_experimental_onednn_custom_call": True,
+    "xla_cpu_experimental_ynn_fusion_type": "",
+}
 
 # By default JAX computes float32 products in TF32 on recent GPUs and in one bfloat16 pass on TPU.
 MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
@@ -57,20 +66,45 @@ def decoding_precision(config: Config) -> str:
     return "float32" if slow and config.train.precision == "bfloat16" else config.train.precision
 
 
+def has_bfloat16_instructions() -> bool:
+    """Return whether this CPU multiplies bfloat16 in hardware (AVX512_BF16 or AMX)."""
+    return bool(_INSTRUCTIONS.search(cpu_info()))
+
+
+@functools.cache
+def has_fast_bfloat16() -> bool:
+    """Return whether bfloat16 is faster than float32 on this CPU.
+
+    It has the instructions, and XLA was built with oneDNN, which uses them, and gives it the casts of results (see
+    `models.dense.cast_results`). XLA's own products need three times as long for the gradients of matrices.
+    """
+    if not has_bfloat16_instructions():
+        return False
+    matrix = jax.ShapeDtypeStruct((512, 512), jnp.bfloat16)  # small products stay with XLA
+    try:
+        program = jax.jit(lambda x, y: (x @ y).astype(jnp.float32) * 2.0).lower(matrix, matrix).compile(_ONEDNN)
+    except jax.errors.JaxRuntimeError:  # a version without these options
+        return False
+    return bool(_FLOAT32_RESULT.search(program.as_text() or ""))
+
+
 def compiler_options(config: Config) -> dict[str, str | bool] | None:
     """Return XLA options of a train step.
 
     On CPU, XLA drops the barriers around rematerialized layers and then merges the recomputation with the first
-    computation, which would save no memory: an option keeps them.
+    computation, which would save no memory: an option keeps them. Other options make oneDNN compute bfloat16 products.
     """
     if jax.default_backend() != "cpu":
         return None
     options: dict[str, str | bool] = {}
     if config.train.remat != "none":
         options["xla_disable_hlo_passes"] = "cse_barrier_expander"
-    for module in CPU_PRODUCTS.load_all():
-        options |= module.compiler_options(config)
-    return options or None
+    return options | _onednn_options(config) or None
+
+
+def _onednn_options(config: Config) -> dict[str, str | bool]:
+    """Return options that make one operation of a bfloat16 product and the cast of its result to float32."""
+    return _ONEDNN if config.train.precision == "bfloat16" and has_fast_bfloat16() else {}
 
 
 def casts_results(config: Config, platform: str) -> bool:
@@ -81,10 +115,18 @@ def casts_results(config: Config, platform: str) -> bool:
     Args:
       platform: "cpu", "gpu" or "tpu".
     """
-    return platform == "cpu" and any(module.compiler_options(config) for module in CPU_PRODUCTS.load_all())
+    return platform == "cpu" and bool(_onednn_options(config))
 
 
 def advice(config: Config, *, decoding: bool) -> str:
-    """Return advice to train or translate in a faster precision, or ""."""
-    modules = CPU_PRODUCTS.load_all() if jax.default_backend() == "cpu" else ()
-    return next((module.advice(config, decoding=decoding) for module in modules), "")
+    """Return advice to train or translate in a faster precision on this CPU, or ""."""
+    if jax.default_backend() != "cpu":
+        return ""
+    if decoding:
+        chosen = config.decode.engine != "jax" or config.decode.precision != "auto"
+        wide = compute_dtype(decoding_precision(config)) == jnp.float32
+        faster = not chosen and wide and has_fast_bfloat16()
+        return "bfloat16 is faster than float32 on this CPU: --config.decode.precision=bfloat16" if faster else ""
+    if config.train.precision != "bfloat16" or has_fast_bfloat16():
+        return ""
+    return "config.train.precision = bfloat16 is slower than float32 on this CPU with this version of jaxlib"

@@ -1,7 +1,6 @@
 """Text files as sources: 'SRC,TGT' with one sentence a line, plain or compressed (.gz, .bz2, .xz, .zst)."""
 
 import codecs
-import glob
 import itertools
 from collections.abc import Iterator
 
@@ -10,9 +9,8 @@ from etils import epath
 from t2t_flax.data.compression import HEAD, SUFFIXES, decompressed, form_of, is_damage
 from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
-from t2t_flax.data.sources.files import existing_file
+from t2t_flax.data.sources.file_patterns import open_files
 from t2t_flax.errors import UserError
-from t2t_flax.registry import FILE_PATTERNS
 
 
 class TextSource(Source):
@@ -52,12 +50,9 @@ class TextSource(Source):
 
 
 def open_spec(spec: str, context: Context) -> Source:
-    """Opens the files; of patterns, with an extension, those that match. Raises UserError if one is missing."""
+    """Open the files, or all that match patterns. Raises UserError if one is missing."""
     names = [name.strip() for name in spec.split(",")]
-    if any(map(glob.has_magic, names)):
-        for module in FILE_PATTERNS.load_all():
-            return module.open_files(spec, names, context, TextSource)
-    return TextSource(spec, *(existing_file(name, context) for name in names))
+    return open_files(spec, names, context, TextSource)
 
 
 def lines(path: epath.Path) -> Iterator[str]:

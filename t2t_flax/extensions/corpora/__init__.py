@@ -6,7 +6,7 @@ from dataclasses import dataclass, fields
 from t2t_flax.config import Config
 from t2t_flax.config.keys import CODE, TEXT, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import COMMANDS, DATA_HOOKS, FILE_PATTERNS, GROUPS, SOURCES, Command, SourceForm
+from t2t_flax.registry import COMMANDS, DATA_HOOKS, GROUPS, SOURCES, Command, SourceForm
 
 SIDES = ("source", "target", "either", "pair")
 """Values of filters.held_out: one side of a held-out pair, each of them, or both together."""
@@ -110,7 +110,6 @@ SOURCES.add(
     ),
 )
 SOURCES.add("tfds", SourceForm("'tfds:NAME:SPLIT'", f"{_HERE}.tfds", prefix="tfds"))
-FILE_PATTERNS.add("corpora", "t2t_flax.extensions.shared.file_patterns")
 GROUPS.add("filters", Filters)
 COMMANDS.add("list_dropped", Command(f"{_HERE}.list_dropped", "where and why training pairs of a config are dropped"))
 DATA_HOOKS.add(f"{_HERE}.filters", *(f"filters.{item.name}" for item in fields(Filters) if item.name != "score"))

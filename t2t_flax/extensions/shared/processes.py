@@ -1,10 +1,8 @@
-"""Child processes, and the processor."""
+"""Child processes."""
 
 import os
-import platform
 from pathlib import Path
 
-_CPU_INFO = Path("/proc/cpuinfo")
 RUNS_FOLDER = "T2T_RUNS_FOLDER"
 """Set for a child that trains one of several runs that belong together: the folder of all of them."""
 
@@ -17,8 +15,3 @@ def child_environment(**more: str) -> dict[str, str]:
     inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))
     path = os.pathsep.join(dict.fromkeys([package, *map(os.path.abspath, inherited)]))
     return os.environ | {"PYTHONPATH": path, "PYTHONSAFEPATH": "1"} | more
-
-
-def cpu_info() -> str:
-    """What Linux says about the processor, "flags" among the lines; elsewhere its name."""
-    return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()

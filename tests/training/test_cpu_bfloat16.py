@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from t2t_flax import process_setup
 from t2t_flax.config import Config
-from t2t_flax.extensions.kernels import cpu_bfloat16
-from t2t_flax.extensions.shared import processes
 from t2t_flax.models.dense import cast_results, product_with_float32_result
 from t2t_flax.training import precision
 
@@ -19,7 +18,7 @@ def fast(monkeypatch):
     """Sets whether bfloat16 is fast on this CPU."""
 
     def set_to(value: bool) -> None:
-        monkeypatch.setattr(cpu_bfloat16, "has_fast_bfloat16", lambda: value)
+        monkeypatch.setattr(precision, "has_fast_bfloat16", lambda: value)
 
     return set_to
 
@@ -34,13 +33,13 @@ def with_precision(train: str = "float32", decode: str = "auto", remat: str = "n
 
 
 def test_bfloat16_is_slow_without_the_instructions_or_the_option(tmp_path, monkeypatch):
-    fast = cpu_bfloat16.has_fast_bfloat16.__wrapped__
+    fast = precision.has_fast_bfloat16.__wrapped__
     (tmp_path / "cpuinfo").write_text("flags : fpu avx512_vnni avx512_bf16x\n")
     for path in (tmp_path / "cpuinfo", tmp_path / "absent"):
-        monkeypatch.setattr(processes, "_CPU_INFO", path)
+        monkeypatch.setattr(process_setup, "_CPU_INFO", path)
         assert not fast()
     (tmp_path / "absent").write_text("flags : fpu avx512_bf16 amx_tile\n")
-    monkeypatch.setattr(cpu_bfloat16, "_ONEDNN", {"xla_cpu_option_of_another_version": True})
+    monkeypatch.setattr(precision, "_ONEDNN", {"xla_cpu_option_of_another_version": True})
     assert not fast()
 
 
@@ -72,7 +71,7 @@ def test_compiler_options_follow_precision_rematerialization_and_backend(fast, m
 )
 def test_results_that_are_cast_are_not_rounded(equation, size):
     """Small products, which XLA computes itself, and large ones: as exact as float32 sums of bfloat16 operands."""
-    if not cpu_bfloat16.has_fast_bfloat16():
+    if not precision.has_fast_bfloat16():
         pytest.skip("this CPU, or this version of jaxlib, has no fast bfloat16")
     shapes = dict(b=2, t=size, s=size, d=2 * size, v=3 * size, n=2, h=32)
     operands = equation.split("->")[0]
@@ -92,7 +91,7 @@ def test_results_that_are_cast_are_not_rounded(equation, size):
 
 def test_gradients_of_float32_operands_are_not_rounded():
     """As of the table of embeddings."""
-    if not cpu_bfloat16.has_fast_bfloat16():
+    if not precision.has_fast_bfloat16():
         pytest.skip("this CPU, or this version of jaxlib, has no fast bfloat16")
     rng = np.random.default_rng(0)
     x, table, cotangent = (jnp.asarray(rng.normal(size=s), jnp.float32) for s in ((4, 96, 64), (512, 64), (4, 96, 512)))
