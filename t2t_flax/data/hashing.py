@@ -37,7 +37,7 @@ def hashes(count: int, key: int) -> np.ndarray:
 
 def permutation(count: int, key: int) -> np.ndarray:
     """int64 [count], a permutation of 0 .. count-1 fixed by `key`."""
-    return np.argsort(hashes(count, key), kind="stable")
+    return np.argsort(hashes(count, key))  # no two are equal
 
 
 def bijection(index: np.ndarray, size: int, key: int) -> np.ndarray:

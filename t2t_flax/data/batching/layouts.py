@@ -12,7 +12,7 @@ from t2t_flax.data.hashing import hashes, key_of, permutation
 from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 
-VERSION = 7
+VERSION = 8
 """Version of `data.batching` and `data.hashing`; counts of another version are not used."""
 
 Size = tuple[int, int]

@@ -1,6 +1,6 @@
 """Packing: which row holds a pair (first fit, longest pairs first), and the arrays of the rows."""
 
-from collections.abc import Iterator
+import itertools
 
 import numpy as np
 
@@ -20,8 +20,9 @@ def first_fit(
     Returns:
       for each pair its row, and where it starts in the row's source and target, int64 [pairs]. Each pair must fit alone.
     """
-    lengths = np.stack([source_lengths, target_lengths]).astype(np.int64)
-    room = np.full((2, lengths.shape[1] + 1), pack_length, np.int32)
+    order, ends = _by_length(source_lengths, target_lengths)
+    source, target = (x[order].astype(np.int64) for x in (source_lengths, target_lengths))
+    source_room, target_room = np.full((2, len(order) + 1), pack_length, np.int32)
     last = 0
     placed: list[np.ndarray] = []
     rows: list[np.ndarray] = []
@@ -30,44 +31,52 @@ def first_fit(
         """Put as many of the pairs into each row as `counts` says. Returns the rest."""
         ends = np.minimum(np.cumsum(counts), len(pairs))
         used = int(np.searchsorted(ends, ends[-1])) + 1
-        into, ends = candidates[:used], ends[:used]
+        into, ends, now = candidates[:used], ends[:used], pairs[: ends[-1]]
         counts = np.diff(ends, prepend=0)
-        room[:, into] -= np.add.reduceat(lengths[:, pairs[: ends[-1]]], ends - counts, axis=1).astype(np.int32)
-        placed.append(pairs[: ends[-1]])
+        source_room[into] -= np.add.reduceat(source[now], ends - counts).astype(np.int32)
+        target_room[into] -= np.add.reduceat(target[now], ends - counts).astype(np.int32)
+        placed.append(now)
         rows.append(np.repeat(into, counts))
-        return pairs[ends[-1] :]
+        return pairs[len(now) :]
 
-    for group in _groups(*lengths):
+    for first, end in itertools.pairwise(ends):
         rest: list[np.ndarray] = []
-        for part in np.array_split(group, _PARTS) if len(group) >= _PARTS**2 else [group]:
-            source, target = np.maximum(lengths[:, part].max(axis=1), 1).tolist()
-            fitting = np.flatnonzero((room[0, :last] >= source) & (room[1, :last] >= target))[: len(part)]
+        parts = _PARTS if end - first >= _PARTS**2 else 1
+        for begin, until in itertools.pairwise(first + (end - first) * n // parts for n in range(parts + 1)):
+            part = np.arange(begin, until)
+            longest_source, longest_target = max(1, source[begin:until].max()), max(1, target[begin:until].max())
+            fitting = np.flatnonzero((source_room[:last] >= longest_source) & (target_room[:last] >= longest_target))
+            fitting = fitting[: len(part)]
             if len(fitting):
-                part = place(part, fitting, np.minimum(room[0, fitting] // source, room[1, fitting] // target))
+                counts = np.minimum(source_room[fitting] // longest_source, target_room[fitting] // longest_target)
+                part = place(part, fitting, counts)
             rest.append(part)
         group = np.concatenate(rest)
         if len(group):
-            in_row = pack_length // max(1, int(lengths[:, group].max()))
+            in_row = pack_length // max(1, source[first], target[first], source[end - 1], target[end - 1])
             new = -(-len(group) // in_row)
             place(_mixed(group), np.arange(last, last + new), np.full(new, in_row))
             last += new
     pairs, row = np.concatenate(placed), np.concatenate(rows)
-    order = order_of(row)
-    pairs, row = pairs[order], row[order]
-    before = np.cumsum(lengths[:, pairs], axis=1) - lengths[:, pairs]
+    by_row = order_of(row)
+    pairs, row = pairs[by_row], row[by_row]
     begins = np.searchsorted(row, np.arange(last))
     out = np.empty((3, len(row)), np.int64)
-    out[0, pairs] = row
-    out[1:, pairs] = before - before[:, begins][:, row]
+    out[0, order[pairs]] = row
+    for n, length in enumerate((source[pairs], target[pairs]), 1):
+        before = np.cumsum(length) - length
+        out[n, order[pairs]] = before - before[begins][row]
     return out[0], out[1], out[2]
 
 
-def _groups(source: np.ndarray, target: np.ndarray) -> Iterator[np.ndarray]:
-    """Pairs with equal numbers of tokens on the longer side, the longest first; source-heavy ones last in each group."""
-    longer = np.maximum(source, target)
+def _by_length(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, list[int]]:
+    """Return (order, starts of groups and the end): pairs with equal numbers of tokens on the longer side are a group, the
+    longest first; pairs with a longer source are last in a group.
+    """
+    longer = np.maximum(source, target).astype(np.int64)
     order = order_of(source - target + longer.max())
     order = order[order_of(longer.max() - longer[order])]
-    return iter(np.split(order, np.flatnonzero(np.diff(longer[order])) + 1))
+    return order, [0, *(np.flatnonzero(np.diff(longer[order])) + 1).tolist(), len(order)]
 
 
 def _mixed(group: np.ndarray) -> np.ndarray:
