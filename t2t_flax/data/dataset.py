@@ -372,11 +372,12 @@ def _other_tokenizer(folder: epath.Path) -> UserError:
 
 def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, report: Report) -> TokenizerPair:
     data, symbols = task.config.data, list(control_symbols(task.config))
-    text = TokenizerText(source, training_policies(task.config), report)
+    plain = TokenizerText(source, training_policies(task.config), report)
+    text: Source = plain
     for hook in data_hooks(task.config):
         text = hook.transform("tokenizer", "train", text)
     settings = {key: getattr(data, key) for key in _TOKENIZER_KEYS} | TOKENIZERS.load(data.tokenizer).inputs(data)
-    settings |= {"filters": [one.as_stored() for one in text.filters]}
+    settings |= {"filters": [one.as_stored() for one in plain.filters]}
     settings |= {key: task.config.value(key) for key in task.tokenizer_keys}
     settings |= {"control_symbols": symbols, "tags": tags_of(source)}
     cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"

@@ -144,8 +144,9 @@ class Batches:
 
     def batch(self, k: int) -> Batch:
         """Return the batch of update k >= 0; the order of calls does not matter."""
-        epoch, size, *rows = self.stream.update(k)
-        return Batch(self._shapes[size], *rows, epoch)
+        update = self.stream.update(k)
+        shape = self._shapes[update.size]
+        return Batch(shape, update.pairs, update.row, update.starts, update.sides, update.epoch)
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:

@@ -25,13 +25,17 @@ class PairReader(Protocol):
     """Reads the sentences of samples; pickled, to processes without JAX.
 
     Attributes:
+      store: the store of the pairs.
+      draws: True if lengths change from epoch to epoch.
       key: what the ids depend on beside the store, as JSON.
       longest: tokens of the longest side that it may return.
-      draws: True if lengths change from epoch to epoch.
     """
 
-    store: TokenStore
-    draws: bool
+    @property
+    def store(self) -> TokenStore: ...
+
+    @property
+    def draws(self) -> bool: ...
 
     @property
     def key(self) -> Any: ...
@@ -129,18 +133,14 @@ class Layouter:
         key = key_of(self.seed, 5, 0, window)
         if self.packed:
             drawn = permutation(len(lengths[0]), key_of(self.seed, 4, 0, window))  # else equal windows have equal rows
-            back = np.empty_like(drawn)
-            back[drawn] = np.arange(len(drawn))
-            packed = first_fit(*(side[drawn] for side in lengths), self.config.pack_length)
-            block, *starts = (x[back] for x in packed)
+            places = first_fit(lengths[0][drawn], lengths[1][drawn], self.config.pack_length)
+            block, *starts = (x[_inverse(drawn)] for x in places)
             row, sizes = np.zeros_like(block), np.zeros(int(block.max()) + 1, np.int64)
         else:
             block, row, sizes = self._buckets(np.maximum(*lengths), key)
             starts = [np.zeros_like(block)] * 2
         shuffled = permutation(len(sizes), key)
-        rank = np.empty_like(shuffled)
-        rank[shuffled] = np.arange(len(shuffled))
-        order = order_of(rank[block])
+        order = order_of(_inverse(shuffled)[block])
         ends = np.cumsum(np.bincount(block, minlength=len(sizes))[shuffled])
         source_start, target_start = (start[order] for start in starts)
         at = row[order], (source_start, target_start)
@@ -162,6 +162,13 @@ class Layouter:
             sizes.append(size)
             begin += len(members)
         return block, row, np.array(sizes)
+
+
+def _inverse(order: np.ndarray) -> np.ndarray:
+    """Return the permutation that undoes `order`."""
+    out = np.empty_like(order)
+    out[order] = np.arange(len(order))
+    return out
 
 
 def bucket_edges(longest: int) -> list[int]:

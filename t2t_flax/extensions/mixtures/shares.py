@@ -276,7 +276,9 @@ def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
         phases = {}
         for number, ((start, mixture), (_, _, tokens)) in enumerate(zip(found, phases_of(config), strict=True)):
             seed_of_phase = key_of(seed, 7, number) if number else seed
-            phases[start] = make(reader, dataclasses.replace(data, batch_tokens=tokens), seed_of_phase, mixture)
+            stream = make(reader, dataclasses.replace(data, batch_tokens=tokens), seed_of_phase, mixture)
+            assert isinstance(stream, UpdateStream)
+            phases[start] = stream
         return Phases(phases)
 
     return make_phases
