@@ -12,18 +12,35 @@ from t2t_flax.config import default_config
 
 def get_config():
     c = default_config()
+
+    # Data: pieces that both languages share. Longer sentences are left out and counted.
     c.data.vocab_size = 4000
-    c.data.max_length, c.data.pack_length = 64, 64
+    c.data.max_length = 64
+
+    # Batches: 46 rows of 64 tokens an update, each packed with several sentences.
+    c.data.pack_length = 64
     c.data.batch_tokens = 3000
-    c.model.num_encoder_layers = c.model.num_decoder_layers = 3
-    c.model.d_model, c.model.d_ff, c.model.num_heads = 128, 256, 4
+
+    # Model: the paper's, smaller, with more dropout for little text.
+    c.model.num_encoder_layers = 3
+    c.model.num_decoder_layers = 3
+    c.model.d_model = 128
+    c.model.d_ff = 256
+    c.model.num_heads = 4
     c.model.dropout = 0.15
-    c.model.pad_vocab_to_multiple = 8
-    c.optimizer.schedule, c.optimizer.peak_lr, c.optimizer.warmup_steps = "inverse_sqrt", 4e-3, 500
+    c.model.pad_vocab_to_multiple = 8  # rows of the embedding table: 128, the default, would add many to a small one
+
+    # Optimizer: Adam. The rate rises for 500 updates and then falls with 1 / sqrt(t).
+    c.optimizer.schedule = "inverse_sqrt"
+    c.optimizer.peak_lr = 4e-3
+    c.optimizer.warmup_steps = 500
+
+    # The run. The mean of the last eight checkpoints is evaluated at the end (6.1).
     c.train.steps = 4500
-    c.eval.every_steps = 250
+    c.eval.every_steps = 250  # the loss of the validation set
     c.checkpoint.every_steps = 100
-    c.checkpoint.keep_last, c.checkpoint.average_last = 8, 8
-    c.mesh.cpu_devices = 2
+    c.checkpoint.keep_last = 8
+    c.checkpoint.average_last = 8
     c.log.every_steps = 50
+    c.mesh.cpu_devices = 2  # two cores as two devices
     return c
