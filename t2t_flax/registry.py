@@ -212,11 +212,8 @@ SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noa
 """Choices of optimizer.schedule: functions config -> `t2t_flax.training.optimizer.Schedule`."""
 OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
 """Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
-learning rate, which all share.
-"""
-AVERAGING: Table[str] = Table()
-"""Optimizers that evaluate an average of their own, by optimizer.name; a module has `around(config, optimizer, rate)`, which
-returns the whole optimizer, and `average` as `training.optimizer.make_average` returns it.
+learning rate, which all share. One that evaluates an average of its own ignores optimizer.ema_decay, and returns a
+`training.optimizer.AveragingDirection`.
 """
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""

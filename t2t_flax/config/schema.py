@@ -34,7 +34,7 @@ from t2t_flax.config.keys import (
 )
 from t2t_flax.config.model_keys import Model
 from t2t_flax.errors import UserError
-from t2t_flax.registry import AVERAGING, DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
+from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
 
 HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
 """Direction of each metric, by its name in eval.metric and after `valid_` in metrics.jsonl."""
@@ -81,7 +81,8 @@ class Optimizer:
     @property
     def averages(self) -> bool:
         """Whether an average of the parameters is evaluated in their place."""
-        return bool(self.ema_decay) or self.name in AVERAGING
+        averages_by_itself = "optimizer.ema_decay" in OPTIMIZERS.ignores.get(self.name, ())
+        return bool(self.ema_decay) or averages_by_itself
 
 
 decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)

@@ -12,13 +12,25 @@ import optax
 
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.distributed.mesh import PyTree
-from t2t_flax.registry import AVERAGING, OPTIMIZERS, SCHEDULES
+from t2t_flax.registry import OPTIMIZERS, SCHEDULES
 from t2t_flax.training.parameters import Parameters, Scales, parameters_of, path_names, scaled
 
 LARGEST_RATE = 1e32
 """A million updates of a few times this are finite."""
 Schedule = Callable[[jax.Array | int], jax.Array]
 """t -> learning rate, float32; t = update - 1 + schedule_first_step."""
+
+
+class AveragingDirection(optax.GradientTransformation):
+    """The direction of an optimizer that evaluates an average of its own."""
+
+    def around(self, config: Config, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Return the optimizer of the trained parameters, around one that has this direction."""
+        raise NotImplementedError
+
+    def average(self, old: PyTree, params: PyTree, opt_state: PyTree) -> PyTree:
+        """Return the new average, as the functions of `make_average`."""
+        raise NotImplementedError
 
 
 def make_optimizer(config: Config, parameters: Parameters | None = None) -> optax.GradientTransformation:
@@ -41,7 +53,7 @@ def make_optimizer(config: Config, parameters: Parameters | None = None) -> opta
         parts.append(optax.add_decayed_weights(o.weight_decay, mask=decayed))
     parts.append(optax.scale_by_learning_rate(lambda count: rate(count + 1)))
     whole = optax.chain(*parts)
-    return AVERAGING.load(o.name).around(config, whole, rate) if o.name in AVERAGING else whole
+    return direction.around(config, whole) if isinstance(direction, AveragingDirection) else whole
 
 
 def _scaled(
@@ -60,8 +72,9 @@ def _scaled(
 def make_average(config: Config) -> Callable[[PyTree, PyTree, PyTree], PyTree] | None:
     """Return (average, new parameters, new optimizer state) -> new average; None for no average."""
     o = config.optimizer
-    if o.name in AVERAGING:
-        return AVERAGING.load(o.name).average
+    direction = OPTIMIZERS.load(o.name)(config)
+    if isinstance(direction, AveragingDirection):
+        return direction.average
     moving = lambda a, p: o.ema_decay * a + (1 - o.ema_decay) * p  # noqa: E731
     return (lambda old, params, opt_state: jax.tree.map(moving, old, params)) if o.ema_decay else None
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config, Optimizer
 from t2t_flax.config.keys import TRAINING, key, one_of
 from t2t_flax.errors import UserError
-from t2t_flax.registry import AVERAGING, GROUPS, OPTIMIZERS, SCHEDULES
+from t2t_flax.registry import GROUPS, OPTIMIZERS, SCHEDULES
 
 DECAYS = ("cosine", "linear", "wsd")
 
@@ -57,7 +57,7 @@ class Optimizers:
         or before the end of the training.
         """
         o = config.optimizer
-        if o.name in AVERAGING and not o.b1:
+        if o.name == "schedule_free_adamw" and not o.b1:
             raise UserError(
                 f"config.optimizer.b1 = {o.b1}: config.optimizer.name = {o.name} needs a share above 0 of the average."
             )
@@ -103,8 +103,7 @@ _IGNORES = {
 }
 for _name, _keys in _IGNORES.items():
     OPTIMIZERS.add(_name, f"{_FOLDER}.optimizers:{_name}", ignores=_keys)
-OPTIMIZERS.add("schedule_free_adamw", f"{_FOLDER}.schedule_free:direction", ignores=("optimizer.ema_decay",))
-AVERAGING.add("schedule_free_adamw", f"{_FOLDER}.schedule_free")
+OPTIMIZERS.add("schedule_free_adamw", f"{_FOLDER}.schedule_free:schedule_free_adamw", ignores=("optimizer.ema_decay",))
 for _name in ("cosine", "linear", "wsd"):
     SCHEDULES.add(_name, f"{_FOLDER}.schedules:{_name}")
 GROUPS.add("optimizers", Optimizers)

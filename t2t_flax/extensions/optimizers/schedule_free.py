@@ -1,5 +1,7 @@
-"""Schedule-free AdamW (Defazio et al. 2024), a row of `registry.AVERAGING`. The parameters that are trained are y, where the
-gradient is taken; those that are evaluated are x, the average of z, which AdamW without momentum moves:
+"""Schedule-free AdamW (Defazio et al. 2024).
+
+The trained parameters are y, where the gradient is taken. The evaluated ones are x, the average of z, which AdamW without
+momentum moves:
 
     z <- z - rate (g / (sqrt(v) + eps) + weight_decay y)      x <- (1 - c) x + c z      y <- (1 - b1) z + b1 x
 
@@ -14,34 +16,32 @@ import optax
 from optax.contrib import ScheduleFreeState
 
 from t2t_flax.config import Config
-from t2t_flax.training.optimizer import Schedule
+from t2t_flax.training.optimizer import AveragingDirection, learning_rate_schedule
 
 
-def direction(config: Config) -> optax.GradientTransformation:
-    """Adam's without momentum, whose place x takes."""
+def schedule_free_adamw(config: Config) -> "ScheduleFree":
+    """Return Adam's direction without momentum, which x replaces."""
     o = config.optimizer
-    return optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True)
+    return ScheduleFree(*optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True))
 
 
-def around(config: Config, optimizer: optax.GradientTransformation, rate: Schedule) -> optax.GradientTransformation:
-    """Return the optimizer of y, around one that moves z.
+class ScheduleFree(AveragingDirection):
+    """The direction of z."""
 
-    Args:
-      rate: update 1, 2, ... -> its learning rate.
-    """
-    tx = optax.contrib.schedule_free(optimizer, rate, b1=config.optimizer.b1)
+    def around(self, config: Config, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
+        """Return the optimizer of y, around one that moves z."""
+        tx = optax.contrib.schedule_free(optimizer, learning_rate_schedule(config), b1=config.optimizer.b1)
 
-    def update(grads, state, params):
-        # The counter of the schedule counts skipped updates too (`training.train_step`), that of optax does not.
-        count = _find(optax.ScaleByScheduleState, state.base_optimizer_state).count
-        return tx.update(grads, state._replace(step_count=count + 1), params)
+        def update(grads, state, params):
+            # The counter of the schedule counts skipped updates too (`training.train_step`), that of optax does not.
+            count = _find(optax.ScaleByScheduleState, state.base_optimizer_state).count
+            return tx.update(grads, state._replace(step_count=count + 1), params)
 
-    return optax.GradientTransformation(tx.init, update)
+        return optax.GradientTransformation(tx.init, update)
 
-
-def average(old: Any, params: Any, opt_state: Any) -> Any:
-    """x, from y and z. The optimizer's state may be within that of another transformation."""
-    return optax.contrib.schedule_free_eval_params(_find(ScheduleFreeState, opt_state), params)
+    def average(self, old: Any, params: Any, opt_state: Any) -> Any:
+        """Return x from y and z. The optimizer's state may be within that of another transformation."""
+        return optax.contrib.schedule_free_eval_params(_find(ScheduleFreeState, opt_state), params)
 
 
 def _find(kind: type, opt_state: Any) -> Any:
