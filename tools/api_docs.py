@@ -27,7 +27,7 @@ def page() -> str:
     from t2t_flax import api
     from t2t_flax.decoding.translator import Hypothesis, Translation
     from t2t_flax.evaluation.restore import TrainedModel
-    from t2t_flax.extensions.shared.scoring import PairScore
+    from t2t_flax.evaluation.scoring import PairScore
 
     parts = [INTRODUCTION + _docstring(api).split("\n\n", 1)[1], "\n\n## Functions\n\n"]
     for name in ("train", "prepare", "evaluate", "load", "explain"):

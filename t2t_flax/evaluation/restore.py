@@ -21,10 +21,11 @@ from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.distributed.coordination import ProcessGroup
 from t2t_flax.distributed.mesh import Params
 from t2t_flax.errors import UserError
+from t2t_flax.evaluation.scoring import PairScore, score
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import ANALYSES, DECODERS, FLAGS, LINES, MODELS
+from t2t_flax.registry import DECODERS, FLAGS, LINES, MODELS
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -144,14 +145,13 @@ class TrainedModel(StoredRun):
         pairs: Sequence[tuple[str, str]],
         *,
         where: Callable[[int], str] = "pair {}".format,
-    ) -> list[Any]:
-        """The log-probability of each target given its source, in order, as objects with `log_prob` (nats), `tokens` and
-        `token_log_probs`, EOS included. Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a
-        target that is invalid for the task, and as `in_language`.
+    ) -> list[PairScore]:
+        """Return the log-probability of each target given its source, in order.
+
+        Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
+        for the task, and as `in_language`.
         """
-        if "score" not in ANALYSES:
-            raise UserError("pairs cannot be scored: no extension does it.")
-        return ANALYSES.load("score")(self, pairs, where)
+        return score(self, pairs, where)
 
     def for_set(self, name: str) -> "TrainedModel":
         """The run with the config of a validation or test set."""

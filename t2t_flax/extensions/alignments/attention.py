@@ -11,9 +11,9 @@ import numpy as np
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
+from t2t_flax.evaluation.scoring import PairIds, pair_batches
 from t2t_flax.extensions.alignments import Alignments
 from t2t_flax.extensions.alignments.words import WordTokens, tokens_of
-from t2t_flax.extensions.shared.scoring import PairIds, pair_batches
 from t2t_flax.models.transformer import Transformer
 
 

@@ -1,6 +1,6 @@
 """Bulk translation: files of many lines, resumed after a stop and shared by several processes; scores of given pairs."""
 
-from t2t_flax.registry import ANALYSES, COMMANDS, Command
+from t2t_flax.registry import COMMANDS, Command
 
 COMMANDS.add(
     "translate_file",
@@ -10,4 +10,3 @@ COMMANDS.add(
     ),
 )
 COMMANDS.add("score", Command("t2t_flax.extensions.bulk_translation.score", "log-probability of given pairs"))
-ANALYSES.add("score", "t2t_flax.extensions.shared.scoring:score")

@@ -12,7 +12,7 @@ from t2t_flax.registry import LINES
 
 if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
-    from t2t_flax.extensions.shared.scoring import PairScore
+    from t2t_flax.evaluation.scoring import PairScore
 
 
 def run(argv: list[str]) -> int:
@@ -83,7 +83,7 @@ def score_each(
 
     Raises UserError where every source lacks the language to write.
     """
-    from t2t_flax.extensions.shared.scoring import encode_pair, score_pairs
+    from t2t_flax.evaluation.scoring import encode_pair, score_pairs
 
     encoded: list[Any] = []
     texts = [source for source, _ in pairs if source.strip()]

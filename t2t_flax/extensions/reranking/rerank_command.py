@@ -157,7 +157,7 @@ def _log_probs(
 ) -> list[float]:
     """nan for a pair that has no score. flags: see `arguments.Changes`."""
     from t2t_flax.evaluation.restore import load
-    from t2t_flax.extensions.shared.scoring import encode_pair, score_pairs
+    from t2t_flax.evaluation.scoring import encode_pair, score_pairs
 
     if first:
         arguments.prepare_to_load(workdir, overrides)

@@ -8,7 +8,7 @@ import numpy as np
 
 from t2t_flax.errors import UserError
 from t2t_flax.evaluation.restore import TrainedModel
-from t2t_flax.extensions.shared.scoring import encode_pair, rows_of
+from t2t_flax.evaluation.scoring import encode_pair, rows_of
 from t2t_flax.models.attention import SelfAttention, mixer_class
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of

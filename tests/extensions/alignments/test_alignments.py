@@ -14,12 +14,12 @@ from t2t_flax.config import Config
 from t2t_flax.data.sources import toy
 from t2t_flax.errors import STOPPED
 from t2t_flax.evaluation.restore import load
+from t2t_flax.evaluation.scoring import encode_pair, rows_of
 from t2t_flax.extensions.alignments import attention
 from t2t_flax.extensions.alignments.attention import Head, Pair, weights_of_heads, word_weights
 from t2t_flax.extensions.alignments.choice import head_of, ranked
 from t2t_flax.extensions.alignments.links import hard_links, parse_gold, pharaoh
 from t2t_flax.extensions.alignments.outputs import WithTags
-from t2t_flax.extensions.shared.scoring import encode_pair, rows_of
 from t2t_flax.training import loop
 from tools.toy_corpus.alignments import gold
 

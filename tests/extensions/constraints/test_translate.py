@@ -12,8 +12,8 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.data.sources import toy
 from t2t_flax.decoding.batches import read_lines
 from t2t_flax.evaluation.restore import load
+from t2t_flax.evaluation.scoring import PairIds, encode_source, score_pairs
 from t2t_flax.extensions.constraints.lines import contains
-from t2t_flax.extensions.shared.scoring import PairIds, encode_source, score_pairs
 
 KEYS = {"decode.batch_size": "8", "decode.max_length_offset": "20"}
 

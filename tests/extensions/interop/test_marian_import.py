@@ -13,10 +13,10 @@ import t2t_flax
 from t2t_flax.__main__ import main
 from t2t_flax.config.data_keys import UNK
 from t2t_flax.data.sources import toy
+from t2t_flax.evaluation.scoring import encode_pair
 from t2t_flax.extensions.interop.import_model import read_model
 from t2t_flax.extensions.interop.imported import IMPROBABLE
 from t2t_flax.extensions.interop.safetensors_file import flatten
-from t2t_flax.extensions.shared.scoring import encode_pair
 
 pytestmark = pytest.mark.torch
 torch = pytest.importorskip("torch")

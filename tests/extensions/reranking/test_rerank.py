@@ -219,9 +219,9 @@ def test_sources_are_scored_with_the_symbol_of_the_flag(monkeypatch, write, tmp_
     run, seen = SimpleNamespace(config=Config(), in_language=lambda text, language="": f"[{language}]{text}"), []
     monkeypatch.setattr("t2t_flax.cli.arguments.prepare_to_load", lambda *args: None)
     monkeypatch.setattr("t2t_flax.evaluation.restore.load", lambda *args, **keys: run)
-    monkeypatch.setattr("t2t_flax.extensions.shared.scoring.encode_pair", lambda _, source, target: seen.append(source))
+    monkeypatch.setattr("t2t_flax.evaluation.scoring.encode_pair", lambda _, source, target: seen.append(source))
     scores = [SimpleNamespace(log_prob=-2.0), SimpleNamespace(log_prob=-1.0)]
-    monkeypatch.setattr("t2t_flax.extensions.shared.scoring.score_pairs", lambda *args: scores)
+    monkeypatch.setattr("t2t_flax.evaluation.scoring.score_pairs", lambda *args: scores)
     words = [
         f"--candidates={write('lists', ['0 ||| a', '0 ||| b'])}",
         f"--output={tmp_path / 'out'}",

@@ -1,10 +1,10 @@
-"""Forced decoding: log-probabilities of target sentences given their sources."""
+"""Log-probabilities of given target sentences: forced decoding."""
 
 import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -14,9 +14,11 @@ from t2t_flax.config.data_keys import EOS
 from t2t_flax.decoding.batches import SOURCE_LENGTHS, padded, round_up, source_ids
 from t2t_flax.distributed import mesh as mesh_lib
 from t2t_flax.errors import UserError
-from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.models.transformer import Transformer
 from t2t_flax.tasks import task_of
+
+if TYPE_CHECKING:
+    from t2t_flax.evaluation.restore import TrainedModel
 
 _WHOLE_BATCH = 256
 """`pair_batches` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
@@ -27,7 +29,7 @@ _LOGITS_TOKENS = 512
 
 @dataclasses.dataclass(frozen=True)
 class PairScore:
-    """Log-probability in nats of a target given its source; tokens and token_log_probs end with EOS."""
+    """Log-probability in nats of a target given its source: `log_prob`, and of each token; the last one is EOS."""
 
     tokens: tuple[str, ...]
     token_log_probs: tuple[float, ...]
@@ -49,8 +51,8 @@ class PairIds:
     target: list[int]
 
 
-def score(run: TrainedModel, pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairScore]:
-    """See `TrainedModel.score`."""
+def score(run: "TrainedModel", pairs: Sequence[tuple[str, str]], where: Callable[[int], str]) -> list[PairScore]:
+    """Return the score of each pair, see `TrainedModel.score`."""
     encoded = []
     for number, pair in enumerate(pairs, 1):
         try:
@@ -60,14 +62,14 @@ def score(run: TrainedModel, pairs: Sequence[tuple[str, str]], where: Callable[[
     return score_pairs(run, encoded)
 
 
-def encode_source(run: TrainedModel, source: str) -> list[int]:
+def encode_source(run: "TrainedModel", source: str) -> list[int]:
     """Token ids of a source sentence. Raises UserError for one that is empty or too long, and as `TrainedModel.in_language`."""
     ids = source_ids(run.tokenizers.source, run.in_language(task_of(run.config).preprocess_source(source)))
     _check_side(run, "source", source, ids)
     return ids + [EOS] * run.config.data.source_eos
 
 
-def encode_pair(run: TrainedModel, source: str, target: str) -> PairIds:
+def encode_pair(run: "TrainedModel", source: str, target: str) -> PairIds:
     """Token ids of a pair. Raises UserError as `encode_source`, and for a target that is empty, too long or invalid for the
     task.
     """
@@ -78,7 +80,7 @@ def encode_pair(run: TrainedModel, source: str, target: str) -> PairIds:
     return PairIds(source_tokens, target_tokens + [EOS])
 
 
-def _check_side(run: TrainedModel, side: str, text: str, ids: list[int]) -> None:
+def _check_side(run: "TrainedModel", side: str, text: str, ids: list[int]) -> None:
     limit = run.max_source_length
     if not text.strip() or not ids:
         raise UserError(f"the {side} is empty: it must have text.")
@@ -90,7 +92,7 @@ def _check_side(run: TrainedModel, side: str, text: str, ids: list[int]) -> None
 
 
 def score_pairs(
-    run: TrainedModel, pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
+    run: "TrainedModel", pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
 ) -> list[PairScore]:
     """One PairScore per pair of a trained run (`TrainedModel`), in order, independent of the rest of the batch.
     progress(pairs done, total) is called after each batch.
@@ -107,7 +109,7 @@ def score_pairs(
     return [scores[i] for i in range(len(pairs))]
 
 
-def pair_batches(run: TrainedModel, pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
+def pair_batches(run: "TrainedModel", pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
     """(numbers of pairs, the batch of model inputs with one of them a row), shortest pairs first, for a trained run.
 
     Longer pairs than 256 tokens are in smaller batches, so that the memory of attention stays constant until each shard has one
