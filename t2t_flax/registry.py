@@ -217,11 +217,6 @@ learning rate, which all share. One that evaluates an average of its own ignores
 """
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
-ANALYSES: Table[str] = Table()
-"""What extensions do with a trained model (`evaluation.restore.TrainedModel`) for each other and for users. `score`: a function
-(model, pairs, where), see `TrainedModel.score`. `html`: a class (text) with `lines` to be translated, and
-`translated(model, lines as the model reads them, translations)`.
-"""
 FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core and to each other's."""
 HOOKS = Features()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from t2t_flax.config import Config
 from t2t_flax.config.keys import PRINTED, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.registry import ANALYSES, COMMANDS, FLAGS, GROUPS, OUTPUTS, Command, Flag
+from t2t_flax.registry import COMMANDS, FLAGS, GROUPS, OUTPUTS, Command, Flag
 
 
 @dataclass(frozen=True)
@@ -75,4 +75,3 @@ FLAGS.add(
         module="t2t_flax.extensions.alignments.outputs:WithTags",
     ),
 )
-ANALYSES.add("html", "t2t_flax.extensions.alignments.html_document:HtmlDocument")

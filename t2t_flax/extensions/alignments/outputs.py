@@ -11,7 +11,16 @@ from t2t_flax.evaluation.restore import TrainedModel
 from t2t_flax.extensions.alignments.attention import Pair, word_weights
 from t2t_flax.extensions.alignments.choice import head_of
 from t2t_flax.extensions.alignments.links import hard_links, links_from, pharaoh, soft
-from t2t_flax.extensions.alignments.markup import Event, Fragment, aligned, carried_over, missing, parse, restored
+from t2t_flax.extensions.alignments.markup import (
+    BREAKS,
+    Event,
+    Fragment,
+    aligned,
+    carried_over,
+    missing,
+    parse,
+    restored,
+)
 from t2t_flax.registry import GROUPS
 
 
@@ -78,8 +87,50 @@ def _weights(
     return [found.get(i) for i in range(len(rows))]
 
 
+class HtmlDocument:
+    """An HTML document whose text is translated a part at a time, between block elements and line breaks.
+
+    Attributes:
+      lines: text of the parts, to be translated.
+    """
+
+    def __init__(self, text: str):
+        self._parts: list[str | Fragment] = []
+        inline: list[Event] = []
+        for event in [*parse(text), None]:
+            if event and event.name not in BREAKS:
+                inline.append(event)
+                continue
+            self._add(inline)
+            inline = []
+            if event:
+                self._parts.append(event.raw)
+        self.lines = [part.text for part in self._fragments]
+
+    def _add(self, events: list[Event]) -> None:
+        if any(event.kind == "text" and event.raw.strip() for event in events):
+            self._parts.append(Fragment(events))
+        else:
+            self._parts += [html.escape(e.raw, quote=False) if e.kind == "text" else e.raw for e in events]
+
+    @property
+    def _fragments(self) -> list[Fragment]:
+        return [part for part in self._parts if isinstance(part, Fragment)]
+
+    def translated(self, model: TrainedModel, sources: Sequence[str], translations: Sequence[str]) -> str:
+        """Return the document with the translations of its lines.
+
+        Args:
+          sources: the lines as the model reads them.
+        """
+        done = iter(html_of(model, self._fragments, sources, translations))
+        return "".join(next(done) if isinstance(part, Fragment) else part for part in self._parts)
+
+
 class WithTags(Change):
-    """Carries over HTML (`html`), or URLs and placeholders alone (`text`)."""
+    """`--tags`: carries over HTML (`html`), or URLs and placeholders alone (`text`)."""
+
+    document = HtmlDocument
 
     def __init__(self, model: TrainedModel, form: str):
         if form not in ("html", "text"):

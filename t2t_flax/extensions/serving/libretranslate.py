@@ -14,7 +14,7 @@ from t2t_flax.extensions.serving.languages import can_detect, detected, load, ma
 from t2t_flax.extensions.serving.model import Hypotheses, ServedModel
 from t2t_flax.extensions.serving.service import Service, by_rank
 from t2t_flax.extensions.shared.directions import Direction
-from t2t_flax.registry import ANALYSES
+from t2t_flax.registry import FLAGS
 
 _PAUSE = 500
 """Milliseconds for which LibreTranslate's page waits for more typing."""
@@ -97,10 +97,10 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
     if not body.q:
         raise HTTPException(400, "q has no text.")
     service.check_text("q", texts)
-    formats = ["text", *(["html"] if "html" in ANALYSES else [])]
+    formats = ["text", *(["html"] if "--tags" in FLAGS else [])]
     if body.format not in formats:
         raise HTTPException(400, f"format = {body.format[:50]!r} is not supported: send {' or '.join(formats)}.")
-    kind = ANALYSES.load("html") if body.format == "html" else None
+    kind = FLAGS.load("--tags").document if body.format == "html" else None
     size = sum(map(len, texts))
     documents = await service.work(request, size, lambda: list(map(kind, texts))) if kind else []
     parts = [document.lines for document in documents] or [_split_lines(text) for text in texts]

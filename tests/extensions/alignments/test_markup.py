@@ -11,7 +11,6 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from t2t_flax.extensions.alignments import markup
-from t2t_flax.extensions.alignments.html_document import HtmlDocument
 from t2t_flax.extensions.alignments.markup import (
     PROTECTED,
     Event,
@@ -22,6 +21,7 @@ from t2t_flax.extensions.alignments.markup import (
     parse,
     restored,
 )
+from t2t_flax.extensions.alignments.outputs import HtmlDocument
 
 WORDS = st.sampled_from("red dog. (big) house, ok! a&b 3<4 x".split())
 EMPTY = st.sampled_from(['<img src="a.png">', "<x/>", "<!-- c -->", "<b></b>", "<wbr>"])

@@ -4,7 +4,7 @@ import pytest
 from helpers.refusals import assert_names
 
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.alignments.html_document import HtmlDocument
+from t2t_flax.extensions.alignments.outputs import HtmlDocument
 
 for package in ("fastapi", "python_multipart", "prometheus_client", "httpx"):
     pytest.importorskip(package, reason="needs the extra serve and the tests' HTTP client")

@@ -9,7 +9,7 @@ from helpers.refusals import refused, refused_command
 from t2t_flax.__main__ import main
 from t2t_flax.data.sources import toy
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.alignments.html_document import HtmlDocument
+from t2t_flax.extensions.alignments.outputs import HtmlDocument
 
 RUN = "pretrained:toy"
 KEYS = ["--config.alignments.layer=2", "--config.mesh.cpu_devices=1"]
