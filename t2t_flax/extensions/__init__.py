@@ -1,7 +1,8 @@
-"""Extensions: folders that add commands, config keys and table rows to the core, which does not know them.
+"""Extensions: folders that add commands, config keys and table rows to the core.
 
-To remove one, delete its folder, its tests, its page and its name in EXTENSIONS; to add one, write a folder whose `__init__.py`
-calls the functions of `t2t_flax.registry`, and add its name.
+The core does not know them. To remove one, delete its folder, its tests, its page and its name in
+EXTENSIONS. To add one, write a folder whose `__init__.py` calls the functions of
+`t2t_flax.registry`, and add its name.
 """
 
 import importlib

@@ -1,4 +1,7 @@
-"""`align`: word alignments of given pairs, their errors against gold alignments, and the head that aligns best."""
+"""`align`: word alignments of given pairs.
+
+Prints alignments, their errors against gold alignments, and the head that aligns best.
+"""
 
 import argparse
 import itertools
@@ -14,7 +17,7 @@ _SHOWN = 10
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every pair has its line."""
+    """Return exit code 0 when every pair has its line."""
     parser = arguments.parser(
         "align",
         "Aligns the words of given pairs with a head of the decoder's attention. Writes a line for each pair: links\n"
@@ -100,7 +103,7 @@ def _choose(args: argparse.Namespace, overrides: dict[str, str], gold: list[Gold
 
 
 def _pairs(args: argparse.Namespace, loaded) -> Iterator:
-    """The pairs, those that their source drops with empty sides."""
+    """Yield the pairs; a pair that its source drops has empty sides."""
     from t2t_flax.extensions.alignments.attention import Pair, require_translation
     from t2t_flax.tasks import task_of
 

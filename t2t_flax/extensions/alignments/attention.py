@@ -1,4 +1,4 @@
-"""Weights of words for words: the attention of the decoder to the source, summed over the pieces of words."""
+"""Word-to-word weights: the decoder's attention to the source, summed over the pieces of words."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,11 @@ from t2t_flax.models.transformer import Transformer
 
 
 class Head(NamedTuple):
-    """What aligns: a layer and a head, from 1, or the mean of all (0), at the position that predicts or reads a word."""
+    """Attention head that aligns words.
+
+    A layer and a head, from 1, or the mean of all (0), at the position that predicts or reads a
+    word.
+    """
 
     layer: int = 0
     head: int = 0
@@ -30,19 +34,23 @@ class Head(NamedTuple):
 
     @property
     def flags(self) -> str:
-        """The overrides that make it the head of a run."""
+        """Config overrides that select this head."""
         return " ".join(f"--config.alignments.{name}={value}" for name, value in self._asdict().items())
 
 
 def head_in(config: Any) -> Head | None:
-    """The head that the keys of a config name."""
+    """Return the head that the keys of a config name."""
     group = Alignments.of(config)
     return Head(group.layer, group.head, group.row) if group.layer else None
 
 
 class Pair(NamedTuple):
-    """source: as the model reads it. target: its translation. line: the source as the user gave it, without control symbols
-    that were added to it.
+    """A source and its translation.
+
+    Args:
+        source: text as the model reads it.
+        target: its translation.
+        line: source as the user gave it, without added control symbols.
     """
 
     source: str
@@ -51,9 +59,11 @@ class Pair(NamedTuple):
 
 
 def word_weights(run: TrainedModel, pairs: Sequence[Pair], head: Head) -> list[np.ndarray]:
-    """For each pair float32 [target words, source words]: the share of its attention that a target word gives to each source
-    word, the mean over its pieces. What EOS, control symbols and words that are cut off have is left out. A pair with an empty
-    side has zeros.
+    """Return float32 [target words, source words] for each pair.
+
+    An entry is the share of its attention that a target word gives to a source word, averaged over
+    the pieces of the target word. EOS, control symbols and words that are cut off are excluded. A
+    pair with an empty side has zeros.
     """
     found: dict[int, np.ndarray] = {}
     for i, source, target, weights in _attention(run, pairs, head):
@@ -63,7 +73,10 @@ def word_weights(run: TrainedModel, pairs: Sequence[Pair], head: Head) -> list[n
 
 
 def weights_of_heads(run: TrainedModel, pairs: Sequence[Pair]) -> Iterator[tuple[int, dict[Head, np.ndarray]]]:
-    """(number of a pair, `word_weights` of it by every head, and by means of heads), in any order, without empty sides."""
+    """Yield (index of a pair, its `word_weights` by head), including means of heads.
+
+    The pairs come in any order, without the ones that have an empty side.
+    """
     for i, source, target, weights in _attention(run, pairs, None):
         layers, heads = weights.shape[:2]
         every = {Head(n + 1, h + 1): weights[n, h] for n, h in itertools.product(range(layers), range(heads))}
@@ -79,7 +92,7 @@ def weights_of_heads(run: TrainedModel, pairs: Sequence[Pair]) -> Iterator[tuple
 
 
 def is_cut(run: TrainedModel, pair: Pair) -> bool:
-    """Whether a side has more tokens than are looked at."""
+    """Return True if a side has more tokens than the model looks at."""
     return any(side.cut for side in _sides(run, pair))
 
 
@@ -93,7 +106,10 @@ def _of_words(weights: np.ndarray, source: WordTokens, target: WordTokens, row: 
 def _attention(
     run: TrainedModel, pairs: Sequence[Pair], head: Head | None
 ) -> Iterator[tuple[int, Any, Any, np.ndarray]]:
-    """(number of a pair, its tokens, its attention [..., T, S] of the head, or [L, N, T, S]), of pairs without an empty side."""
+    """Yield (index of a pair, its tokens, its attention) of pairs without an empty side.
+
+    The attention is [..., T, S] of the given head, or [L, N, T, S] of all heads.
+    """
     run.check_single("alignment")
     sides = [_sides(run, pair) for pair in pairs]
     # A source that is EOS alone has nothing to align.
@@ -120,7 +136,10 @@ def _sides(run: TrainedModel, pair: Pair) -> tuple[WordTokens, WordTokens]:
 
 @jax.jit(static_argnums=(0, 3))
 def _cross_attention(model: Transformer, params: Any, batch: dict[str, jax.Array], head: Head | None) -> jax.Array:
-    """Weights of the decoder's attention to the source: float32 [B, T, S] of a head, [B, L, N, T, S] of all."""
+    """Return the decoder's attention weights to the source.
+
+    float32 [B, T, S] for one head, [B, L, N, T, S] for all.
+    """
     _, state = model.apply({"params": params}, batch, method="hidden", mutable=["intermediates"])
     layers = [
         state["intermediates"][f"decoder_{i}"]["cross_attention"]["weights"][0]
@@ -135,6 +154,6 @@ def _cross_attention(model: Transformer, params: Any, batch: dict[str, jax.Array
 
 
 def require_translation(run: TrainedModel) -> None:
-    """Raises UserError for a run whose outputs are not words of a translation."""
+    """Raise UserError for a run whose outputs are not words of a translation."""
     if run.config.data.task != "translation":
         raise UserError(f"word alignments are for data.task = translation, not {run.config.data.task}.")

@@ -1,4 +1,8 @@
-"""Which head aligns words best: by the errors against gold alignments or, without these, by how well its links predict words."""
+"""Choice of the head that aligns words best.
+
+Heads are ranked by their errors against gold alignments or, without these, by how well their links
+predict words.
+"""
 
 import collections
 import itertools
@@ -14,12 +18,12 @@ from t2t_flax.extensions.alignments.links import Errors, Gold, Links, errors, ha
 from t2t_flax.tasks import task_of
 
 VALIDATION_PAIRS = 500
-"""Pairs of data.valid by which a head is chosen."""
+"""Pairs of data.valid used to choose a head."""
 _PRIOR = 1.0
 
 
 def links_by_head(run: TrainedModel, pairs: Sequence[Pair]) -> dict[Head, list[Links]]:
-    """The hard links of each pair by every head, and by means of heads."""
+    """Return the hard links of each pair by every head, including means of heads."""
     found: dict[Head, list[Links]] = {}
     for i, by_head in weights_of_heads(run, pairs):
         for head, weights in by_head.items():
@@ -28,8 +32,10 @@ def links_by_head(run: TrainedModel, pairs: Sequence[Pair]) -> dict[Head, list[L
 
 
 def predictability(pairs: Sequence[Pair], links: Sequence[Links]) -> float:
-    """Mean log-probability in nats of a target word given the source word that it is linked to, counted in all other links. Right
-    links repeat themselves, so the head whose links predict each other best aligns best.
+    """Return the mean log-probability in nats of a target word given its linked source word.
+
+    The probability is counted in all other links. Correct links repeat themselves, so the head
+    whose links predict each other best aligns best.
     """
     joint, left, right = (collections.Counter[tuple[str, ...]]() for _ in range(3))
     for pair, own in zip(pairs, links, strict=True):
@@ -56,8 +62,10 @@ def _bare(text: str) -> list[str]:
 def ranked(
     run: TrainedModel, pairs: Sequence[Pair], gold: Sequence[Gold] | None = None
 ) -> list[tuple[Head, float, Errors | None]]:
-    """(head, `predictability`, errors against gold alignments), the best first: by the error rate where there are gold
-    alignments. Raises UserError where no pair has words on both sides.
+    """Return (head, `predictability`, errors against gold alignments), best first.
+
+    The order follows the error rate if there are gold alignments. Raises UserError if no pair has
+    words on both sides.
     """
     found = links_by_head(run, pairs)
     if not found:
@@ -69,8 +77,10 @@ def ranked(
 
 
 def head_of(run: TrainedModel) -> Head:
-    """The head that aligns words for a run: that of its config's keys, or the best one on the first pairs of data.valid. Raises
-    UserError where these cannot be read.
+    """Return the head that aligns words for a run.
+
+    The config's keys name it; otherwise it is the best head on the first pairs of data.valid.
+    Raises UserError if these cannot be read.
     """
     require_translation(run)
     if head := head_in(run.config):

@@ -1,4 +1,4 @@
-"""Links between the words of a pair in Pharaoh's form, `0-0 1-2`, and their errors against a gold alignment."""
+"""Word links of a pair in Pharaoh format, `0-0 1-2`, and their errors against gold alignments."""
 
 import dataclasses
 import re
@@ -9,20 +9,31 @@ import numpy as np
 from t2t_flax.errors import UserError
 
 Links = frozenset[tuple[int, int]]
-"""(number of a source word, number of a target word), from 0."""
+"""Pairs (source word index, target word index), from 0."""
 _LINK = re.compile(r"(\d+)([-p?])(\d+)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Gold:
-    """sure: links that must be there. possible: those that may, the sure ones among them."""
+    """Gold alignment of a pair.
+
+    Args:
+        sure: required links.
+        possible: permitted links, including the sure ones.
+    """
 
     sure: Links
     possible: Links
 
 
 def parse_gold(line: str, where: str, first: int = 0) -> Gold:
-    """The gold alignment of a line such as `0-0 1p2`; p or ? = possible. first: number of the first word. Raises UserError."""
+    """Parse a gold alignment such as `0-0 1p2`, where p or ? means possible.
+
+    Args:
+        first: number of the first word.
+
+    Raises UserError.
+    """
     links: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
     for item in line.split():
         match = _LINK.fullmatch(item)
@@ -36,7 +47,7 @@ def parse_gold(line: str, where: str, first: int = 0) -> Gold:
 
 
 def check_words(links: Links, source_words: int, target_words: int, where: str) -> None:
-    """Raises UserError for a link of a word that the pair does not have."""
+    """Raise UserError for a link to a word that the pair does not have."""
     for source, target in sorted(links):
         if source >= source_words or target >= target_words:
             raise UserError(
@@ -46,32 +57,40 @@ def check_words(links: Links, source_words: int, target_words: int, where: str) 
 
 
 def pharaoh(links: Iterable[tuple[int, int]]) -> str:
-    """`0-0 1-2`, in the order of source words."""
+    """Return links as `0-0 1-2`, in the order of source words."""
     return " ".join(f"{source}-{target}" for source, target in sorted(links))
 
 
 def hard_links(weights: np.ndarray) -> Links:
-    """The source word with the highest weight for each target word, of weights [target words, source words]; the first of equal
-    ones. A target word without any weight has no link.
+    """Link each target word to its source word with the highest weight.
+
+    Args:
+        weights: [target words, source words]; the first of equal weights wins.
+
+    A target word without any weight has no link.
     """
     return frozenset((int(row.argmax()), target) for target, row in enumerate(weights) if row.any())
 
 
 def links_from(weights: np.ndarray, threshold: float) -> Links:
-    """All words that are linked with at least this weight."""
+    """Return all links with at least this weight."""
     return frozenset(
         (int(source), int(target)) for target, source in zip(*np.nonzero(weights >= threshold), strict=True)
     )
 
 
 def soft(weights: np.ndarray) -> str:
-    """Marian's form: for each target word the weights of all source words, to four digits, with commas between them."""
+    """Return weights in Marian's soft format.
+
+    For each target word, the weights of all source words follow, to four digits, separated by
+    commas.
+    """
     return " ".join(",".join(f"{round(float(weight), 4):g}" for weight in row) for row in weights)
 
 
 @dataclasses.dataclass(frozen=True)
 class Errors:
-    """Of alignments against gold ones, by their sums over pairs (Och & Ney 2003, section 4)."""
+    """Alignment errors against gold, by sums over pairs (Och & Ney 2003, section 4)."""
 
     error_rate: float
     precision: float
@@ -79,8 +98,10 @@ class Errors:
 
 
 def errors(alignments: Sequence[Links], gold: Sequence[Gold]) -> Errors:
-    """AER = 1 - (|A and S| + |A and P|) / (|A| + |S|), precision |A and P| / |A|, recall |A and S| / |S|. Raises UserError
-    where the gold alignments have no sure link.
+    """Return AER, precision and recall.
+
+    AER = 1 - (|A and S| + |A and P|) / (|A| + |S|), precision |A and P| / |A|, recall |A and S| /
+    |S|. Raises UserError if the gold alignments have no sure link.
     """
     linked = sum(map(len, alignments))
     sure = sum(len(g.sure) for g in gold)

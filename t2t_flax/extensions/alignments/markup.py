@@ -1,4 +1,7 @@
-"""HTML in a line: taken out before it is translated, and put around the aligned words afterwards. URLs and placeholders stay."""
+"""HTML in a line, removed before translation and put around the aligned words afterwards.
+
+URLs and placeholders stay.
+"""
 
 import bisect
 import collections
@@ -16,18 +19,18 @@ BREAKS = frozenset(
     "noscript object ol optgroup option p pre script section select style summary table tbody td template textarea tfoot th "
     "thead title tr ul".split()
 )
-"""Elements that separate words and, in a document, what is translated at a time."""
+"""Elements that separate words and, in a document, separate the parts translated at a time."""
 HIDDEN = frozenset(["script", "style", "template", "noscript"])
-"""Elements that are left as they are, and not shown."""
+"""Elements that are left unchanged and are not shown."""
 LITERAL = frozenset(["code", "kbd", "pre", "samp", "textarea", "var"])
-"""Elements that are left as they are without translate="yes"."""
+"""Elements that are left unchanged unless they have translate="yes"."""
 _RAW = frozenset(["script", "style", "textarea"])
 """Elements in which `<` begins no element."""
 DEEPEST = 32
-"""Elements around a word; those within them are markup without words."""
+"""Most elements around a word; deeper ones become markup without words."""
 VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 _BREAK = "\v"
-"""A space where a break stands, which text does not have."""
+"""Stands for a space at a break; text does not contain it."""
 _NAME = re.compile(r"<\s*([^\s/>]+)")
 _LETTER = re.compile(r"[a-zA-Z]")
 _TAG = re.compile(
@@ -50,8 +53,9 @@ class Event(NamedTuple):
     """A part of HTML.
 
     Attributes:
-      kind: text (raw is the text without character references) | start | end | kept (an element left as it is) | other.
-      name: of a tag, in lower case.
+        kind: text (raw is the text without character references) | start | end | kept (an unchanged
+            element) | other.
+        name: tag name in lower case.
     """
 
     kind: str
@@ -60,7 +64,11 @@ class Event(NamedTuple):
 
 
 class Element(NamedTuple):
-    """A pair of tags around words. number: of its start among the events, which tells equal elements apart."""
+    """A pair of tags around words.
+
+    Args:
+        number: index of its start among the events, which distinguishes equal elements.
+    """
 
     number: int
     start: str
@@ -72,7 +80,12 @@ Stack = tuple[Element, ...]
 
 
 class Piece(NamedTuple):
-    """Markup without words. word: the source word before which it stands. spaces: whether one is before and after it."""
+    """Markup without words.
+
+    Args:
+        word: source word that follows it.
+        spaces: whether a space is before and after it.
+    """
 
     raw: str
     word: int
@@ -83,7 +96,8 @@ class Piece(NamedTuple):
 def parse(text: str) -> list[Event]:
     """Return the events of HTML in linear time.
 
-    Malformed HTML is no error: a tag without its other one is markup without words, and a `<` that begins nothing is text.
+    Malformed HTML is no error: an unpaired tag is markup without words, and a `<` that begins
+    nothing is text.
     """
     events: list[Event] = []
     kept, depth, begin = "", 0, 0
@@ -145,7 +159,7 @@ def _markup(text: str) -> Iterator[tuple[str, str, int, int]]:
 
 
 def _is_kept(name: str, tag: str) -> bool:
-    """Return whether an element is left as it is, by its name and its start tag."""
+    """Return True if an element is left unchanged, by its name and its start tag."""
     attributes: dict[str, str] = {}
     for match in _ATTRIBUTE.finditer(tag, len(name) + 1) if "translate" in tag.lower() else ():
         attributes.setdefault(match[1].lower(), html.unescape(match[2] or match[3] or match[4] or ""))
@@ -160,7 +174,10 @@ def _is_kept(name: str, tag: str) -> bool:
 
 
 def _add_kept(events: list[Event], raw: str, name: str) -> None:
-    """Add an element that is left as it is, as one with an earlier one if signs alone join them: Ctrl+Alt."""
+    """Add an element that is left unchanged.
+
+    It joins an earlier one if only signs are between them: Ctrl+Alt.
+    """
     name = "" if name in HIDDEN else name
     inline = name and name not in BREAKS
     if inline and len(events) > 1 and events[-2].kind == "kept" and events[-2].name not in BREAKS:
@@ -175,8 +192,8 @@ class Fragment:
     """A line of HTML.
 
     Attributes:
-      text: its words, to be translated.
-      plain: whether it has no markup.
+        text: its words, to be translated.
+        plain: whether it has no markup.
     """
 
     def __init__(self, events: Sequence[Event]):
@@ -184,7 +201,7 @@ class Fragment:
         elements = _pairs(events)
         characters: list[str] = []
         numbers: list[int] = []
-        """For each character the number of its stack."""
+        """Stack number of each character."""
         known: dict[Stack, int] = {}
         tags: list[tuple[int, str, Stack, Element | None]] = []
         stack: list[Element] = []
@@ -233,20 +250,23 @@ class Fragment:
             self.pieces.append(Piece(raw, word, only_around_words(around), spaces))
 
     def before(self, word: int) -> Stack:
-        """The elements around punctuation before a word."""
+        """Return the elements around punctuation before a word."""
         if self.words[word][0] in _OPENING:
             return self._first[word]
         return _common(self.stacks[word], self.stacks[word - 1] if word else ())
 
     def after(self, word: int) -> Stack:
-        """The elements around punctuation after a word."""
+        """Return the elements around punctuation after a word."""
         if self.words[word][-1] in _PUNCTUATION:
             return self._last[word]
         return _common(self.stacks[word], self.stacks[word + 1] if word + 1 < len(self.words) else ())
 
 
 def _pairs(events: Sequence[Event]) -> dict[int, Element]:
-    """Return the element of each start and end tag around words, by the number of its event. Elements are nested properly."""
+    """Map the event number of each start and end tag around words to its element.
+
+    Elements are nested properly.
+    """
     found: dict[int, Element] = {}
     opened: list[int] = []
     places: dict[str, list[int]] = collections.defaultdict(list)
@@ -276,14 +296,17 @@ def _common(one: Stack, other: Stack) -> Stack:
 
 
 class Target(NamedTuple):
-    """A word of a translation and the source word that it is aligned to."""
+    """A word of a translation and its aligned source word."""
 
     text: str
     source: int
 
 
 def aligned(words: Sequence[str], weights: np.ndarray) -> list[Target]:
-    """Each target word with its heaviest source word; one without weights has that of the word before it."""
+    """Align each target word with its heaviest source word.
+
+    A word without weights takes the source word of the word before it.
+    """
     targets: list[Target] = []
     for word, row in zip(words, weights, strict=True):
         targets.append(Target(word, int(row.argmax()) if row.any() or not targets else targets[-1].source))
@@ -291,14 +314,15 @@ def aligned(words: Sequence[str], weights: np.ndarray) -> list[Target]:
 
 
 def missing(source: str, translation: str) -> bool:
-    """Whether a URL or placeholder of the source is not in the translation as often."""
+    """Return True if a URL or placeholder is rarer in the translation than in the source."""
     kept = collections.Counter(PROTECTED.findall(source))
     return any(translation.count(each) < count for each, count in kept.items())
 
 
 def restored(sources: Sequence[str], targets: Sequence[Target], weights: np.ndarray) -> list[Target]:
-    """The targets, with each URL and placeholder of the source that they lack in place of the word that is aligned to it, or
-    before the next aligned one.
+    """Return the targets with the source's missing URLs and placeholders restored.
+
+    Each replaces the word that is aligned to it, or goes before the next aligned one.
     """
     out: list[Target | None] = list(targets)
     inserted: dict[int, list[Target]] = {}
@@ -332,13 +356,18 @@ def restored(sources: Sequence[str], targets: Sequence[Target], weights: np.ndar
 
 
 def carried_over(fragment: Fragment, translation: str, weights: np.ndarray) -> str:
-    """The translation of a fragment as HTML: each word in the elements of the source word that it is aligned to, other markup
-    before the words that follow it. No tag is lost. weights: float32 [target words, source words].
+    """Return the translation of a fragment as HTML.
+
+    Each word gets the elements of its aligned source word. Other markup goes before the words that
+    follow it. No tag is lost.
+
+    Args:
+        weights: float32 [target words, source words].
     """
     targets = aligned(translation.split(), weights)
     targets = restored(fragment.words, targets, weights)
     lost = _place_all(fragment, targets, weights)
-    # Whatever stands before a source word goes before the first target word of that one or a later one.
+    # Markup before a source word goes before the first target word aligned to it or a later word.
     places: dict[int, list[Piece]] = {}
     furthest = list(itertools.accumulate((target.source for target in targets), max))
     for piece in sorted([*fragment.pieces, *lost], key=lambda piece: piece.word):
@@ -371,7 +400,7 @@ def _place_all(fragment: Fragment, targets: list[Target], weights: np.ndarray) -
     """Change the source words of targets so that each element has a target word.
 
     Returns:
-      The tags of elements for which there is none.
+        Tags of the elements without a target word.
     """
     count = collections.Counter(element for target in targets for element in fragment.stacks[target.source])
     words: dict[Element, list[int]] = collections.defaultdict(list)
@@ -383,7 +412,7 @@ def _place_all(fragment: Fragment, targets: list[Target], weights: np.ndarray) -
         if count[element]:
             continue
         own = words[element]
-        # Where words were put in, their numbers are no longer those of the weights.
+        # Once words are inserted, target numbers no longer match the rows of the weights.
         best = weights[:, own].max(1) if len(targets) == len(weights) else np.zeros(0)
         for i in np.argsort(-best, kind="stable").tolist():
             word = own[int(weights[i, own].argmax())]
@@ -400,13 +429,13 @@ def _place_all(fragment: Fragment, targets: list[Target], weights: np.ndarray) -
 
 
 class _Writer:
-    """Writes text within elements: closes and opens tags where these change."""
+    """Writer of text within elements: closes and opens tags where these change."""
 
     def __init__(self) -> None:
         self._out: list[str] = []
         self._stack: Stack = ()
         self.space = False
-        """Whether a space is due before the next text."""
+        """True if the next text needs a space before it."""
 
     def text(self, text: str, stack: Stack) -> None:
         self._move(stack)
@@ -430,6 +459,6 @@ class _Writer:
         self._stack = stack
 
     def finish(self) -> str:
-        """All that was written, every element closed."""
+        """Close every element and return the written text."""
         self._move((), space=False)
         return "".join(self._out)

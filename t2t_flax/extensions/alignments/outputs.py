@@ -1,4 +1,4 @@
-"""What `translate` prints beside or in place of translations."""
+"""Alignments and markup in the output of `translate`."""
 
 import html
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ from t2t_flax.registry import GROUPS
 
 
 class AlignmentForm:
-    """How alignments are written: hard | soft | a threshold. Raises UserError for another value."""
+    """Format of alignments: hard | soft | a threshold. Raises UserError for another value."""
 
     def __init__(self, form: str):
         try:
@@ -37,14 +37,14 @@ class AlignmentForm:
         self._form = form
 
     def __call__(self, weights: np.ndarray) -> str:
-        """The text for weights [target words, source words]."""
+        """Format weights [target words, source words] as text."""
         if self._form == "soft":
             return soft(weights)
         return pharaoh(hard_links(weights) if self._form == "hard" else links_from(weights, self._threshold))
 
 
 class WithAlignments(Change):
-    """Prints word alignments after translations: `TRANSLATION ||| 0-0 1-1`."""
+    """Print word alignments after translations: `TRANSLATION ||| 0-0 1-1`."""
 
     def __init__(self, model: TrainedModel, form: str):
         super().__init__(model, form)
@@ -52,7 +52,7 @@ class WithAlignments(Change):
         self._head = head_of(model)
 
     def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
-        """The translations with their alignments."""
+        """Return the translations with their alignments."""
         rows = zip(lines, sources, n_best, strict=True)
         pairs = [Pair(source, text, line) for line, source, texts in rows for text in texts]
         weights = iter(word_weights(self.model, pairs, self._head))
@@ -62,7 +62,11 @@ class WithAlignments(Change):
 def html_of(
     model: TrainedModel, fragments: Sequence[Fragment], sources: Sequence[str], translations: Sequence[str]
 ) -> list[str]:
-    """The translations of fragments with their markup. sources: their text as the model reads it."""
+    """Return the translations of fragments with their markup.
+
+    Args:
+        sources: text of the fragments as the model reads it.
+    """
     weights = _weights(model, fragments, sources, translations, [not fragment.plain for fragment in fragments])
     rows = zip(fragments, translations, weights, strict=True)
     return [
@@ -77,8 +81,9 @@ def _weights(
     translations: Sequence[str],
     needed: Sequence[bool],
 ) -> list[np.ndarray | None]:
-    """`word_weights` of translations that need them, or lack URLs or placeholders; None for the others, which are most lines
-    of most texts.
+    """Return `word_weights` of the translations that need them or lack URLs or placeholders.
+
+    The others, most lines of most texts, get None.
     """
     rows = list(zip(fragments, sources, translations, needed, strict=True))
     chosen = [i for i, (part, _, text, need) in enumerate(rows) if need or missing(part.text, text)]
@@ -145,11 +150,14 @@ class WithTags(Change):
         head_of(model)  # raises what would be an error of each line
 
     def source(self, line: str) -> str:
-        """The line without its markup."""
+        """Return the line without its markup."""
         return Fragment(parse(line)).text if self._html else line
 
     def answers(self, lines: Sequence[str], sources: Sequence[str], n_best: Sequence[Sequence[str]]) -> list[list[str]]:
-        """The translations with the markup of their lines, and the URLs and placeholders that they lacked."""
+        """Return the translations with the markup of their lines.
+
+        URLs and placeholders that they lacked are restored.
+        """
         read = parse if self._html else lambda line: [Event("text", line)]
         of_lines = [Fragment(read(line)) for line in lines]
         texts = [text for texts in n_best for text in texts]

@@ -1,4 +1,7 @@
-"""The tokens of a text by its words, which spaces divide: pieces of subwords, control symbols and EOS are no words."""
+"""Tokens of a text by its words, which spaces separate.
+
+Subword pieces, control symbols and EOS are not words.
+"""
 
 import functools
 from typing import NamedTuple
@@ -10,8 +13,13 @@ from t2t_flax.data.tokenizers import Tokenizer
 
 
 class WordTokens(NamedTuple):
-    """ids: of a text, with EOS where a model has it. words: of each id the number of its word, from 0; -1 = of none. count:
-    words of the text as its user sees it. cut: whether ids are left out at the end.
+    """Tokens of a text and the word of each.
+
+    Args:
+        ids: token ids, with EOS if the model has it.
+        words: for each id the index of its word, from 0; -1 if it belongs to none.
+        count: words of the text as its user sees it.
+        cut: whether ids are left out at the end.
     """
 
     ids: list[int]
@@ -21,12 +29,12 @@ class WordTokens(NamedTuple):
 
     @property
     def matrix(self) -> np.ndarray:
-        """float32 [words, ids]: 1 where the id is of the word."""
+        """float32 [words, ids]: 1 where the id belongs to the word."""
         return (np.arange(self.count)[:, None] == np.array(self.words)).astype(np.float32)
 
 
 _KEPT = 32
-"""Most characters of a word whose ids are kept: longer ones seldom come again."""
+"""Maximum characters of a word whose ids are cached: longer ones seldom come again."""
 
 
 def _ids_of_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
@@ -39,11 +47,14 @@ def _kept_ids(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:
 
 
 def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eos: bool = True) -> WordTokens:
-    """The tokens of a text, which may begin with control symbols. line: what the user gave, perhaps without them. limit: of ids,
-    EOS included; further ones are left out.
+    """Return the tokens of a text, which may begin with control symbols.
 
-    Each word is encoded alone, so that it is known of which word an id is. No tokenizer here joins words, so these are the ids of
-    the text.
+    Each word is encoded alone, so that the word of each id is known. No tokenizer here joins words,
+    so the ids are the same as those for the text.
+
+    Args:
+        line: text that the user gave, perhaps without the control symbols.
+        limit: maximum ids, EOS included; further ones are left out.
     """
     ids, rest = tokenizer.split(text)
     words, own = [-1] * len(ids), rest.split()

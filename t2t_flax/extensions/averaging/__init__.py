@@ -1,4 +1,4 @@
-"""The mean of checkpoints, of one run or several, as a workdir of its own."""
+"""Averages of checkpoints, from one run or several, as a new workdir."""
 
 from t2t_flax.registry import COMMANDS, Command
 

@@ -1,4 +1,7 @@
-"""The mean of checkpoints (6.1) as a new workdir, accepted by `evaluate`, `translate` and `finetuning.init_from`."""
+"""Averaged checkpoints (6.1) as a new workdir.
+
+`evaluate`, `translate` and `finetuning.init_from` accept it.
+"""
 
 import dataclasses
 import os
@@ -26,12 +29,15 @@ def average(
     best: bool = False,
     overrides: dict[str, str] | None = None,
 ) -> list[tuple[str, int]]:
-    """Writes the float32 mean of checkpoints of each workdir to `output`.
+    """Write the float32 mean of checkpoints of each workdir to `output`.
 
-    last: each workdir's last regular checkpoints (up to each of `steps`, if given); without it, the checkpoints
-    `steps`, or the `best`. Returns the averaged (workdir, step) pairs. Config and tokenizer are those of the first
-    workdir. Raises UserError if the output exists, a step is unknown, or a workdir has another model (naming the keys) or
-    tokenizer.
+    Config and tokenizer come from the first workdir. Returns the averaged (workdir, step) pairs.
+    Raises UserError if the output exists, a step is unknown, or a workdir has another model (naming
+    the keys) or tokenizer.
+
+    Args:
+        last: number of last regular checkpoints per workdir (up to each of `steps`, if given).
+            Without it, the checkpoints `steps`, or the `best`, are averaged.
     """
     output = epath.Path(output)
     check_writable(output, "give a new folder as --output")

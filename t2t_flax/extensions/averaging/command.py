@@ -1,4 +1,4 @@
-"""`average`: writes the mean of checkpoints as a new workdir."""
+"""`average`: write the mean of checkpoints as a new workdir."""
 
 from t2t_flax.cli import arguments
 from t2t_flax.errors import UserError
@@ -6,7 +6,7 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the new workdir is written."""
+    """Return exit code 0 when the new workdir is written."""
     parser = arguments.parser(
         "average",
         "Writes the mean of checkpoints (6.1) to a new folder that evaluate, translate, score, attend and\n"

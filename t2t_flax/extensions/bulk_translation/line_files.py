@@ -1,4 +1,4 @@
-"""Answers the lines of a file into a file that is resumed after a stop, for each command of this extension."""
+"""Line-by-line processing of a file, resumable after a stop, for the commands of this extension."""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
@@ -27,8 +27,12 @@ if TYPE_CHECKING:
 
 
 def output_settings(loaded: "TrainedModel", flags: dict[str, Any]) -> dict[str, Any]:
-    """What the answers of a restored run depend on. Batch sizes and the mesh may change when resuming. flags: of the
-    command line, with an effect on the output.
+    """Return the settings that the answers of a restored run depend on.
+
+    Batch sizes and the mesh may change when resuming.
+
+    Args:
+        flags: command-line flags with an effect on the output.
     """
     from t2t_flax.training.checksums import checksums
 
@@ -55,12 +59,16 @@ def run_lines(
     output: str,
     resume: bool,
 ) -> int:
-    """Answers all lines of the file `source` to the file or stream `output`. start(): loads the run, and returns it, how it
-    answers, and the settings of the output; called first. verb: what progress reports.
+    """Answer all lines of the file `source` into the file or stream `output`.
 
-    Exit code 0 when every line is answered, 2 if some cannot be translated. After a signal: 75 where --resume can go on, else
-    128 plus the signal's number.
-    Raises UserError, which says how to go on.
+    Returns 0 if every line is answered, 2 if some cannot be translated. After a signal: 75 if
+    --resume can go on, else 128 plus the signal's number. Raises UserError, which says how to go
+    on.
+
+    Args:
+        start: called first; loads the run and returns it, its answer function and the settings of
+            the output.
+        verb: verb for progress reports.
     """
     writer: ResumableOutput | None = None
     try:

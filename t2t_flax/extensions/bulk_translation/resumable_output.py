@@ -1,8 +1,8 @@
 """An output file that is written in steps and can be continued after a stop.
 
 The steps go to FILE.partial, which becomes FILE at the end. FILE.partial.json records how many
-bytes of it are complete, for how many input lines, and for which input and settings. It says
-something of a FILE.partial alone: without one, it is what a killed process left.
+bytes of it are complete, for how many input lines, and for what input and settings. The record is
+valid only beside a FILE.partial; alone, it was left by a killed process.
 """
 
 import argparse
@@ -25,27 +25,30 @@ from t2t_flax.json_file import parse_json
 
 
 def add_resume(parser: argparse.ArgumentParser) -> None:
-    """`--resume`, of a command that writes a line for each line of its input."""
+    """Add `--resume` to a command that writes a line for each line of its input."""
     parser.add_argument(
         "--resume", action="store_true", help="go on after the lines that FILE.partial of --output=FILE already holds"
     )
 
 
 def check_resumable_output(args: argparse.Namespace) -> None:
-    """Raises UserError for a --resume that is not possible, and as `check_output`."""
+    """Raise UserError for an impossible --resume, and as `check_output`."""
     if args.resume and (is_stream(args.output) or is_remote(args.output)):
         raise UserError(f"--resume needs --output=FILE on this machine: {args.output} cannot be resumed.")
     check_output("--output", args.output)
 
 
 class ResumableOutput:
-    """Writes the output of some input lines at a time to a file.
+    """Writer of a file, some input lines at a time.
 
-    settings: what the output depends on besides the input, as JSON. With `resume`, goes on after
-    the `done` input lines of an earlier `ResumableOutput` that did not finish, which `skip` reads.
-    part: "1-of-4" where four processes write FILE.partial-0-of-4 ... instead. command: the writer,
-    for another one to name. Raises UserError where the earlier one had other settings, where it
-    exists and `resume` is False, and while another process writes it.
+    With `resume`, it goes on after the `done` input lines of an unfinished `ResumableOutput`, which
+    `skip` reads. Raises UserError if the earlier one had other settings, if it exists and `resume`
+    is False, and while another process writes it.
+
+    Args:
+        settings: further settings that the output depends on besides the input, as JSON.
+        part: "1-of-4" if four processes write FILE.partial-0-of-4 ... instead.
+        command: command that writes, named in another writer's message.
     """
 
     def __init__(
@@ -69,7 +72,7 @@ class ResumableOutput:
         _check_same_division(self.partial)
 
     def path_of(self, part: str) -> Path:
-        """Where that part is written; "": all of it."""
+        """Return the path of a part; "" for the whole output."""
         return self._path.with_name(f"{self._path.name}.partial{'-' if part else ''}{part}")
 
     def __enter__(self) -> "ResumableOutput":
@@ -93,8 +96,9 @@ class ResumableOutput:
                 self.remove()
 
     def remove(self) -> None:
-        """Removes what was written, and what a killed process left of its record. The record goes last: without it, nobody
-        would know of which lines the output is.
+        """Remove the written output, and the record that a killed process left.
+
+        The record goes last: it alone says to which lines the output belongs.
         """
         self.partial.unlink(missing_ok=True)
         self._record.unlink(missing_ok=True)
@@ -134,7 +138,10 @@ class ResumableOutput:
         return record
 
     def skip(self, lines: Iterator[Line]) -> None:
-        """Reads the first `done` input lines. Raises UserError where they are not the earlier ones."""
+        """Read the first `done` input lines.
+
+        Raises UserError if they differ from the earlier ones.
+        """
         for line in itertools.islice(lines, self.done):
             self._hash(line)
         if self.done and self._digest.hexdigest() != self._expected:
@@ -144,7 +151,10 @@ class ResumableOutput:
             )
 
     def append(self, lines: Sequence[Line], text: str, failed: int) -> None:
-        """Writes the output of the next input lines, and records that it is complete, and how many of them failed."""
+        """Write the output of the next input lines, and record it as complete.
+
+        The record includes how many of the lines failed.
+        """
         for line in lines:
             self._hash(line)
         self._file.write(text.encode())
@@ -156,19 +166,21 @@ class ResumableOutput:
         report_progress()
 
     def how_to_go_on(self) -> str:
-        """What an unfinished output holds, and what to do with it; "" without a line."""
+        """Return the content of an unfinished output and how to continue; "" without a line."""
         held = f" {self.partial} holds the output of {self.done} lines: the same command with --resume goes on."
         return held if self.done else ""
 
     def code(self, say: Callable[[str], None] = to_stderr) -> int:
-        """Return the exit code of all lines; says how many failed before a stop, whose command has named them."""
+        """Return the exit code of all lines.
+
+        Says how many failed before a stop; the command has named them.
+        """
         failed, lines = self._before
         if failed:
             say(f"warning: {failed} of the {lines} lines before the stop {FAILED}")
         return USER_ERROR if self._failed else OK
 
     def finish(self) -> None:
-        """Renames the file."""
         self.partial.replace(self._path)
         fsync_folder(self._path.parent)
         self.remove()
@@ -190,7 +202,7 @@ class ResumableOutput:
 
 
 def _check_same_division(partial: Path) -> None:
-    """Raises UserError if another number of processes has begun the same output."""
+    """Raise UserError if another number of processes has begun the same output."""
     base, _, part = partial.name.rpartition(".partial")
     count = part.rpartition("-")[2]
     begun: dict[str, list[str]] = {}

@@ -16,7 +16,10 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every pair has its line; those without a score are named. After a signal as `translate_file`."""
+    """Return exit code 0 when every pair has its line; those without a score are named.
+
+    After a signal it is the code of `translate_file`.
+    """
     parser = arguments.parser(
         "score",
         "Scores pairs with a trained run: log-probability of the target given the source (nats, EOS included),\n"
@@ -59,8 +62,13 @@ def run(argv: list[str]) -> int:
 
 
 def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> Answer:
-    """Scores pairs: a line for each, also for one that cannot be scored, which is noted. tokens: write each token's
-    log-probability. flags: see `arguments.Changes`.
+    """Return a function that scores pairs, with one line for each pair.
+
+    A pair that cannot be scored has a line, too, and is noted.
+
+    Args:
+        tokens: write each token's log-probability.
+        flags: see `arguments.Changes`.
     """
     source = arguments.Changes(loaded, flags).source
 
@@ -79,9 +87,9 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
 def score_each(
     run: "TrainedModel", pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
 ) -> "list[PairScore | UserError]":
-    """As `TrainedModel.score`, with an error in the place of each pair that cannot be scored.
+    """Score like `TrainedModel.score`, with an error in place of each pair that cannot be scored.
 
-    Raises UserError where every source lacks the language to write.
+    Raises UserError if every source lacks the language to write.
     """
     from t2t_flax.evaluation.scoring import encode_pair, score_pairs
 

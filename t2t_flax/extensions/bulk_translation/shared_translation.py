@@ -1,7 +1,8 @@
-"""`translate_file` on several processes: each takes its share of the lines of one file, and process 0 joins the outputs.
+"""`translate_file` on several processes, which share the lines of one file.
 
-The lines are dealt out in turns. Process 1 of 4 writes FILE.partial-1-of-4, with a record like that of FILE.partial, from
-which --resume goes on. FILE appears when all of it is there.
+The lines are dealt out in turns. Process 1 of 4 writes FILE.partial-1-of-4 with a record like the
+one of FILE.partial, so --resume can go on. Process 0 joins the outputs into FILE when all parts are
+complete.
 """
 
 import argparse
@@ -28,30 +29,32 @@ from t2t_flax.filesystem import atomic_file, is_remote
 from t2t_flax.process_setup import prepare_process
 
 TURN = 2**14
-"""Consecutive lines that a process takes before the next one's turn."""
+"""Consecutive lines for a process before the next one's turn."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Share:
-    """The lines of process `index` of `count`: of all turns of `turn` lines, each count-th one."""
+    """Lines of process `index` of `count`: each count-th turn of `turn` lines."""
 
     index: int
     count: int
     turn: int = TURN
 
     def of(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """The share of these lines."""
+        """Return the share of these lines."""
         return (line for line in lines if line.number // self.turn % self.count == self.index)
 
     def windows(self, lines: Iterator[Line], size: int) -> Iterator[list[Line]]:
-        """Windows of consecutive lines of the share."""
+        """Yield windows of consecutive lines of the share."""
         for window in windows(lines, size):
             for _, turn in itertools.groupby(window, lambda line: line.number // self.turn):
                 yield list(turn)
 
 
 def run_shared(args: argparse.Namespace, overrides: dict[str, str]) -> int:
-    """Exit code 0 when the joined output is written, 2 if it has lines of this process that cannot be translated. Raises
+    """Return exit code 0 when the joined output is written.
+
+    The code is 2 if the output has lines of this process that cannot be translated. Raises
     UserError for an input or output that the processes cannot share.
     """
     from t2t_flax.decoding.translator import check_decoder
@@ -86,7 +89,8 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
         share, counter = Share(group.index, group.count), _Counter()
         flags = arguments.given_flags(args)
         answer = translating(loaded, scores=args.scores, flags=flags, say=supervisor.say)
-        # Comparing what was read, and not a file written there: a workdir may be read-only.
+        # Compare the content that was read instead of a file written there: a workdir may be
+        # read-only.
         settings = output_settings(loaded, {"--scores": args.scores, "lines of a turn": share.turn, **flags})
         _check_same(group, settings, "{} = {}", f"--workdir={args.workdir} and the settings must be the same for all")
         output = ResumableOutput(args.output, settings, resume=args.resume, part=f"{share.index}-of-{share.count}")
@@ -120,21 +124,25 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
 
 
 class _Counter:
-    """Counts lines as they are read."""
+    """Counter of lines as they are read."""
 
     def __init__(self):
         self.lines = 0
 
     def count(self, lines: Iterator[Line]) -> Iterator[Line]:
-        """The lines, unchanged."""
+        """Yield the lines unchanged."""
         for line in lines:
             self.lines += 1
             yield line
 
 
 def _check_same(group: ProcessGroup, values: dict[str, Any], form: str, expected: str) -> None:
-    """Raises UserError, naming the processes, if they do not all have these values. Waits until all are here. `form`: a name
-    with its value, as in the message.
+    """Raise UserError, naming the processes, unless all have the same values.
+
+    Waits for all processes.
+
+    Args:
+        form: name with its value, as in the message.
     """
     texts = {name: json.dumps(value) for name, value in values.items()}
     for index, answer in enumerate(group.all_gather("the same values", json.dumps(texts))):
@@ -149,8 +157,10 @@ def _check_same(group: ProcessGroup, values: dict[str, Any], form: str, expected
 
 
 def join(parts: Sequence[Path], output: Path, turn: int, total: int) -> None:
-    """Writes `turn` lines of each part in turn to a file that gets the name `output` at the end, until all are at their
-    end. Raises UserError if that makes another number of lines than `total`.
+    """Join `turn` lines of each part in turn into one file, until all parts end.
+
+    The file gets the name `output` at the end. Raises UserError if it has a number of lines other
+    than `total`.
     """
     written = 0
     with contextlib.ExitStack() as stack:

@@ -1,4 +1,7 @@
-"""`translate_file`: as `translate`, for a file that takes hours: resumed after a stop, shared by several processes."""
+"""`translate_file`: translate a file that takes hours.
+
+It is resumed after a stop and shared by several processes.
+"""
 
 from typing import TYPE_CHECKING, Any
 
@@ -14,8 +17,9 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every line was translated, 2 if some cannot be. After a signal: 75 where --resume can go on, else 128
-    plus the signal's number.
+    """Return exit code 0 when every line was translated, 2 if some cannot be.
+
+    After a signal: 75 if --resume can go on, else 128 plus the signal's number.
     """
     parser = arguments.parser(
         "translate_file",

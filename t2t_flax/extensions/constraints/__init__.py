@@ -1,4 +1,4 @@
-"""Constraints: phrases that translations must or must not contain, glossaries, penalties and limits on tokens."""
+"""Constraints: required and forbidden phrases, glossaries, penalties and limits on tokens."""
 
 from dataclasses import dataclass
 
@@ -55,7 +55,7 @@ class Constraints:
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for keys that need each other."""
+        """Raise UserError for keys that need each other."""
         if self.lines not in ("", TABS, JSON):
             raise UserError(f"config.constraints.lines = {self.lines!r}: expected tabs, json or nothing.")
         contain = "glossary" if self.glossary else "lines" if self.lines == TABS else ""

@@ -1,8 +1,8 @@
-"""Phrases that must not be written: the tokens that would complete one, as whole words, after the tokens so far.
+"""Forbidden phrases: mask tokens that would complete one as whole words.
 
-An automaton of a phrase has the positions in its text as states, and an edge from position i to j for each token that writes
-what is between them, so that it knows every segmentation. A hypothesis is in a set of states: what it ends with may be the
-beginning of several phrases.
+The states of a phrase's automaton are the positions in its text. An edge from position i to j
+exists for each token that writes the text between them, so the automaton covers every segmentation.
+A hypothesis is in a set of states, because its end may begin several phrases.
 """
 
 import functools
@@ -26,16 +26,22 @@ from t2t_flax.extensions.constraints.segmentation import (
 )
 
 BOUNDARY, ANYWHERE, FIRST = 0, 1, 2
-"""States: BOUNDARY where a word may begin, ANYWHERE always; from FIRST on, positions within phrases."""
+"""Automaton states; positions within phrases start at FIRST.
+
+BOUNDARY: a word may begin. ANYWHERE: always.
+"""
 WRITTEN = BOUNDARY
-"""What the edges of tokens that complete a phrase lead to."""
+"""Final state of the edges whose tokens complete a phrase."""
 Edge = tuple[int, int, int]
-"""From a state, to a state, by a token."""
+"""(from state, to state, token)."""
 _BYTE = re.compile("<0x([0-9A-F]{2})>")
 
 
 def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
-    """Of the automata of all phrases. A phrase that no tokens write is never completed."""
+    """Return the edges of the automata of all phrases.
+
+    A phrase that no tokens write is never completed.
+    """
     found: list[Edge] = []
     free = FIRST
     for phrase in dict.fromkeys(phrases):
@@ -50,7 +56,10 @@ def edges(tokenizer: Tokenizer, phrases: Sequence[str]) -> list[Edge]:
 
 
 def array(each: Sequence[Sequence[Edge]]) -> np.ndarray:
-    """int32 [sentences, E, 3], zero-padded; E is a power of two, so that few programs are compiled."""
+    """Return int32 [sentences, E, 3], zero-padded.
+
+    E is a power of two, so that few programs are compiled.
+    """
     most = max(map(len, each), default=0)
     out = np.full((len(each), max(1, power_of_two(most)), 3), PAD, np.int32)
     for row, own in zip(out, each, strict=True):
@@ -60,13 +69,20 @@ def array(each: Sequence[Sequence[Edge]]) -> np.ndarray:
 
 
 def start(edges_BxEx3: jax.Array, width: int) -> jax.Array:
-    """The states of `width` hypotheses without a token, bool [B, K, E + FIRST]: at most E, to each of which an edge leads."""
+    """Return the states of `width` hypotheses without a token, bool [B, K, E + FIRST].
+
+    At most E states beyond FIRST exist, since each has an edge that leads to it.
+    """
     B, E, _ = edges_BxEx3.shape
     return jnp.broadcast_to(jnp.arange(E + FIRST) < FIRST, (B, width, E + FIRST))
 
 
 def advance(edges_BxEx3: jax.Array, states_BxKxS: jax.Array, tokens_BxK: jax.Array, ends_V: jax.Array) -> jax.Array:
-    """The states after one more token. ends_V: whether a word may begin after a token."""
+    """Return the states after one more token.
+
+    Args:
+        ends_V: whether a word may begin after each token.
+    """
     taken_BxKxE = _leaving(edges_BxEx3, states_BxKxS) & (tokens_BxK[..., None] == edges_BxEx3[:, None, :, 2])
     rows, beams = jnp.arange(len(states_BxKxS))[:, None, None], jnp.arange(states_BxKxS.shape[1])[:, None]
     new = jnp.zeros_like(states_BxKxS).at[rows, beams, edges_BxEx3[:, None, :, 1]].max(taken_BxKxE)
@@ -74,19 +90,22 @@ def advance(edges_BxEx3: jax.Array, states_BxKxS: jax.Array, tokens_BxK: jax.Arr
 
 
 def completing(edges_BxEx3: jax.Array, states_BxKxS: jax.Array) -> jax.Array:
-    """Tokens that would complete a phrase, and PAD, int32 [B, K, E]."""
+    """Return the tokens that would complete a phrase, and PAD, int32 [B, K, E]."""
     completes = _leaving(edges_BxEx3, states_BxKxS) & (edges_BxEx3[:, None, :, 1] == WRITTEN)
     return jnp.where(completes, edges_BxEx3[:, None, :, 2], PAD)
 
 
 def _leaving(edges_BxEx3: jax.Array, states_BxKxS: jax.Array) -> jax.Array:
-    """Edges that leave the states of a hypothesis, bool [B, K, E]."""
+    """Return the edges that leave the states of a hypothesis, bool [B, K, E]."""
     return jnp.take_along_axis(states_BxKxS, edges_BxEx3[:, None, :, 0], axis=2)
 
 
 @functools.lru_cache(maxsize=8)
 def ends_word(tokenizer: Tokenizer) -> bytes:
-    """Of each token whether a word may begin after it; true where that is not known, as after a byte that is no letter."""
+    """Return for each token whether a word may begin after it.
+
+    It is true where that is unknown, as after a byte that is no letter.
+    """
     if not marks_spaces(tokenizer):
         return bytes([1]) * tokenizer.vocab_size
     known = [
@@ -97,7 +116,7 @@ def ends_word(tokenizer: Tokenizer) -> bytes:
 
 @functools.lru_cache(maxsize=2**14)
 def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
-    """(edges, states from FIRST on)."""
+    """Return (edges, number of states from FIRST on)."""
     written = forms(tokenizer, phrase)
     found: list[Edge] = []
     if not marks_spaces(tokenizer):  # only the segmentation of the tokenizer
@@ -125,7 +144,10 @@ def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
 
 @functools.lru_cache(maxsize=4)
 def _parts(tokenizer: Tokenizer) -> dict[bytes, list[tuple[int, bool, bool]]]:
-    """The parts of tokens that can be whole words with what is beside the token: text to (token, from its start, to its end)."""
+    """Return the parts of tokens that can be whole words beside other text of the token.
+
+    Maps the text to (token, whether the part starts it, whether the part ends it).
+    """
     found: dict[bytes, list[tuple[int, bool, bool]]] = {}
     for token, piece in enumerate(pieces(tokenizer)):
         if token <= UNK:

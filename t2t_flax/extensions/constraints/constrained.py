@@ -1,7 +1,8 @@
-"""Beam search whose translations contain given phrases, with dynamic beam allocation (Post and Vilar 2018).
+"""Beam search for outputs with given phrases, by dynamic beam allocation (Post and Vilar 2018).
 
-Candidates are put into banks by how many tokens they still need; the beam takes the best of each bank in turn. Dimensions as in
-`search_loop`, and C phrases that an output contains, each in one of S forms of at most L tokens.
+Candidates are put into banks by how many tokens they still need; the beam takes the best of each
+bank in turn. Dimensions as in `search_loop`, and C phrases that an output contains, each in one of
+S forms of at most L tokens.
 """
 
 import dataclasses
@@ -19,14 +20,20 @@ from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, f
 from t2t_flax.extensions.constraints.segmentation import begins_word
 
 NO, LATEST, YES = 0, 1, 2
-"""Whether a hypothesis contains a phrase: LATEST = it ends in it, so that it does unless the next token continues the word."""
+"""Values of `contains`, whether a hypothesis contains a phrase.
+
+LATEST = it ends in the phrase, so it contains it unless the next token continues the word.
+"""
 _LAST = 2**30
 
 
 @flax.struct.dataclass
 class _State:
-    """progress: under "state", `matched` bool [B, K, C, S, L], whether a hypothesis ends in the first l + 1 tokens of a form, and
-    `contains` int8 [B, K, C].
+    """State of the search.
+
+    Args:
+        progress: under "state", `matched` bool [B, K, C, S, L], whether a hypothesis ends in the
+            first l + 1 tokens of a form, and `contains` int8 [B, K, C].
     """
 
     done_B: jax.Array
@@ -37,11 +44,16 @@ class _State:
 
 @dataclasses.dataclass(frozen=True)
 class ConstrainedBeam:
-    """A `Search` as `BeamSearch` whose outputs contain one form of each phrase in `Sentences.more["must"]`, int32 [B, C, S, L],
-    zero-padded. EOS comes after all of them; near the cap, only what still leaves room for the rest.
+    """A `Search` like `BeamSearch` whose outputs contain one form of each required phrase.
 
-    ordered: whether they occur in this order, without overlap; else overlaps count. begins: for each token a byte, whether it
-    begins a word or is no part of one (EOS included): a phrase that another token continues does not count. Empty: all tokens do.
+    `Sentences.more["must"]` holds the forms, int32 [B, C, S, L], zero-padded. EOS comes after all
+    phrases; near the cap, only tokens that leave room for the rest are allowed.
+
+    Args:
+        ordered: whether phrases occur in this order without overlap; otherwise overlaps count.
+        begins: a byte for each token, whether it begins a word or is not part of one (EOS
+            included).
+            A phrase that another token continues does not count. Empty: all tokens do.
     """
 
     beam: BeamSearch
@@ -51,7 +63,7 @@ class ConstrainedBeam:
 
     @property
     def width(self) -> int:
-        """Hypotheses of a sentence."""
+        """Hypotheses per sentence."""
         return self.beam.beam_size
 
     def start(self, sentences: Sentences, length: int) -> _State:
@@ -84,7 +96,7 @@ class ConstrainedBeam:
         )
         possible_BxN = totals_BxN > -jnp.inf
         index_BxN = jnp.broadcast_to(jnp.arange(totals_BxN.shape[1], dtype=jnp.int32), totals_BxN.shape)
-        # Banks, those that need least first, each best first.
+        # Banks with the fewest needed tokens first; within a bank, best first.
         bank_BxN, order_BxN, index_BxN = jax.lax.sort(
             (jnp.where(possible_BxN, needed_BxN, _LAST), -totals_BxN, index_BxN), num_keys=2, is_stable=True
         )
@@ -93,7 +105,7 @@ class ConstrainedBeam:
         ends_BxN = (tokens_BxN == EOS) & (totals_BxN > -jnp.inf)
         bound = 2 * K if self.beam.early_stopping == "exact" else K
         ended_BxK, ended_index_BxK = jax.lax.top_k(jnp.where(ends_BxN & (rank_BxN < bound), totals_BxN, -jnp.inf), K)
-        # The best of each bank, then the second best, ...
+        # Take the best of each bank, then the second best, ...
         turn_BxN = jnp.where(
             (tokens_BxN == EOS) | (bank_BxN == _LAST), _LAST, rank_BxN * _banks(must_BxCxSxL) + bank_BxN
         )
@@ -120,7 +132,10 @@ class ConstrainedBeam:
         return self.beam.result(sentences, state.beam)
 
     def _candidates(self, must_BxCxSxL, progress, logits_BxKxV, forced_B):
-        """Log-probabilities [B, K, M], -inf if impossible, and ids: the best tokens, and those that continue a form."""
+        """Return candidate log-probabilities [B, K, M], -inf if impossible, and ids.
+
+        Candidates are the best tokens and the ones that continue a form.
+        """
         log_probs_BxKxC, ids_BxKxC = continuations(logits_BxKxV, 2 * self.width, forced_B)
         next_BxKxA = self._next_of_forms(must_BxCxSxL, progress)
         logits_BxKxA = jnp.take_along_axis(logits_BxKxV, next_BxKxA, axis=2)
@@ -135,7 +150,10 @@ class ConstrainedBeam:
         return jnp.concatenate([log_probs_BxKxC, added_BxKxA], 2), jnp.concatenate([ids_BxKxC, next_BxKxA], 2)
 
     def _next_of_forms(self, must_BxCxSxL, progress):
-        """int32 [B, K, C * S]: the token that continues each form of a phrase that is still to come, else PAD."""
+        """Return the token that continues each form of a missing phrase, int32 [B, K, C * S].
+
+        PAD where there is none.
+        """
         length_BxKxCxS = longest(progress["matched"])
         L = must_BxCxSxL.shape[3]
         forms_BxKxCxSxL = jnp.broadcast_to(must_BxCxSxL[:, None], (*length_BxKxCxS.shape, L))
@@ -147,7 +165,7 @@ class ConstrainedBeam:
         return jnp.where(wanted_BxKxC[..., None], next_BxKxCxS, PAD).reshape(*contains_BxKxC.shape[:2], -1)
 
     def _after(self, must_BxCxSxL, progress, tokens_BxKxM):
-        """`matched` [B, K, M, C, S, L] and `contains` [B, K, M, C] after one more token."""
+        """Return `matched` [B, K, M, C, S, L] and `contains` [B, K, M, C] after one more token."""
         contains_BxKx1xC = progress["contains"][:, :, None]
         begins = np.frombuffer(self.begins, np.uint8) > 0 if self.begins else np.ones(1, bool)
         begins_BxKxM = jnp.asarray(begins)[jnp.minimum(tokens_BxKxM, len(begins) - 1)] | (tokens_BxKxM == EOS)
@@ -166,16 +184,20 @@ class ConstrainedBeam:
 
 
 def constrained_beam(config: Config, tokenizers: TokenizerPair) -> ConstrainedBeam:
-    """decode.strategy = constrained_beam."""
+    """Build the search of decode.strategy = constrained_beam."""
     return ConstrainedBeam(
         beam(config, tokenizers), config.group("constraints").ordered, begins_word(tokenizers.target)
     )
 
 
 def tokens_needed(must_BxCxSxL, matched, contains) -> jax.Array:
-    """The fewest tokens after which an output contains all phrases, if they do not overlap, int32 [B, K, ...].
+    """Return the fewest tokens after which an output contains all phrases, int32 [B, K, ...].
 
-    matched: bool [B, K, ..., C, S, L]. contains: [B, K, ..., C].
+    It assumes that the phrases do not overlap.
+
+    Args:
+        matched: bool [B, K, ..., C, S, L].
+        contains: [B, K, ..., C].
     """
     axes = (slice(None), *[None] * (contains.ndim - 2))
     lengths_BxCxS = jnp.sum(must_BxCxSxL != PAD, axis=3)
@@ -188,23 +210,23 @@ def tokens_needed(must_BxCxSxL, matched, contains) -> jax.Array:
 
 
 def longest(matched) -> jax.Array:
-    """How many tokens of each form a hypothesis ends in, [..., S]."""
+    """Return how many tokens of each form a hypothesis ends in, [..., S]."""
     return jnp.max(jnp.where(matched, jnp.arange(1, matched.shape[-1] + 1), 0), axis=-1)
 
 
 def _before(contains: jax.Array) -> jax.Array:
-    """Whether all phrases before each one are contained, bool [..., C]."""
+    """Return whether all phrases before each one are contained, bool [..., C]."""
     earlier = jnp.concatenate([jnp.ones_like(contains[..., :1]), contains[..., :-1]], -1)
     return jnp.cumprod(earlier.astype(jnp.int8), axis=-1).astype(bool)
 
 
 def _rank(bank_BxN: jax.Array) -> jax.Array:
-    """The position of each candidate in its bank; equal banks lie side by side."""
+    """Return the position of each candidate in its bank; equal banks are adjacent."""
     index = jnp.arange(bank_BxN.shape[1])
     new_BxN = jnp.pad(bank_BxN[:, 1:] != bank_BxN[:, :-1], [(0, 0), (1, 0)], constant_values=True)
     return index - jax.lax.cummax(jnp.where(new_BxN, index, 0), axis=1)
 
 
 def _banks(must_BxCxSxL: jax.Array) -> int:
-    """More than any number of tokens needed."""
+    """Return a number greater than any count of needed tokens."""
     return must_BxCxSxL.shape[1] * must_BxCxSxL.shape[3] + 1

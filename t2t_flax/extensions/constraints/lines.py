@@ -1,4 +1,4 @@
-"""What a user asks of the translation of a line: in the line itself, and by files of terms and phrases."""
+"""User constraints on a translation, from the line itself and from files of terms and phrases."""
 
 import dataclasses
 import functools
@@ -16,7 +16,13 @@ from t2t_flax.json_file import parse_json
 
 @dataclasses.dataclass(frozen=True)
 class Wanted:
-    """text: what is translated. contain: phrases, each as its alternatives. avoid: phrases."""
+    """Constraints of a line.
+
+    Args:
+        text: text to translate.
+        contain: required phrases, each with its alternatives.
+        avoid: forbidden phrases.
+    """
 
     text: str
     contain: tuple[tuple[str, ...], ...] = ()
@@ -24,7 +30,10 @@ class Wanted:
 
 
 def read_line(line: str, form: str, where: str) -> Wanted:
-    """A source line in the form of constraints.lines. Raises UserError, which says where, for a line of another form."""
+    """Parse a source line in the format of constraints.lines.
+
+    Raises UserError, with the place, for a line in another format.
+    """
     if form == TABS:
         text, *phrases = line.split("\t")
         return Wanted(text, tuple((phrase.strip(),) for phrase in phrases if phrase.strip()))
@@ -54,12 +63,13 @@ _EXPECTED = '{"text": "...", "constraints": ["phrase", ["one form", "or another"
 
 @dataclasses.dataclass(frozen=True)
 class Glossary:
-    """Translations of source phrases."""
-
     terms: dict[str, tuple[str, ...]]
 
     def find(self, source: str) -> list[tuple[str, ...]]:
-        """The translations of each term in a source sentence, which longer terms go before shorter ones to take."""
+        """Return the translations of each term found in a source sentence.
+
+        Longer terms match before shorter ones.
+        """
         if not self.terms:
             return []
         return [self.terms[self._longest_first[(match.lastindex or 1) - 1]] for match in self._pattern.finditer(source)]
@@ -70,17 +80,17 @@ class Glossary:
 
     @functools.cached_property
     def _pattern(self) -> re.Pattern:
-        # A group for each: what matches in any case need not be the phrase in lower case.
+        # One group per term: a match in any case need not be the phrase in lower case.
         return re.compile("|".join(f"({_whole(term)})" for term in self._longest_first), re.IGNORECASE)
 
 
 def contains(text: str, phrase: str) -> bool:
-    """Whether a text contains a phrase as whole words."""
+    """Return True if a text contains a phrase as whole words."""
     return re.search(_whole(phrase), text) is not None
 
 
 def _whole(phrase: str) -> str:
-    """A pattern of the phrase where no other word joins it."""
+    """Return a pattern that matches the phrase as whole words."""
     before = r"(?<!\w)" if continues_word(phrase[0]) else ""
     after = r"(?!\w)" if continues_word(phrase[-1]) else ""
     return f"{before}{re.escape(phrase)}{after}"
@@ -88,7 +98,7 @@ def _whole(phrase: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def read_glossary(path: str) -> Glossary:
-    """The file of constraints.glossary. Raises UserError for a line that is no term."""
+    """Read the file of constraints.glossary. Raises UserError for a line that is no term."""
     terms: dict[str, tuple[str, ...]] = {}
     known: dict[str, tuple[str, ...]] = {}
     for number, line in _lines(path, "glossary"):
@@ -106,7 +116,7 @@ def read_glossary(path: str) -> Glossary:
 
 @functools.lru_cache(maxsize=4)
 def read_phrases(path: str) -> tuple[str, ...]:
-    """The file of constraints.avoid."""
+    """Read the file of constraints.avoid."""
     return tuple(line.strip() for _, line in _lines(path, "avoid"))
 
 
@@ -118,12 +128,15 @@ def _lines(path: str, key: str) -> Iterator[tuple[int, str]]:
 
 
 def read_files(group: Constraints) -> tuple[Glossary, tuple[str, ...]]:
-    """Return the glossary and the phrases to avoid in all lines. Raises UserError for a file that cannot be read."""
+    """Return the glossary and the phrases to avoid in all lines.
+
+    Raises UserError for a file that cannot be read.
+    """
     glossary = read_glossary(group.glossary) if group.glossary else Glossary({})
     return glossary, read_phrases(group.avoid) if group.avoid else ()
 
 
 def wanted(group: Constraints, line: str, where: str) -> Wanted:
-    """All that is asked of the translation of a line."""
+    """Return all constraints on the translation of a line."""
     found, (glossary, phrases) = read_line(line, group.lines, where), read_files(group)
     return Wanted(found.text, (*found.contain, *glossary.find(found.text)), (*found.avoid, *phrases))

@@ -1,4 +1,4 @@
-"""Rules on tokens: phrases that no translation contains, n-grams that are written once, penalties, suppressed tokens."""
+"""Token rules: forbidden phrases, no repeated n-grams, penalties, suppressed tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,8 +22,12 @@ from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 @dataclasses.dataclass(frozen=True)
 class Rule:
-    """A `TokenRule`. ends_word: as of `avoid.ends_word` if `Sentences.more["avoid"]` has edges of `avoid`, else empty. Others as
-    in `Constraints`.
+    """A `TokenRule`; the other fields are described in `Constraints`.
+
+    Args:
+        ends_word: result of `avoid.ends_word` if `Sentences.more["avoid"]` has edges of `avoid`,
+            else
+            empty.
     """
 
     ends_word: bytes = b""
@@ -75,7 +79,11 @@ class Rule:
 
 
 def _repeats(history_BxKxT, position, n: int) -> jax.Array:
-    """int32 [B, K, T]: tokens that would end an n-gram which a hypothesis has, and PAD. history: time t has position t - 1."""
+    """Return int32 [B, K, T]: the tokens that would repeat an n-gram of a hypothesis, and PAD.
+
+    Args:
+        history_BxKxT: time t holds position t - 1.
+    """
     T = history_BxKxT.shape[2]
     times = jnp.arange(T)
     same_BxKxT = jnp.broadcast_to((times >= n) & (times <= position), history_BxKxT.shape)
@@ -86,7 +94,10 @@ def _repeats(history_BxKxT, position, n: int) -> jax.Array:
 
 
 class PenalizedStep(RuledStep):
-    """A `RuledStep` whose rule changes probabilities: hypotheses are ranked by the changed ones, and report the model's."""
+    """A `RuledStep` whose rule changes probabilities.
+
+    Hypotheses are ranked by the changed probabilities and report the model's.
+    """
 
     def own_log_probs(
         self, params: Any, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
@@ -106,14 +117,20 @@ class PenalizedStep(RuledStep):
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
-    """The step under the rule of a config; see `registry.STEPS`. Raises UserError as `token_rule`, and for a file of phrases."""
+    """Return the step under the rule of a config; see `registry.STEPS`.
+
+    Raises UserError as `token_rule`, and for a file of phrases.
+    """
     read_files(config.group("constraints"))
     rule = token_rule(config, tokenizers)
     return (PenalizedStep if rule.repetition_penalty else RuledStep)(inner, rule)
 
 
 def token_rule(config: Config, tokenizers: TokenizerPair) -> Rule:
-    """The rule of a config. Raises UserError for a suppressed token that the vocabulary lacks."""
+    """Return the rule of a config.
+
+    Raises UserError for a suppressed token that the vocabulary lacks.
+    """
     group: Constraints = config.group("constraints")
     vocabulary = {piece: i for i, piece in enumerate(tokenizers.target.pieces(range(tokenizers.target.vocab_size)))}
     if unknown := [piece for piece in group.suppress.split() if piece not in vocabulary]:
@@ -130,8 +147,10 @@ def _avoids(group: Constraints) -> bool:
 def prepare(
     config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
 ) -> tuple[list[str], dict[str, np.ndarray]]:
-    """The text of each line, and what is asked of its translation. Raises UserError for a line that cannot be read, and one that
-    asks for phrases where the search does not look for them.
+    """Return the text of each line and the constraints on its translation.
+
+    Raises UserError for a line that cannot be read, and for required phrases if the search does not
+    look for them.
     """
     group: Constraints = config.group("constraints")
     found, target, looks = [], tokenizers.target, config.decode.strategy == CONSTRAINED
@@ -154,7 +173,7 @@ def prepare(
     if looks:
         more["must"] = _must(target, found)
     if _avoids(group):
-        # Where all lines avoid the same, such as the phrases of a file, they share one row in memory.
+        # Lines that avoid the same phrases, such as the phrases of a file, share one row in memory.
         each = [asked.avoid for asked in (found[:1] if len({asked.avoid for asked in found}) == 1 else found)]
         rows = avoid.array([avoid.edges(target, phrases) for phrases in each])
         more["avoid"] = np.broadcast_to(rows, (len(found), *rows.shape[1:]))
@@ -162,7 +181,7 @@ def prepare(
 
 
 def _must(tokenizer: Tokenizer, found: Sequence[Wanted]) -> np.ndarray:
-    """int32 [lines, C, S, L] of `ConstrainedBeam`."""
+    """Return int32 [lines, C, S, L] for `ConstrainedBeam`."""
     rows = [
         [[ids for phrase in phrases for ids in forms(tokenizer, phrase)] for phrases in asked.contain]
         for asked in found

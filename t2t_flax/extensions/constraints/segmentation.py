@@ -1,4 +1,4 @@
-"""Phrases as tokens, in the segmentation of the model."""
+"""Phrases as tokens in the model's segmentation."""
 
 import functools
 import unicodedata
@@ -14,7 +14,7 @@ SPACE = "▁"
 
 @functools.lru_cache(maxsize=8)
 def pieces(tokenizer: Tokenizer) -> tuple[str, ...]:
-    """Of all tokens."""
+    """Return the pieces of all tokens."""
     return tuple(tokenizer.pieces(range(tokenizer.vocab_size)))
 
 
@@ -24,17 +24,23 @@ def _ids(tokenizer: Tokenizer) -> dict[str, int]:
 
 
 def marks_spaces(tokenizer: Tokenizer) -> bool:
-    """Whether pieces have `SPACE` where the text has a space."""
+    """Return True if pieces have `SPACE` where the text has a space."""
     return any(piece.startswith(SPACE) for piece in pieces(tokenizer))
 
 
 def continues_word(character: str) -> bool:
-    """Whether it belongs to the word before it if no space is between: letters of scripts that put spaces between words."""
+    """Return True if a character joins the word before it when no space is between.
+
+    These are letters of scripts that put spaces between words.
+    """
     return character.isalnum() and unicodedata.category(character) != "Lo"
 
 
 def begins_word(tokenizer: Tokenizer) -> bytes:
-    """For each token whether a word that stands before it has ended; empty for tokenizers whose tokens say so themselves."""
+    """Return for each token whether a word before it has ended.
+
+    Empty for tokenizers whose tokens say so themselves.
+    """
     if not marks_spaces(tokenizer):
         return b""
     ends = [piece[0] == SPACE or not continues_word(piece[0]) for piece in pieces(tokenizer)]
@@ -43,8 +49,10 @@ def begins_word(tokenizer: Tokenizer) -> bytes:
 
 @functools.lru_cache(maxsize=2**14)
 def forms(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
-    """The phrase as the model segments it after a space, and, if it may follow other text without a space, as it does then. None
-    for a phrase with characters that the vocabulary lacks.
+    """Return the phrase in the model's segmentation after a space.
+
+    If it may follow other text without a space, the segmentation for that place follows. The list
+    is empty for a phrase with characters that the vocabulary lacks.
     """
     ids = tuple(tokenizer.encode_text(phrase))
     found = [ids] if ids and UNK not in ids else []
@@ -58,7 +66,10 @@ def forms(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
 
 
 def arrays(rows: Sequence[Sequence[Sequence[int]]], least: tuple[int, int]) -> np.ndarray:
-    """int32 [rows, N, L], zero-padded; N and L are at least these, and else powers of two, so that few programs are compiled."""
+    """Return int32 [rows, N, L], zero-padded.
+
+    N and L are at least `least`, and otherwise powers of two, so that few programs are compiled.
+    """
     most = max((len(row) for row in rows), default=0), max((len(ids) for row in rows for ids in row), default=0)
     shape = [max(low, power_of_two(n)) for low, n in zip(least, most, strict=True)]
     out = np.full((len(rows), *shape), PAD, np.int32)
@@ -69,5 +80,5 @@ def arrays(rows: Sequence[Sequence[Sequence[int]]], least: tuple[int, int]) -> n
 
 
 def power_of_two(n: int) -> int:
-    """The least that is not below n; 0 for 0."""
+    """Return the least power of two that is not below n; 0 for 0."""
     return 1 << max(0, n - 1).bit_length() if n else 0

@@ -1,4 +1,7 @@
-"""How many of a glossary's terms translations use: beside BLEU, since a constraint may be met by a worse translation."""
+"""Share of a glossary's terms that translations use.
+
+It is reported beside BLEU, since a worse translation may meet a constraint.
+"""
 
 import numpy as np
 

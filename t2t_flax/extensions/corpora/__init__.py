@@ -1,4 +1,7 @@
-"""Corpora: tab-separated, JSON-lines and Parquet files, saved datasets of Hugging Face, TFDS; filters of pairs."""
+"""Corpora: table, Parquet and Hugging Face files, TFDS; filters of pairs.
+
+The files are tab-separated, JSON-lines and Parquet files and saved datasets of Hugging Face.
+"""
 
 import re
 from dataclasses import dataclass, fields
@@ -39,7 +42,10 @@ class Filters:
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a limit that drops right pairs or all, and for languages of a task without."""
+        """Raise UserError for a limit that drops correct or all pairs.
+
+        Also raises it for languages of a task without languages.
+        """
         if self.held_out not in ("", *SIDES):
             raise UserError(
                 f"config.filters.held_out = {self.held_out!r}: expected one of {', '.join(SIDES)}, or nothing."

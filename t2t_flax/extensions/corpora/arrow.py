@@ -1,7 +1,7 @@
-"""Pairs of texts in Arrow tables, which Parquet files and saved datasets hold: a column for each language.
+"""Pairs of texts in Arrow tables (Parquet files, saved datasets), with a column for each language.
 
-The columns are config.data.source_language and config.data.target_language. They may also be the fields of a column
-"translation", as in Hugging Face's translation datasets.
+The columns are config.data.source_language and config.data.target_language. They may also be the
+fields of a column "translation", as in Hugging Face's translation datasets.
 """
 
 import dataclasses
@@ -22,7 +22,10 @@ _NESTED = "translation"
 
 
 def language_columns(schema: Any, languages: tuple[str, str], path: epath.Path) -> Columns:
-    """The columns of the languages in a `pyarrow.Schema`. Raises UserError if it has neither form."""
+    """Return the language columns of a `pyarrow.Schema`.
+
+    Raises UserError if it has neither form.
+    """
     source, target = languages
     for columns in (Columns((source, target)), Columns((f"{_NESTED}.{source}", f"{_NESTED}.{target}"))):
         if all(_type(schema, name) for name in columns.names):
@@ -34,8 +37,10 @@ def language_columns(schema: Any, languages: tuple[str, str], path: epath.Path) 
 
 
 def of_schema(schema: Any, columns: Columns, path: epath.Path) -> Columns:
-    """The columns, with limits rounded as the numbers of their column were: 0.7 is stored as 0.69999999 in 32 bits. Raises
-    UserError for a column that a `pyarrow.Schema` lacks.
+    """Return the columns with limits rounded to the precision of their column.
+
+    0.7 is stored as 0.69999999 in 32 bits. Raises UserError for a column that the `pyarrow.Schema`
+    lacks.
     """
     for name in columns.names:
         if not _type(schema, name):
@@ -55,7 +60,10 @@ def _rounded(limit: Limit, of: Any) -> Limit:
 
 
 def _type(fields: Any, name: str) -> Any:
-    """The type of the field of this name in a schema or a struct, or of that to which its parts lead; None if there is none."""
+    """Return the type of the field `name` in a schema or a struct, or None.
+
+    The name may also be a path of parts separated by dots.
+    """
     import pyarrow
 
     by_name = {field.name: field.type for field in fields}
@@ -66,8 +74,10 @@ def _type(fields: Any, name: str) -> Any:
 
 
 def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> Iterator[Row]:
-    """The pairs of a file's record batches. Raises UserError for damaged data, and for a row with another value than a text, or
-    without a score.
+    """Yield the pairs of a file's record batches.
+
+    Raises UserError for damaged data, and for a row without a score or with a value that is no
+    text.
     """
     row, where = 0, lambda i: f"{path} row {i + 1}"
     while (batch := _next_batch(batches, path, row)) is not None:
@@ -83,14 +93,18 @@ def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> It
 
 
 def is_damage(error: Exception) -> bool:
-    """Whether an error of pyarrow is that of damaged data, not of the disk or the network. A damaged size asks for too much
-    memory.
+    """Return True if an error of pyarrow means damaged data, not a disk or network failure.
+
+    A damaged size asks for too much memory.
     """
     return not isinstance(error, OSError) or error.errno is None and not is_transient(error)
 
 
 def _next_batch(batches: Iterator[Any], path: epath.Path, row: int) -> Any:
-    """The next batch, None at the end. Raises UserError for damaged data after `row` rows."""
+    """Return the next batch, None at the end.
+
+    Raises UserError for damaged data after `row` rows.
+    """
     import pyarrow
 
     try:

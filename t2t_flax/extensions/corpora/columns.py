@@ -1,7 +1,8 @@
-"""Columns of tables: 'FILE:SOURCE,TARGET:SCORE>=0.7', for tab-separated, JSON-lines and Parquet files.
+"""Columns of tables: 'FILE:SOURCE,TARGET:SCORE>=0.7'.
 
-The part after the first colon names the columns of the texts, that after the second one limits of others, separated by commas. A
-pair beyond a limit is dropped, counted and listed like those that filters drop.
+They apply to tab-separated, JSON-lines and Parquet files. The part after the first colon names the
+columns of the texts. The part after the second one gives limits on other columns, separated by
+commas. A pair beyond a limit is dropped, counted and listed like the pairs that filters drop.
 """
 
 import math
@@ -17,13 +18,13 @@ SCORE = "score"
 REASONS = {SCORE: "with a score beyond its limit"}
 FORM = "FILE:SOURCE,TARGET or FILE:SOURCE,TARGET:SCORE>=0.7,OTHER<=3"
 _SHOWN = 60
-"""Characters of a score in a message."""
+"""Maximum characters of a score in a message."""
 _SPEC = re.compile(r"(?P<file>(?:\w+://)?[^:]*)(?::(?P<texts>[^:]*)(?::(?P<limits>.*))?)?")
 _LIMIT = re.compile(r"\s*(?P<column>[^<>=]+?)\s*(?P<sign>[<>]=)\s*(?P<number>\S+)\s*")
 
 
 class Limit(NamedTuple):
-    """The numbers of a column from `least` to `most`."""
+    """Range of a column from `least` to `most`."""
 
     column: str
     least: float
@@ -32,24 +33,30 @@ class Limit(NamedTuple):
 
 @dataclass(frozen=True)
 class Columns:
-    """texts: the columns of source and target. limits: of others, beyond which a pair is dropped."""
+    """Columns of a table to read.
+
+    Args:
+        texts: columns of source and target.
+        limits: limits on other columns; a pair beyond them is dropped.
+    """
 
     texts: tuple[str, str]
     limits: tuple[Limit, ...] = ()
 
     @property
     def names(self) -> list[str]:
-        """All columns that are read."""
+        """All columns to read."""
         return list(dict.fromkeys([*self.texts, *(limit.column for limit in self.limits)]))
 
     @property
     def reasons(self) -> Mapping[str, str]:
-        """As of a `Source`."""
+        """See `Source.reasons`."""
         return REASONS if self.limits else {}
 
     def keeps(self, scores: list[Any], where: Callable[[int], str], i: int) -> bool:
-        """Whether the numbers of pair i, or texts of numbers, are within the limits. Raises UserError for one that is no number,
-        with its place.
+        """Return True if the numbers of pair i, or texts of numbers, are within the limits.
+
+        Raises UserError for a value that is no number, with its place.
         """
         numbers = [*map(_number, scores)]
         for limit, number, score in zip(self.limits, numbers, scores, strict=True):
@@ -72,7 +79,10 @@ def _cut(score: Any) -> str:
 
 
 def parse_columns(spec: str, context: Context) -> tuple[str, Columns | None]:
-    """(the file or pattern, its columns if they are named) of a spec without a prefix. Raises UserError for another form."""
+    """Return (file or pattern, its columns if named) from a spec without a prefix.
+
+    Raises UserError for another form.
+    """
     match = _SPEC.fullmatch(spec.strip())
     assert match  # the last part takes anything
     if match["texts"] is None:
@@ -102,8 +112,10 @@ def _limit(text: str, context: Context) -> Limit:
 
 
 def value_at(item: Any, column: str, missing: Any = None) -> Any:
-    """What a column of a row of objects and lists holds: its whole name is a key, or the parts between dots lead to it;
-    `missing` if nothing does.
+    """Return the value of a column in a row of objects and lists.
+
+    The whole name is a key, or its parts between dots lead to the value; otherwise the result is
+    `missing`.
     """
     if isinstance(item, dict) and column in item:
         return item[column]

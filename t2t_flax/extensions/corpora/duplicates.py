@@ -1,4 +1,4 @@
-"""The filter of pairs that occurred before, in bounded memory."""
+"""Filter of repeated pairs, in bounded memory."""
 
 import dataclasses
 import hashlib
@@ -18,7 +18,7 @@ from t2t_flax.extensions.corpora.rules import Rule
 log = logging.getLogger("t2t_flax")
 _PARTITIONS = 64
 _IN_MEMORY = 1 << 21
-"""Bytes of a partition that stay in memory; a larger one becomes a temporary file."""
+"""Bytes of a partition kept in memory; a larger one becomes a temporary file."""
 _BLOCK = 1 << 16
 """Pairs whose digests are divided at a time."""
 _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
@@ -26,8 +26,9 @@ _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates(Rule):
-    """Drops pairs that occurred before, in any part, on both sides equal character by character; tags apart. The same pair in
-    two directions, as names often are, is no duplicate.
+    """Drop pairs that occurred before, in any part, equal on both sides character by character.
+
+    Tags are ignored. The same pair in two directions, as names often are, is no duplicate.
     """
 
     reason: ClassVar[str] = "duplicate"
@@ -41,11 +42,12 @@ class Duplicates(Rule):
         return [_marked(*of_part, self.reason) for of_part in zip(rows, marks, strict=True)]
 
     def marks(self, parts: Sequence[Source], report: Report = silent) -> Sequence[np.ndarray]:
-        """For each part, bool [rows]: which of its rows are dropped.
+        """Return bool [rows] for each part: the rows to drop.
 
-        Digests of the pairs are divided into partitions, temporary files where they are large, of which one at a time is
-        sorted: 24 bytes of disk and 1 byte of memory a pair, beside some 200 MB. Two different pairs of n have the same digest of
-        128 bits with a probability of at most n^2 / 2^129: 1.5e-23 for 100 million.
+        Digests of the pairs are divided into partitions, which are temporary files if they are
+        large. One partition at a time is sorted: 24 bytes of disk and 1 byte of memory a pair, plus
+        some 200 MB. Two different pairs of n have the same digest of 128 bits with a probability of
+        at most n^2 / 2^129: 1.5e-23 for 100 million.
         """
         corpus = sha256_of(*(f"{part.fingerprint()} {part.tag}" for part in parts))
         if corpus not in _marks:  # the tokenizer's text, the store and `list_dropped` ask for the same
@@ -55,7 +57,7 @@ class Duplicates(Rule):
 
 
 def _marked(pairs: Iterator[Unread], marks: np.ndarray, reason: str) -> Iterator[Unread]:
-    """The pairs, with the reason in place of those that are marked."""
+    """Yield the pairs, with the reason in place of the marked ones."""
     return (reason if mark and not isinstance(pair, str) else pair for pair, mark in zip(pairs, marks, strict=True))
 
 
@@ -80,8 +82,9 @@ def _find(parts: Sequence[Source], report: Report) -> Sequence[np.ndarray]:
 
 
 class Partitions:
-    """Records of the pairs of a corpus, in the order of their rows, divided by digest; iterated partition by partition. A context
-    that removes its files.
+    """Records of a corpus in row order, divided by digest and iterated partition by partition.
+
+    A context manager that removes its files.
     """
 
     def __init__(self):
@@ -96,7 +99,7 @@ class Partitions:
             file.close()
 
     def add(self, digests: Iterator[bytes]) -> int:
-        """Takes the digests of a part of the corpus; returns its number of rows."""
+        """Take the digests of a part of the corpus and return its number of rows."""
         before, rows = self._rows, enumerate(digests, self._rows)
         while block := list(itertools.islice(rows, _BLOCK)):
             self._rows += len(block)
@@ -133,7 +136,7 @@ def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
 
 
 def _repeated(records: np.ndarray) -> np.ndarray:
-    """The rows of records with the digest of an earlier one."""
+    """Return the rows of records whose digest occurs in an earlier one."""
     ordered = records[np.lexsort((records["low"], records["high"]))]  # a stable sort: rows stay in order
     same = (ordered["high"][1:] == ordered["high"][:-1]) & (ordered["low"][1:] == ordered["low"][:-1])
     return ordered["row"][1:][same]

@@ -1,4 +1,4 @@
-"""The filters of training pairs that a config sets."""
+"""Training-pair filters that a config enables."""
 
 from collections.abc import Sequence
 
@@ -18,7 +18,10 @@ class FiltersHook(DataHook):
         self._config, self._keys = config, config.group("filters")
 
     def filters(self) -> Sequence[Rule]:
-        """Return the filters that are set, slow ones last. Each sees what the ones before have left."""
+        """Return the enabled filters, slow ones last.
+
+        Each sees the pairs that the filters before it have left.
+        """
         keys: Filters = self._keys
         names = self._config.data.train_sources
         languages = tuple(direction for name in names for direction in directions_of(self._config, [name]))

@@ -1,4 +1,4 @@
-"""The filter of training pairs that occur in the validation or test sets."""
+"""Filter of training pairs that occur in the validation or test sets."""
 
 import dataclasses
 import functools
@@ -20,10 +20,13 @@ _COMPARED = regex.compile(r"[\p{L}\p{N}]")
 
 @dataclasses.dataclass(frozen=True)
 class HeldOut(Rule):
-    """Drops pairs that occur in data.valid or data.test.
+    """Drop pairs that occur in data.valid or data.test.
 
-    Texts of one language are compared, so that pairs of the other direction are found, too; without case, punctuation and
-    spaces, in Unicode's form NFKC. A text of nothing else is not compared. languages: (source, target) of each training source.
+    Texts of one language are compared without case, punctuation and spaces, in Unicode's form NFKC,
+    so pairs in the other direction are found, too. A text without other characters is not compared.
+
+    Args:
+        languages: (source, target) of each training source.
     """
 
     reason: ClassVar[str] = "held_out"
@@ -70,7 +73,7 @@ class HeldOut(Rule):
 
 
 def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list[str]:
-    """The texts as they are compared, with their languages: one, each, or both in one."""
+    """Return the texts as they are compared, with their languages: one, each, or both in one."""
     keys = [_key(text, language) for text, language in zip(texts, languages, strict=True)]
     if side == "pair":
         return ["\n".join(sorted(keys))] if all(keys) else []
@@ -79,7 +82,7 @@ def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list
 
 
 def _key(text: str, language: str) -> str:
-    """Empty for a text without letters and digits."""
+    """Return the text as it is compared; empty for a text without letters and digits."""
     bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
     if not bare.isalnum():  # there are marks, or nothing
         bare = _VARIATION_SELECTORS.sub("", bare)

@@ -1,8 +1,9 @@
-"""JSON lines as a source: 'FILE.jsonl' or 'jsonl:FILE', an object on each line with a text for each language.
+"""JSON-lines source: 'FILE.jsonl' or 'jsonl:FILE', one object per line with a text per language.
 
-The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de": "Ein Haus."}`; null
-is an empty side. The object may also lie under "translation", as in Hugging Face's translation datasets. Other keys, or ones
-within objects such as "text.en", are named as columns (`columns`).
+The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de":
+"Ein Haus."}`; null is an empty side. The object may also lie under "translation", as in Hugging
+Face's translation datasets. Other keys, or ones within objects such as "text.en", are named as
+columns (`columns`).
 """
 
 from etils import epath
@@ -19,7 +20,11 @@ _PREFIX = "jsonl"
 
 
 class JsonLinesSource(Source):
-    """The pairs of one file, plain or compressed. columns: None = the languages."""
+    """Pairs of one file, plain or compressed.
+
+    Args:
+        columns: None = the languages.
+    """
 
     pair_a_line = True
 
@@ -53,6 +58,6 @@ class JsonLinesSource(Source):
 
 
 def open_spec(spec: str, context: Context) -> Source:
-    """Opens the file, or those that match. Raises UserError if there is none."""
+    """Open the file, or all that match. Raises UserError if there is none."""
     pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
     return open_files(spec, [pattern], context, lambda of, path: JsonLinesSource(of, path, context.languages, columns))

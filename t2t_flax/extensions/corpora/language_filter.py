@@ -1,4 +1,7 @@
-"""The filter of pairs in another language. Languages are identified by py3langid, whose model comes with the package."""
+"""Filter of pairs in another language.
+
+py3langid, whose model comes with the package, identifies languages.
+"""
 
 import dataclasses
 import functools
@@ -15,14 +18,14 @@ _NO_LANGUAGE = "zxx"
 
 @dataclasses.dataclass(frozen=True)
 class OtherLanguages(Rule):
-    """Drops pairs with a side in another language than its own.
+    """Drop pairs with a side in another language than its own.
 
-    Text without a letter or with too little to tell has no language, and is kept.
+    Text without a letter or too short to identify has no language and is kept.
 
     Args:
-      languages: (source, target) codes of each part.
-      confidence: least P(the most probable language) / (P(the most probable language) + P(own language)) of a side that is in
-        another language.
+        languages: (source, target) codes of each part.
+        confidence: minimum P(the most probable language) / (P(the most probable language) + P(own
+            language)) for a side to count as another language.
     """
 
     reason: ClassVar[str] = "language"
@@ -31,10 +34,10 @@ class OtherLanguages(Rule):
     confidence: float
 
     def as_stored(self):
-        """The recipe of each part, with the version of py3langid, whose model decides.
+        """Return the recipe of each part with the version of py3langid, whose model decides.
 
         Raises:
-          UserError: py3langid is not installed or does not know a language.
+            UserError: py3langid is not installed or does not know a language.
         """
         for side, language in (
             each for pair in self.languages for each in zip(("source", "target"), pair, strict=True)

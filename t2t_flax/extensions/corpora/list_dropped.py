@@ -1,4 +1,4 @@
-"""`list_dropped`: the place and the reason of every training pair that is dropped."""
+"""`list_dropped`: list the place and the reason of every dropped training pair."""
 
 import contextlib
 from collections.abc import Iterator
@@ -14,7 +14,7 @@ from t2t_flax.errors import OK
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the list is written."""
+    """Return exit code 0 when the list is written."""
     parser = arguments.parser(
         "list_dropped",
         "Lists the training pairs that a config drops: where each is, TAB, why. Prepares the data as `prepare` does.",
@@ -40,7 +40,7 @@ def run(argv: list[str]) -> int:
 
 
 def dropped_by(config: Config, tokenizers: TokenizerPair) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair of data.train that is dropped."""
+    """Yield (place, reason) of each dropped pair of data.train."""
     from t2t_flax.tasks import task_of
 
     source, policies = split_source(task_of(config), "train"), training_policies(config)
@@ -54,7 +54,10 @@ def list_dropped(
     *,
     num_workers: int = 0,
 ) -> Iterator[tuple[str, str]]:
-    """(where it is, reason) of each pair that `preprocess.prepare_split` drops, in order; tokenizes the source again."""
+    """Yield (place, reason) of each pair that `preprocess.prepare_split` drops, in order.
+
+    It tokenizes the source again.
+    """
     part, first = 0, 0
     with contextlib.closing(encode_all(Encoder(tokenizers, policies), source, num_workers)) as chunks:
         for chunk in chunks:

@@ -1,4 +1,7 @@
-"""Parquet as a source: 'FILE.parquet' or 'parquet:PATTERN', with the columns of the languages, or others (`columns`)."""
+"""Parquet source: 'FILE.parquet' or 'parquet:PATTERN'.
+
+It reads the columns of the languages, or others (`columns`).
+"""
 
 from typing import Any
 
@@ -15,7 +18,11 @@ _PREFIX = "parquet"
 
 
 class ParquetSource(Source):
-    """The rows of one file. columns: None = those of the languages."""
+    """Rows of one file.
+
+    Args:
+        columns: None = the columns of the languages.
+    """
 
     def __init__(self, spec: str, path: epath.Path, languages: tuple[str, str], columns: Columns | None):
         metadata = _metadata(path)
@@ -50,7 +57,10 @@ def _metadata(path: epath.Path) -> Any:
 
 
 def open_spec(spec: str, context: Context) -> Source:
-    """Opens the file, or those that match. Raises UserError if there is none, or for columns that it lacks."""
+    """Open the file, or all that match.
+
+    Raises UserError if there is none or a column is missing.
+    """
     require("pyarrow", "arrow", context.label)
     pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
     return open_files(spec, [pattern], context, lambda of, path: ParquetSource(of, path, context.languages, columns))

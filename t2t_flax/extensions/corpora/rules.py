@@ -1,4 +1,4 @@
-"""Filters that look at one pair: unlike lengths, equal sides."""
+"""Filters that look at one pair: unequal lengths, equal sides."""
 
 import dataclasses
 from typing import ClassVar
@@ -11,7 +11,7 @@ class Rule(PairFilter):
 
     @property
     def rule(self) -> str:
-        """The pairs that it drops, in words."""
+        """Description of the pairs it drops."""
         return self.shown
 
     def accepts(self, pair: Pair) -> bool:
@@ -24,7 +24,7 @@ class Rule(PairFilter):
 
 @dataclasses.dataclass(frozen=True)
 class LengthRatio(Rule):
-    """Drops pairs with more than `most` times as many tokens on one side as on the other."""
+    """Drop pairs with more than `most` times as many tokens on one side as on the other."""
 
     reason: ClassVar[str] = "length_ratio"
     shown: ClassVar[str] = "of unlike lengths"
@@ -45,7 +45,7 @@ class LengthRatio(Rule):
 
 @dataclasses.dataclass(frozen=True)
 class Copies(Rule):
-    """Drops pairs whose sides are equal, apart from spaces around them."""
+    """Drop pairs whose sides are equal, ignoring spaces around them."""
 
     reason: ClassVar[str] = "copy"
     shown: ClassVar[str] = "with equal sides"

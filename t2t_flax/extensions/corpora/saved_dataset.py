@@ -1,6 +1,7 @@
-"""Datasets that Hugging Face's `datasets` saved by `save_to_disk`: 'hf:FOLDER', or 'hf:FOLDER:SPLIT' where it has splits.
+"""Saved datasets of Hugging Face (`save_to_disk`): 'hf:FOLDER', or 'hf:FOLDER:SPLIT' with splits.
 
-The folder holds Arrow streams, which pyarrow reads without `datasets`, with the columns of the languages, or others (`columns`).
+The folder holds Arrow streams, which pyarrow reads without `datasets`. The columns are the
+languages, or others (`columns`).
 """
 
 import re
@@ -19,17 +20,24 @@ from t2t_flax.json_file import parse_json
 
 _PREFIX = "hf"
 _SPEC = re.compile(r"(?P<folder>(?:\w+://)?[^:]*)(?::(?P<split>[^:,]*))?(?P<columns>:.*)?")
-"""Only columns are separated by a comma."""
+"""Only columns contain a comma."""
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _SELECTIONS = ("_indices_files", "_indices_data_files")
-"""With these, versions of `datasets` before 2.10 stored a selection of the rows beside all rows."""
+"""Keys with which `datasets` before 2.10 stored a selection of rows beside all rows."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
-"""How an Arrow stream ends. pyarrow takes one that was cut off between two record batches for complete."""
+"""End marker of an Arrow stream.
+
+pyarrow takes a stream that was cut off between two record batches for complete.
+"""
 
 
 class SavedDatasetSource(Source):
-    """The rows of one split, in order. One record batch at a time is in memory; `datasets` writes 1,000 rows in each. columns:
-    None = those of the languages.
+    """Rows of one split, in order.
+
+    One record batch at a time is in memory; `datasets` writes 1,000 rows in each.
+
+    Args:
+        columns: None = the columns of the languages.
     """
 
     def __init__(
@@ -68,7 +76,7 @@ class SavedDatasetSource(Source):
 
 
 def _stream(file: IO[bytes], path: epath.Path) -> Any:
-    """A `pyarrow.RecordBatchStreamReader` of a complete file."""
+    """Return a `pyarrow.RecordBatchStreamReader` for a complete file."""
     import pyarrow
 
     try:
@@ -97,7 +105,7 @@ def _json_of(path: epath.Path) -> dict[str, Any]:
 
 
 def _split_folder(folder: epath.Path, split: str, label: str) -> epath.Path:
-    """The folder of a dataset, or of a split of several. Raises UserError if there is none."""
+    """Return the folder of a dataset or of one of its splits. Raises UserError if there is none."""
     if not folder.exists():
         raise UserError(f"{label}: there is no folder {folder}")
     if (folder / _SPLITS).exists():
@@ -134,7 +142,7 @@ def _data_files(folder: epath.Path) -> list[epath.Path]:
 
 
 def open_spec(spec: str, context: Context) -> SavedDatasetSource:
-    """Opens the corpus. Raises UserError if it cannot be read."""
+    """Open the corpus. Raises UserError if it cannot be read."""
     require("pyarrow", "arrow", context.label)
     match = _SPEC.fullmatch(spec.strip().removeprefix(f"{_PREFIX}:"))
     assert match  # the last part takes anything

@@ -1,4 +1,4 @@
-"""The filter by a function of the user's own, which scores pairs."""
+"""Filter by a user's function that scores pairs."""
 
 import dataclasses
 import functools
@@ -21,8 +21,13 @@ from t2t_flax.filesystem import expand_home
 
 @dataclasses.dataclass(frozen=True)
 class Scorer(Rule):
-    """Drops pairs that a function scores below `least`. The function takes a list of (source, target) and returns a number for
-    each; it is called with up to some thousand pairs at a time, in each process that tokenizes. spec: as filters.scorer.
+    """Drop pairs that a function scores below `least`.
+
+    The function takes a list of (source, target) and returns a number for each. Each tokenizing
+    process calls it with up to some thousand pairs at a time.
+
+    Args:
+        spec: value of filters.scorer.
     """
 
     reason: ClassVar[str] = "scorer"
@@ -59,7 +64,10 @@ class Scorer(Rule):
 
 @functools.cache
 def loaded(spec: str) -> tuple[Path, Callable[[list[tuple[str, str]]], Any]]:
-    """The file and the function that a spec names. Raises UserError if there is none, or if importing it fails."""
+    """Return the file and the function that a spec names.
+
+    Raises UserError if there is none, or if importing it fails.
+    """
     name, _, function = spec.rpartition(":")
     path = _file_of(spec, name)
     try:
@@ -94,7 +102,7 @@ def _file_of(spec: str, name: str) -> Path:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """The module of a file, also in `sys.modules`, where dataclasses and pickle look for it."""
+    """Return the module of a file, also put in `sys.modules` for dataclasses and pickle."""
     name = f"scorer_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader
@@ -108,7 +116,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _failed(spec: str, path: Path, error: Exception) -> UserError:
-    """An error of the user's code, with its last line there."""
+    """Return an error for a failure in the user's code, with its last line there."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename == str(path)]
     line = getattr(error, "lineno", None) if isinstance(error, SyntaxError) else frames[-1].lineno if frames else None
     where = f"{path} line {line}" if line else str(path)

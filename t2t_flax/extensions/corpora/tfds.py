@@ -1,7 +1,7 @@
 """Sentence pairs of a TensorFlow dataset, prepared and read without TensorFlow.
 
-New datasets are prepared as ArrayRecord. A folder that was prepared earlier as TFRecord (the default where TensorFlow
-is installed) is read as it is.
+New datasets are prepared as ArrayRecord. A folder prepared earlier as TFRecord (the default with
+TensorFlow installed) is read unchanged.
 """
 
 import contextlib
@@ -25,9 +25,10 @@ _READ_AT_ONCE = 1024
 
 
 class TfdsSource(Source):
-    """`tfds:NAME:SPLIT`; downloaded and prepared on first use, into `data_dir` or the default of TFDS.
+    """`tfds:NAME:SPLIT`, downloaded and prepared on first use into `data_dir` or TFDS's default.
 
-    Raises UserError if the dataset, its configuration, the split or the languages are unknown, or the download fails.
+    Raises UserError if the dataset, its configuration, the split or the languages are unknown, or
+    the download fails.
     """
 
     def __init__(self, spec: str, languages: tuple[str, str], *, data_dir: str = "", label: str = ""):
@@ -70,19 +71,19 @@ class TfdsSource(Source):
 
 
 def open_spec(spec: str, context: Context) -> TfdsSource:
-    """Opens the prepared dataset. Raises UserError if it is not there."""
+    """Open the prepared dataset. Raises UserError if it is missing."""
     return TfdsSource(spec, context.languages, data_dir=context.root, label=context.label)
 
 
 def writes(spec: str, root: str) -> bool:
-    """Return whether the dataset is not prepared in `root` yet."""
+    """Return True if the dataset is not prepared in `root` yet."""
     folder = epath.Path(root) / spec.split(":")[1].partition("/")[0]
     levels = "*/dataset_info.json", "*/*/dataset_info.json"  # NAME/VERSION and NAME/CONFIG/VERSION
     return not any(any(folder.glob(level)) for level in levels)
 
 
 def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:
-    """Records skip .. skip + take - 1 of an ArrayRecord file."""
+    """Yield records skip .. skip + take - 1 of an ArrayRecord file."""
     from array_record.python.array_record_data_source import ArrayRecordDataSource
 
     with ArrayRecordDataSource([str(path)]) as records:
@@ -91,8 +92,11 @@ def array_records(path: str, skip: int, take: int) -> Iterator[bytes]:
 
 
 def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
-    """Records skip .. skip + take - 1 of a TFRecord file; each is a length (8 bytes), its checksum (4), the data and
-    the data's checksum (4), little-endian. Checksums are not verified."""
+    """Yield records skip .. skip + take - 1 of a TFRecord file.
+
+    Each record is a length (8 bytes), its checksum (4), the data and the data's checksum (4),
+    little-endian. Checksums are not verified.
+    """
     with epath.Path(path).open("rb") as file:
         for i in range(skip + take):
             header = file.read(12)
@@ -105,7 +109,7 @@ def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
 
 
 def _prepared(name: str, data_dir: str | None, label: str):
-    """The dataset's builder, after downloading and preparing it if no earlier run has."""
+    """Return the dataset's builder, after downloading and preparing the data if needed."""
     alternative = "or give your own files: two text files 'SRC,TGT'"
     if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
         raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {alternative}")
@@ -142,7 +146,7 @@ def _prepared(name: str, data_dir: str | None, label: str):
 
 
 def _register_translation_datasets() -> None:
-    """Imports the modules of TFDS that hold translation datasets, because TFDS finds only imported ones."""
+    """Import TFDS's modules of translation datasets, because TFDS finds only imported ones."""
     import tensorflow_datasets.translate as package
 
     for module in pkgutil.iter_modules(package.__path__):

@@ -1,4 +1,4 @@
-"""Tab-separated files as a source: 'FILE.tsv' or 'tsv:FILE', plain or compressed, perhaps with columns (`columns`)."""
+"""Tab-separated source: 'FILE.tsv' or 'tsv:FILE', plain or compressed, perhaps with `columns`."""
 
 from etils import epath
 
@@ -13,7 +13,11 @@ _PREFIX = "tsv"
 
 
 class TsvSource(Source):
-    """One file with a pair on each line. columns: by their numbers, from 1; None = source and target, and nothing else."""
+    """One file with a pair on each line.
+
+    Args:
+        columns: column numbers, from 1; None = source and target, and nothing else.
+    """
 
     pair_a_line = True
 
@@ -56,7 +60,10 @@ def _count(number: int, what: str) -> str:
 
 
 def open_spec(spec: str, context: Context) -> Source:
-    """Opens the file, or those that match. Raises UserError if there is none, or for columns that are no numbers."""
+    """Open the file, or all that match.
+
+    Raises UserError if there is none, or for columns that are no numbers.
+    """
     pattern, columns = parse_columns(spec.strip().removeprefix(f"{_PREFIX}:"), context)
     for name in columns.names if columns else ():
         if not (name.isdecimal() and int(name) > 0):
