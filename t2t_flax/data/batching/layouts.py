@@ -93,6 +93,18 @@ class Layout(NamedTuple):
         """Return the index at which a block begins."""
         return int(self.ends[block - 1]) if block else 0
 
+    def rows(self, first: int, last: int, row: int) -> tuple:
+        """Return blocks `first` .. `last` - 1 as rows from `row` on: (pairs, row, source start, target start, source sentences,
+        target sentences) of each pair.
+        """
+        begin = self.begin(first)
+        here = slice(begin, self.begin(last))
+        rows = self.row[here] + np.repeat(
+            np.arange(row, row + last - first), np.diff(self.ends[first:last], prepend=begin)
+        )
+        starts = (start[here] for start in self.starts)
+        return self.pairs[here], rows, *starts, *(side.at(self.order[here]) for side in self.sides)
+
 
 @dataclasses.dataclass(frozen=True)
 class Layouter:

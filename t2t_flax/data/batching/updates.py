@@ -87,7 +87,7 @@ class UpdateStream:
         self._path = origin.with_name(f"{origin.name}.plan-{name}.json")
         self._ends = list(itertools.accumulate(self._kept()))
         """Blocks up to the end of each window that was laid out before."""
-        self._keep_at = len(self._ends) + 1
+        self._written, self._keep_at = len(self._ends), len(self._ends) + 1
         self._lock = threading.RLock()
         self._layouts: dict[int, Callable[[], Layout]] = {}
         self.use(None, 0)
@@ -102,8 +102,10 @@ class UpdateStream:
     def updates_per_epoch(self) -> int:
         """Updates that hold the first epoch. Where pairs are drawn, which takes long, its length follows from one window."""
         windows = self.layouter.windows.per_epoch
-        blocks = self._end(0) * windows if self.layouter.reader.draws else self._end(windows - 1)
-        self._keep()
+        with self._lock:
+            blocks = self._end(0) * windows if self.layouter.reader.draws else self._end(windows - 1)
+            if len(self._ends) > self._written:
+                self._keep()
         return math.ceil(blocks / self.layouter.blocks_of_update)
 
     def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
@@ -111,23 +113,19 @@ class UpdateStream:
         self._layouts.clear()
 
     def update(self, k: int) -> Update:
-        count = self.layouter.blocks_of_update
+        count, taken, parts = self.layouter.blocks_of_update, 0, []
         with self._lock:
             window, first = self.locate(k * count)
-            epoch, size, parts = self.layouter.windows.epoch(window), None, []
-            while count:
+            epoch, size = self.layouter.windows.epoch(window), self.sizes[self.layout(window).sizes[first]]
+            while taken < count:
                 layout = self.layout(window)
-                size = size or self.sizes[layout.sizes[first]]
-                last = min(first + count, layout.blocks)
-                parts.append(_part(layout, first, last))
-                count -= last - first
+                last = min(first + count - taken, layout.blocks)
+                parts.append(layout.rows(first, last, taken))
+                taken += last - first
                 window, first = window + 1, 0
-        assert size
-        blocks = itertools.accumulate((part.blocks for part in parts), initial=0)
-        row = np.concatenate([part.row + before for part, before in zip(parts, blocks, strict=False)])
-        pairs, *starts = (np.concatenate(x) for x in zip(*((part.pairs, *part.starts) for part in parts), strict=True))
-        source, target = (joined(side) for side in zip(*(part.sides for part in parts), strict=True))
-        return Update(epoch, size, pairs, row, starts, (source, target))
+        pairs, row, source_start, target_start, source, target = zip(*parts, strict=True)
+        starts = np.concatenate(source_start), np.concatenate(target_start)
+        return Update(epoch, size, np.concatenate(pairs), np.concatenate(row), starts, (joined(source), joined(target)))
 
     def locate(self, block: int) -> tuple[int, int]:
         """Return (window, number in it) of a block of the stream."""
@@ -168,28 +166,10 @@ class UpdateStream:
 
     def _keep(self) -> None:
         """Write the counts. The next time is after more windows than this time, so that little is written and little is lost."""
-        self._keep_at = len(self._ends) + max(_KEPT_EVERY, len(self._ends) // 16)
+        self._written = len(self._ends)
+        self._keep_at = self._written + max(_KEPT_EVERY, self._written // 16)
         with contextlib.suppress(OSError):  # a folder that another account prepared, without write permission
             atomic_write(self._path, json.dumps({"blocks": np.diff(self._ends, prepend=0).tolist()}))
-
-
-class _Part(NamedTuple):
-    """Blocks of one window in an update, see `Update`."""
-
-    blocks: int
-    pairs: np.ndarray
-    row: np.ndarray
-    starts: Sequence[np.ndarray]
-    sides: Sides
-
-
-def _part(layout: Layout, first: int, last: int) -> _Part:
-    begin, end = layout.begin(first), layout.begin(last)
-    here = slice(begin, end)
-    counts = np.diff(layout.ends[first:last], prepend=begin)
-    row = np.repeat(np.arange(last - first), counts) + layout.row[here]
-    source, target = (side.at(layout.order[here]) for side in layout.sides)
-    return _Part(last - first, layout.pairs[here], row, [x[here] for x in layout.starts], (source, target))
 
 
 MakeStream = Callable[[PairReader, Data, int, Windows | None], Stream]

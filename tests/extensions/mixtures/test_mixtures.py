@@ -160,7 +160,7 @@ def test_the_rest_of_a_cut_window_comes_in_the_order_of_training(monkeypatch):
     monkeypatch.setattr(window_module, "WINDOW_PAIRS", 2000)
     store = Lengths(*np.random.default_rng(0).integers(2, 20, (2, 8000)))
     store.pairs_of_sources = [4000, 4000]
-    batches = batches_of(store, shares="clean=9, bt=1; 10: clean=1, bt=9", data=dict(batch_tokens=400))
+    batches = batches_of(store, shares="clean=9, bt=1; 10: clean=1, bt=9", data=dict(batch_tokens=1600))
     for first in (0, 10, 30):
         pairs = np.concatenate([batches.batch(k).pairs for k in range(first, first + 10)])
         positions = pairs[pairs < 4000] / 4000
