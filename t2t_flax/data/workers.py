@@ -25,20 +25,18 @@ Result = TypeVar("Result")
 
 class Workers(Generic[Result]):
     """Context of up to `count` processes that call `function`, a picklable object of which each of them has a copy. `does`, in
-    messages: "tokenizes". niceness: by which their priority is lower than this process's.
+    messages: "tokenizes".
 
     They start when they are needed, leave Ctrl-C to this process, and end with it, however it ends.
     """
 
-    def __init__(self, function: Callable[..., Result], count: int, *, does: str, niceness: int = 0):
+    def __init__(self, function: Callable[..., Result], count: int, *, does: str):
         self._does = does
         # Spawned, because a fork of a process in which JAX runs threads can hang.
         context = multiprocessing.get_context("spawn")
         # Not an Event: to set one waits for those that wait for it, forever for one that was killed.
         self._closed = context.RawValue(ctypes.c_bool, False)
-        self._pool = ProcessPoolExecutor(
-            count, context, initializer=_start, initargs=(function, self._closed, niceness)
-        )
+        self._pool = ProcessPoolExecutor(count, context, initializer=_start, initargs=(function, self._closed))
 
     def __enter__(self) -> "Workers[Result]":
         return self
@@ -95,9 +93,8 @@ _function: Callable[..., Any]
 _closed: ctypes.c_bool
 
 
-def _start(function: Callable[..., Any], closed: ctypes.c_bool, niceness: int) -> None:
+def _start(function: Callable[..., Any], closed: ctypes.c_bool) -> None:
     global _function, _closed
-    os.nice(niceness)
     _function, _closed = function, closed
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends the workers
     for number in (signal.SIGTERM, signal.SIGHUP):

@@ -86,7 +86,7 @@ def _batches(config: Config) -> list[str]:
         )
     else:
         lines.append(f"  buckets: rows of 8, 12, ... up to {d.max_length}, one pair per row")
-    lines.append(f"  {config.train.steps:,} updates, {trained_tokens(config):,} tokens per side")
+    lines.append(f"  {config.train.steps:,} updates, {trained_tokens(config):,} token slots per side")
     return lines + _sources(config)
 
 

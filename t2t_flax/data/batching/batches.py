@@ -13,14 +13,11 @@ from collections.abc import Callable, Iterator, Sequence
 import numpy as np
 
 from t2t_flax.config import Data
-from t2t_flax.data.batching.layouts import Layout, Layouter, PairReader, Sides, StoredPairs
+from t2t_flax.data.batching.layouts import Layout, PairReader, Sides, StoredPairs, lay_out
 from t2t_flax.data.batching.packing import fill_rows, first_fit
 from t2t_flax.data.batching.updates import MakeStream, plain_stream
 from t2t_flax.data.token_store import TokenStore
 from t2t_flax.data.workers import Workers
-
-_NICENESS = 10
-"""Where the devices are the cores of this host, a tenth of a core is enough to lay out windows."""
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -150,11 +147,11 @@ class Batches:
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:
-        """Within the block, `count` processes lay out windows ahead, where it is above 1. Training comes before them."""
+        """Within the block, `count` processes lay out windows ahead, where it is above 1."""
         if count < 2:
             yield
             return
-        with Workers[Layout](Layouter.lay_out, count, does="lays out updates", niceness=_NICENESS) as workers:
+        with Workers[Layout](lay_out, count, does="lays out updates") as workers:
             self.stream.use(workers, count)
             try:
                 yield

@@ -176,6 +176,11 @@ class Layouter:
         return block, row, np.array(sizes)
 
 
+def lay_out(layouter: Layouter, window: int) -> Layout:
+    """Return the layout of a window; the function of worker processes."""
+    return layouter.lay_out(window)
+
+
 def _inverse(order: np.ndarray) -> np.ndarray:
     """Return the permutation that undoes `order`."""
     out = np.empty_like(order)

@@ -343,4 +343,6 @@ def test_explain_counts_the_tokens_of_batches_that_grow(growth, tokens):
     base = small_config(data=dict(batch_tokens=256), train=dict(steps=10))
     lines = [describe(config) for config in (base, base.with_values({"mixtures.batch_tokens": growth}))]
     flops = [float(text.partition("pairs of 27 + 27")[2].split()[0]) for text in lines]
-    assert f"{tokens:,} tokens per side" in lines[1] and flops[1] / flops[0] == pytest.approx(tokens / 2560, rel=0.02)
+    assert f"{tokens:,} token slots per side" in lines[1] and flops[1] / flops[0] == pytest.approx(
+        tokens / 2560, rel=0.02
+    )

@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from t2t_flax.config import Data
 from t2t_flax.config.overrides import check_combinations
 from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.updates import plain_stream
 from t2t_flax.data.hooks import training_stream
 from t2t_flax.extensions.recipes import padded_batches
 from t2t_flax.extensions.recipes.padded_batches import GROUP_MULTIPLE, group_starts, levels, padded_stream
@@ -165,6 +166,17 @@ def test_batches_are_the_recorded_ones():
                 digest.update(np.asarray(array, np.int64).tobytes())
         digests.append(digest.hexdigest()[:12])
     assert digests == RECORDED
+
+
+@pytest.mark.parametrize("make", [plain_stream, padded_stream(2)])
+def test_batches_of_windows_laid_out_in_processes_are_those_of_their_numbers(tmp_path, small_windows, make):
+    store = write_store(tmp_path / "store", random_pairs(600))
+    data = small_config(data=dict(batch_tokens=400)).data
+    expected, batches = (Batches(store, data, seed=0, make_stream=make) for _ in range(2))
+    with batches.in_processes(2):
+        for k in [*range(12), 40, 3]:
+            for name, array in expected.batch(k).arrays.items():
+                np.testing.assert_array_equal(batches.batch(k).arrays[name], array)
 
 
 def slots(rows: Counter, chosen) -> int:
