@@ -187,8 +187,6 @@ PARAMETERS = Features()
 """Modules with `parameters(config) -> training.parameters.Parameters` and `explain(config)`, lines for `explain`. A
 config may use one of them.
 """
-TOKENIZERS_OF = Features()
-"""Modules with `tokenizer_folder(config)`: a folder whose tokenizers a new run takes, or None."""
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
 SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})

@@ -27,7 +27,7 @@ from t2t_flax.data.tokenizers import Tokenizer, TokenizerPair, languages_of
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import PARTIAL, check_reachable, expand_home, is_remote, list_names
 from t2t_flax.locks import exclusive_writer
-from t2t_flax.registry import TOKENIZERS, TOKENIZERS_OF
+from t2t_flax.registry import TOKENIZERS
 
 
 class DataTask(Protocol):
@@ -299,7 +299,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
     data, folder = config.data, workdir / "tokenizer"
     cache = epath.Path(_cache(config, workdir))
     stored = TokenizerPair.load(folder) if TokenizerPair.is_complete(folder) else None
-    initial = next((found for module in TOKENIZERS_OF.of(config) if (found := module.tokenizer_folder(config))), None)
+    initial = next(filter(None, (hook.tokenizer_folder() for hook in data_hooks(config))), None)
     if initial:  # a resumed run needs only its own folder: the other one may have been deleted
         pair = stored or TokenizerPair.load(initial)
     elif data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data):

@@ -3,6 +3,8 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from etils import epath
+
 from t2t_flax.config import Config
 from t2t_flax.data.batching.layouts import PairReader, StoredPairs
 from t2t_flax.data.batching.updates import MakeStream, plain_stream
@@ -30,6 +32,10 @@ class DataHook:
     def symbols(self) -> Mapping[str, str]:
         """The control symbols that the source tokenizer must have, and the config key that asks for each."""
         return {}
+
+    def tokenizer_folder(self) -> epath.Path | None:
+        """Return a folder whose tokenizers a new run takes; None for its own."""
+        return None
 
     draws = False
     """True if `draw` reads the pairs in place of the store, which then keeps their texts."""

@@ -4,13 +4,10 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from etils import epath
-
 from t2t_flax.config import Config
 from t2t_flax.config.keys import READ, TEXT, is_set, key
 from t2t_flax.errors import UserError
-from t2t_flax.model_forms import run_folder
-from t2t_flax.registry import GROUPS, PARAMETERS, TOKENIZERS, TOKENIZERS_OF
+from t2t_flax.registry import DATA_HOOKS, GROUPS, PARAMETERS
 
 
 @dataclass(frozen=True)
@@ -96,28 +93,8 @@ def patterns_of(text: str) -> list[str]:
     return text.replace(",", " ").split()
 
 
-def tokenizer_folder(config: Config) -> epath.Path | None:
-    """Where the tokenizer of config.finetuning.init_from is; None for a run with its own. Raises UserError where the config names
-    another one.
-    """
-    from t2t_flax.data.tokenizers import TokenizerPair
-
-    keys, data = of(config), config.data
-    if keys.init_vocabulary != "same":
-        return None
-    folder, own = run_folder(keys.init_from) / "tokenizer", epath.Path(data.root or ".") / data.tokenizer_model
-    named = data.tokenizer_model and not TOKENIZERS.load(data.tokenizer).inputs(data) and own.exists()
-    if named and folder.is_dir() and TokenizerPair.load(own).digest != TokenizerPair.load(folder).digest:
-        raise UserError(
-            f"config.data.tokenizer_model = {data.tokenizer_model!r} is not the tokenizer of config.finetuning.init_from = "
-            f"{keys.init_from!r}, which config.finetuning.init_vocabulary = same takes: leave it out, or set init_vocabulary = "
-            "by_piece."
-        )
-    return folder
-
-
 GROUPS.add("finetuning", FineTuning)
 PARAMETERS.add(
     "t2t_flax.extensions.finetuning.parameters", "finetuning.init_from", "finetuning.freeze", "finetuning.lora_rank"
 )
-TOKENIZERS_OF.add("t2t_flax.extensions.finetuning", "finetuning.init_from")
+DATA_HOOKS.add("t2t_flax.extensions.finetuning.tokenizer", "finetuning.init_from")

@@ -13,8 +13,9 @@ from t2t_flax import config as config_lib
 from t2t_flax.data.sources import open_source
 from t2t_flax.data.tokenizers import TokenizerPair, train_tokenizers
 from t2t_flax.evaluation.restore import load
-from t2t_flax.extensions.finetuning import parse_init_checkpoint, tokenizer_folder
+from t2t_flax.extensions.finetuning import parse_init_checkpoint
 from t2t_flax.extensions.finetuning.start import rows_by_piece, start_params, tables_by_piece
+from t2t_flax.extensions.finetuning.tokenizer import hook
 from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.training import loop
 from t2t_flax.training.checkpoints import Checkpoints
@@ -84,15 +85,16 @@ def test_another_tokenizer_than_that_of_the_first_run_is_refused(first, tmp_path
     own = small_config(finetuning=dict(init_from=str(first)))
     same = own.with_values({"data.tokenizer_model": str(first / "tokenizer" / "tokenizer.model")})
     folder = own.with_values({"data.tokenizer_model": str(first / "tokenizer")})
-    assert tokenizer_folder(own) == tokenizer_folder(same) == tokenizer_folder(folder) == first / "tokenizer"
+    for config in (own, same, folder):
+        assert hook(config).tokenizer_folder() == first / "tokenizer"
     source = open_source("toy:valid:80", source_language="en", target_language="de")
     other = train_tokenizers(source, dataclasses.replace(own.data, vocab_size=400))
     other.save(tmp_path)
     for path in (tmp_path, tmp_path / "tokenizer.model"):
         config = own.with_values({"data.tokenizer_model": str(path)})
         with refused("finetuning.init_from", "by_piece"):
-            tokenizer_folder(config)
-    assert tokenizer_folder(config.with_values({"finetuning.init_vocabulary": "by_piece"})) is None
+            hook(config).tokenizer_folder()
+    assert hook(config.with_values({"finetuning.init_vocabulary": "by_piece"})).tokenizer_folder() is None
 
 
 def test_a_checkpoint_that_is_not_there_is_refused(tuned):
