@@ -166,11 +166,9 @@ TOKENIZER_FILES: Table[str] = Table()
 """Classes of tokenizers by the `kind` that their file, in JSON, names. Others are SentencePiece models."""
 MODEL_FORMS: Table[ModelForm] = Table()
 """What --workdir may name beside the workdir of a run."""
-FURTHER_WORKDIRS: Table[str] = Table()
-"""At most one row: the config key whose value further --workdir flags are, separated by commas, in commands that decode."""
-MODELS = Features()
-"""Modules with `extend(loaded, choice, overrides, group) -> TrainedModel`: what decodes in place of a restored run, see
-`evaluation.restore.load`.
+ENSEMBLES = Features()
+"""At most one module, with one key, which further --workdir flags set: models that decode together with a run, separated by
+commas. `extend(loaded, choice, overrides, group)` returns one `TrainedModel` for all, see `evaluation.restore.load`.
 """
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""

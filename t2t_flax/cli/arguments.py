@@ -12,13 +12,7 @@ from typing import Any
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import expand_home, is_remote, is_write_refused
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import (
-    FLAGS,
-    FURTHER_WORKDIRS,
-    LINES,
-    MODEL_FORMS,
-    load_extensions,
-)
+from t2t_flax.registry import ENSEMBLES, FLAGS, LINES, MODEL_FORMS, load_extensions
 
 OVERRIDE_HELP = (
     "--config.KEY=VALUE overrides any key, for example --config.model.dropout=0.2; `explain --keys` lists all"
@@ -59,12 +53,12 @@ class _StoreOnce(argparse._StoreAction):
 
 
 class _StoreSeveral(argparse.Action):
-    """The first workdir, and in `further_workdirs` those of further flags, where an extension reads them."""
+    """Store the first workdir, and the others in `further_workdirs`, if an extension reads them."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if getattr(namespace, "workdir", None) is None:
             namespace.workdir = values
-        elif FURTHER_WORKDIRS:
+        elif ENSEMBLES:
             namespace.further_workdirs = [*getattr(namespace, "further_workdirs", []), values]
         else:
             parser.error("--workdir is given twice.")
@@ -108,7 +102,7 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
         flag = "--average" if args.average else "--step"
         raise UserError(f"--best and {flag} choose different checkpoints: give one of them.")
     if "further_workdirs" in args:
-        (name,) = FURTHER_WORKDIRS.values()
+        ((name,),) = ENSEMBLES.values()
         if name in overrides:
             raise UserError(f"--config.{name} and further --workdir flags name the same: give one of them.")
         overrides[name] = ",".join(args.further_workdirs)
@@ -132,9 +126,13 @@ def _checked(arg: str) -> str:
 
 
 def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "", *, several: bool = False) -> None:
-    """`--workdir`, required. several: of which others may follow, whose models decode together, if an extension adds that."""
+    """Add `--workdir`, required.
+
+    Args:
+      several: further ones name models that decode together, if an extension adds that.
+    """
     text = help_text or workdir_help()
-    if several and FURTHER_WORKDIRS:
+    if several and ENSEMBLES:
         text += "; given several times: models that decode together"
     options: dict[str, Any] = {"action": _StoreSeveral} if several else {}
     arguments.add_argument("--workdir", required=True, metavar="DIR", help=text, **options)

@@ -25,7 +25,7 @@ from t2t_flax.evaluation.scoring import PairScore, score
 from t2t_flax.filesystem import check_workdir
 from t2t_flax.model_forms import run_folder
 from t2t_flax.models.transformer import Transformer
-from t2t_flax.registry import DECODERS, FLAGS, LINES, MODELS
+from t2t_flax.registry import DECODERS, ENSEMBLES, FLAGS, LINES
 from t2t_flax.tasks import task_of
 from t2t_flax.training import workdir as workdir_lib
 from t2t_flax.training.checkpoint_selection import CheckpointChoice, RestoredParams, mean, restore_chosen
@@ -55,7 +55,7 @@ class StoredRun:
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(StoredRun):
     """A run with the parameters of a checkpoint, or the mean of several. models: where several decode together
-    (`registry.MODELS`), each as records name it; `model` and `params` are then those of all, the rest is the first one's.
+    (`registry.ENSEMBLES`), each as records name it; `model` and `params` are then those of all, the rest is the first one's.
     elsewhere: whether `workdir` is not the run's own, but gets records of several runs.
     """
 
@@ -254,7 +254,7 @@ def load(
         )
     choice = CheckpointChoice(step, average, best, at_most)
     loaded = TrainedModel(**vars(run), checkpoint=mean(run.restore(choice, group)))
-    for module in MODELS.of(run.config):
+    for module in ENSEMBLES.of(run.config):
         loaded = module.extend(loaded, choice, overrides or {}, group)
     return loaded
 

@@ -9,7 +9,7 @@ from t2t_flax.config.keys import READ, TEXT, TRANSLATIONS, is_set, key
 from t2t_flax.errors import UserError
 from t2t_flax.filesystem import is_remote
 from t2t_flax.model_forms import is_name
-from t2t_flax.registry import FURTHER_WORKDIRS, GROUPS, MODELS
+from t2t_flax.registry import ENSEMBLES, GROUPS
 
 
 @dataclass(frozen=True)
@@ -78,5 +78,4 @@ def _absolute(name: str) -> str:
 
 
 GROUPS.add("ensembles", Ensembles)
-FURTHER_WORKDIRS.add("ensembles", "ensembles.members")
-MODELS.add("t2t_flax.extensions.ensembles.members", "ensembles.members")
+ENSEMBLES.add("t2t_flax.extensions.ensembles.members", "ensembles.members")
