@@ -31,7 +31,7 @@ class CheckpointChoice:
       step: the checkpoint of this step.
       average: the last regular checkpoints, up to `step`, which then is one of them.
       best: the best one by eval.metric.
-      at_most: use fewer if there are fewer, and the newest if none has a metric.
+      at_most: use fewer if there are fewer or some are damaged, and the newest if none has a metric.
     """
 
     step: int | None = None
@@ -77,7 +77,7 @@ def restore_chosen(
       tokenizer: digest of the run's tokenizer.
 
     Raises:
-      UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged.
+      UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged; with `at_most`, if all are.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
@@ -85,8 +85,16 @@ def restore_chosen(
     with contextlib.closing(Checkpoints(workdir / "checkpoints", group=group)) as checkpoints:
         item = "ema" if config.optimizer.averages else "params"
         chosen, metric = _chosen_steps(workdir, config, checkpoints, choice)
+        intact = 0
         for step in chosen:
-            params, meta = restore_params(checkpoints, step, abstract, item)
+            try:
+                params, meta = restore_params(checkpoints, step, abstract, item)
+            except DamagedCheckpoint as damage:
+                if not choice.at_most or (step == chosen[-1] and not intact):
+                    raise
+                log.warning("%s: left out of the average", damage)
+                continue
+            intact += 1
             if (digest := meta["digests"]["tokenizer"]) != tokenizer:
                 raise UserError(
                     f"checkpoint {step} in {workdir} belongs to another tokenizer (digest {digest[:12]}) than "

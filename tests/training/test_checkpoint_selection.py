@@ -146,3 +146,17 @@ def test_best_without_metric_is_refused_and_with_damage_is_the_best_of_the_other
     (copy / "checkpoints" / "4" / "meta" / "metadata").write_text("{")
     assert load(copy, best=True, overrides=HERE).steps == (10,)
     assert_names(caplog.text, "bleu", "step 4", "step 10")
+
+
+def test_a_damaged_checkpoint_does_not_end_an_average_at_most(six, tmp_path, caplog):
+    """The final evaluation of a run takes the others."""
+    copy = shutil.copytree(six, tmp_path / "copy")
+    steps = load(copy, average=3, overrides=HERE).steps
+    array = max(
+        (copy / "checkpoints" / str(steps[1]) / "params").rglob("*"), key=lambda p: p.is_file() and p.stat().st_size
+    )
+    array.write_bytes(b"")
+    with refused(str(steps[1])):
+        load(copy, average=3, overrides=HERE)
+    assert load(copy, average=3, at_most=True, overrides=HERE).steps == (steps[0], steps[2])
+    assert_names(caplog.text, str(steps[1]))
