@@ -111,6 +111,12 @@ def test_schedule_free_adamw_equals_its_formulas(skipped):
         assert_trees_close(average(None, params, state), x, rtol=2e-5)
 
 
+@pytest.mark.parametrize("name", CONFIGS)
+def test_a_config_averages_if_its_optimizer_does(name):
+    """The config says so without JAX, by the key that the row ignores."""
+    assert (make_average(CONFIGS[name]) is not None) == CONFIGS[name].optimizer.averages
+
+
 def test_schedule_free_adamw_starts_where_the_run_starts():
     """Its z and x are the first parameters, also where these are taken from another run."""
     config = small_config(optimizer=dict(name="schedule_free_adamw"))
