@@ -1,4 +1,7 @@
-"""Several Transformers with one target vocabulary as one model: each has its own parameters and cache."""
+"""Several Transformers with one target vocabulary as one model.
+
+Each has its parameters and cache.
+"""
 
 from typing import Any
 
@@ -11,8 +14,13 @@ from t2t_flax.models.transformer import Transformer
 
 
 class Ensemble(nn.Module):
-    """Has the methods of `Transformer` with which decoding, scoring and the validation loss call it. Parameters of member i are
-    under `members_i`. weights: of each member, with the sum 1. mean: see `mean_of`.
+    """An ensemble with the methods of `Transformer` for decoding, scoring and the validation loss.
+
+    Parameters of member i are under `members_i`.
+
+    Args:
+        weights: weight of each member; their sum is 1.
+        mean: see `mean_of`.
     """
 
     members: tuple[Transformer, ...]
@@ -21,7 +29,7 @@ class Ensemble(nn.Module):
 
     @property
     def config(self) -> Model:
-        """That of the first member, which has the fewest positions."""
+        """Config of the first member, which has the fewest positions."""
         return self.members[0].config
 
     @property
@@ -37,7 +45,7 @@ class Ensemble(nn.Module):
         return self.members[0].logits_chunk
 
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
-        """See `Transformer.start_cache`; each entry is a list with that of each member."""
+        """See `Transformer.start_cache`; each entry is a list with one cache per member."""
         caches = [member.start_cache(source_BxS, beam_size, length) for member in self.members]
         return {name: [cache[name] for cache in caches] for name in caches[0]}
 
@@ -52,11 +60,11 @@ class Ensemble(nn.Module):
         return mean_of(logits, self.weights, self.mean), cache | {"self": own}
 
     def hidden(self, batch: dict[str, jax.Array], noise: None = None) -> jax.Array:
-        """The decoder outputs of all members, [B, T, sum of their D]."""
+        """Return the decoder outputs of all members, [B, T, sum of their D]."""
         return jnp.concatenate([member.hidden(batch).astype(jnp.float32) for member in self.members], axis=-1)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """`hidden` -> float32 [..., V rows]."""
+        """Map `hidden` to logits, float32 [..., V rows]."""
         widths = [member.config.d_model for member in self.members]
         parts = jnp.split(x, [sum(widths[:i]) for i in range(1, len(widths))], axis=-1)
         logits = [member.logits(part.astype(member.dtype)) for member, part in zip(self.members, parts, strict=True)]
@@ -64,8 +72,10 @@ class Ensemble(nn.Module):
 
 
 def mean_of(logits: list[jax.Array], weights: tuple[float, ...], mean: str) -> jax.Array:
-    """float32 logits [..., V rows] of the weighted mean of the models' "probabilities", or of their "log_probabilities", which
-    the softmax normalizes. Rows that pad the vocabulary are cut to those of the model with the fewest.
+    """Return float32 logits [..., V rows] of the weighted mean of the models.
+
+    The mean is taken over "probabilities", or over "log_probabilities", which the softmax
+    normalizes. Rows that pad the vocabulary are cut to the length of the model with the fewest.
     """
     rows = min(x.shape[-1] for x in logits)
     log_probs = [jax.nn.log_softmax(x.astype(jnp.float32))[..., :rows] for x in logits]

@@ -1,4 +1,4 @@
-"""Restores the models that decode together with a run."""
+"""Restores models that decode together with a run."""
 
 import dataclasses
 import os
@@ -19,8 +19,14 @@ from t2t_flax.training.train_state import count_params
 def extend(
     loaded: TrainedModel, choice: CheckpointChoice, overrides: dict[str, str], group: ProcessGroup | None
 ) -> TrainedModel:
-    """The run together with those of ensembles.members, on its mesh and in its precision. choice: of the checkpoints of all
-    without a step of their own. Raises UserError, naming the model, for one that cannot decode together with the run.
+    """Return the run together with the models of ensembles.members.
+
+    They use its mesh and its precision.
+
+    Raises UserError, naming the model, for one that cannot decode together with the run.
+
+    Args:
+        choice: checkpoints of all models whose item names no step.
     """
     settings = Ensembles.of(loaded.config)
     weights = settings.shares()
@@ -49,7 +55,7 @@ def extend(
 
 
 def _place(name: str) -> tuple[str, int | None]:
-    """The workdir of an item of ensembles.members, and its step if it has one."""
+    """Return the workdir of an item of ensembles.members, and its step if it has one."""
     workdir, at, step = name.rpartition("@")
     return (workdir, int(step)) if at and step.isdecimal() else (name, None)
 

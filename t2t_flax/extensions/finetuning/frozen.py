@@ -13,7 +13,7 @@ from t2t_flax.extensions.finetuning import patterns_of
 
 
 def split_frozen(patterns: str, params: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(trained, frozen) parameters, see `training.parameters.Parameters`.
+    """Return (trained, frozen) parameters, see `training.parameters.Parameters`.
 
     Raises UserError for a pattern that matches no parameter, and if nothing is left to train.
     """
@@ -29,10 +29,11 @@ def split_frozen(patterns: str, params: Mapping[str, Any]) -> tuple[dict[str, An
 
 
 def matching(patterns: str, paths: Iterable[str], key: str) -> set[str]:
-    """The paths, such as `encoder_0/self_attention/query/kernel`, that are named or lie in a folder that is named by a glob
-    pattern: `encoder_*`, `*/self_attention`, `shared_embedding/table`.
+    """Return the paths that glob patterns match, directly or through a folder.
 
-    Raises UserError, naming `key` and the closest paths, for a pattern that matches none.
+    A path is such as `encoder_0/self_attention/query/kernel`; patterns are such as `encoder_*`,
+    `*/self_attention` and `shared_embedding/table`. Raises UserError, naming `key` and the closest
+    paths, for a pattern that matches none.
     """
     parts = {path: list(itertools.accumulate(path.split("/"), "{}/{}".format)) for path in paths}
     found: set[str] = set()

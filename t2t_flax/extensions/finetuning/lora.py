@@ -1,7 +1,8 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): W + alpha / rank * A B in place of a kernel W, with A and B trained and W frozen.
+"""Low-rank adapters (LoRA, Hu et al. 2021): W + alpha / rank * A B in place of a kernel W.
 
-A run's parameters hold them beside those of the model: `lora/PATH OF W/a` and `.../b`. The model sees merged parameters alone,
-and reading a checkpoint merges them, so that decoding, evaluation and export know nothing of adapters.
+A and B are trained and W is frozen. A run's parameters hold them beside the model's: `lora/PATH OF
+W/a` and `.../b`. The model sees merged parameters alone, and reading a checkpoint merges them, so
+decoding, evaluation and export know nothing of adapters.
 """
 
 import functools
@@ -19,13 +20,15 @@ from t2t_flax.extensions.shared.matrices import matrix_axes_of
 from t2t_flax.training.parameters import Params
 
 NAME = "lora"
-"""Of the adapters beside the parameters of the model."""
+"""Folder of the adapters beside the model's parameters."""
 
 
 def with_adapters(keys: FineTuning, params: Params) -> Params:
-    """A model's parameters as ShapeDtypeStructs with shardings, and those of the adapters that the config wants: float32, A
-    [inputs, rank] and B [rank, outputs], whose axes are sharded as those of W. Raises UserError for a pattern of
-    finetuning.lora_modules that matches no kernel.
+    """Add the adapters that the config wants to a model's abstract parameters.
+
+    `params` are ShapeDtypeStructs with shardings. Adapters are float32, A [inputs, rank] and B
+    [rank, outputs], with axes sharded like the matching axes of W. Raises UserError for a pattern
+    of finetuning.lora_modules that matches no kernel.
     """
     if not keys.lora_rank:
         return params
@@ -44,7 +47,10 @@ def with_adapters(keys: FineTuning, params: Params) -> Params:
 
 
 def init_adapters(adapters: Any, key: jax.Array) -> Any:
-    """Arrays for the adapters of `with_adapters`: A normal with variance 1 / inputs, B zero, so that A B is zero."""
+    """Return initial arrays for the adapters of `with_adapters`.
+
+    A is normal with variance 1 / inputs, B zero, so that A B is zero.
+    """
     leaves = flatten_dict(adapters, sep="/")
 
     def init(path, leaf, key):
@@ -57,12 +63,12 @@ def init_adapters(adapters: Any, key: jax.Array) -> Any:
 
 
 def split(params: Params) -> tuple[Params, Params]:
-    """(adapters, the model's parameters): the first are trained."""
+    """Return (adapters, the model's parameters); the adapters are trained."""
     return {NAME: params[NAME]}, {name: tree for name, tree in params.items() if name != NAME}
 
 
 def merge(keys: FineTuning, params: Params) -> Params:
-    """The model's parameters with the adapters added."""
+    """Return the model's parameters with the adapters added."""
     if NAME not in params:
         return params
     adapters, model = split(params)
@@ -80,7 +86,10 @@ def _added(equation: str, scale: float, w: jax.Array, a: jax.Array, b: jax.Array
 
 
 def _equation(path: str, shape: tuple[int, ...]) -> tuple[str, str, str]:
-    """The axes of A, of B and of a kernel as letters: ("ar", "rbc", "abc") for queries [d_model, heads, width]."""
+    """Return the axes of A, B and a kernel as letters.
+
+    ("ar", "rbc", "abc") for queries [d_model, heads, width].
+    """
     inputs, outputs = ((x,) if isinstance(x, int) else x for x in matrix_axes_of(tuple(path.split("/")), shape) or ())
     whole = "abcd"[: len(shape)]
     first = "".join(letter for i, letter in enumerate(whole) if i not in (*inputs, *outputs))

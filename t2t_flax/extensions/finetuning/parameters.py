@@ -11,7 +11,7 @@ from t2t_flax.training.parameters import Parameters, Params
 
 
 def parameters(config: Config) -> Parameters:
-    """Parameters that start from another run, that are frozen in part, or that have adapters."""
+    """Return parameters that start from another run, are partly frozen or have adapters."""
     keys = of(config)
     start = _start if keys.init_from else None
     if not keys.lora_rank:
@@ -44,7 +44,7 @@ def _without_adapters(config: Config) -> Config:
 
 
 def explain(config: Config) -> list[str]:
-    """A section of `explain`: where the parameters come from."""
+    """Return a section of `explain`: the origin of the parameters."""
     k = of(config)
     if not k.init_from:
         return []

@@ -1,5 +1,7 @@
-"""The parameters that a new run starts from: those of another run or an exported model, see config.finetuning.init_from, and
-tables of one vocabulary from those of another, see config.finetuning.init_vocabulary.
+"""Initial parameters of a new run, taken from another model.
+
+config.finetuning.init_from names another run or an exported model;
+config.finetuning.init_vocabulary fills tables of one vocabulary from the tables of another.
 """
 
 import functools
@@ -24,15 +26,18 @@ from t2t_flax.training.train_state import abstract_params, make_model
 from t2t_flax.training.workdir import read_model_config
 
 SPREAD = 0.1
-"""Share of its own initialization that is added to the row of a new piece."""
+"""Share of the regular initialization that is added to the row of a new piece."""
 
 
 def start_params(
     setup: TrainingSetup, own: dict[str, Any], group: ProcessGroup | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """The parameters of the run that finetuning.init_from names, on the run's devices.
+    """Return the parameters of the run that finetuning.init_from names, on the run's devices.
 
-    own: the run's initial parameters. Raises UserError for another model, and where there are none.
+    Raises UserError for another model, and if there are no parameters.
+
+    Args:
+        own: the run's initial parameters.
     """
     config, keys = setup.config, of(setup.config)
     workdir = run_folder(keys.init_from)
@@ -62,8 +67,10 @@ def start_params(
 
 
 def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
-    """int32 [new.vocab_size]: the id of the same piece in `old`, or -1. PAD, EOS and UNK are the same everywhere. Raises
-    UserError if no other piece is known: the tokenizers are of different kinds.
+    """Return int32 [new.vocab_size]: the id of the same piece in `old`, or -1.
+
+    PAD, EOS and UNK are the same everywhere. Raises UserError if no other piece is known, because
+    the tokenizers differ in kind.
     """
     ids = {piece: i for i, piece in enumerate(old.pieces(range(old.vocab_size)))}
     rows = np.array([ids.get(piece, -1) for piece in new.pieces(range(new.vocab_size))], np.int32)
@@ -79,11 +86,15 @@ def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
 def tables_by_piece(
     model: Transformer, own: dict[str, Any], other: dict[str, Any], old: TokenizerPair, new: TokenizerPair
 ) -> tuple[dict[str, Any], list[str]]:
-    """(`other` with tables and output bias of the new vocabulary, the count of known pieces for each vocabulary).
+    """Return (parameters with the new vocabulary, count of known pieces for each vocabulary).
 
-    own: the run's initial parameters, with the shapes and shardings of the result. A piece that is new gets the mean of the old
-    rows, so that it is no more likely than an average piece was (Hewitt 2021), plus SPREAD of its initialization, so that
-    new pieces differ. Raises UserError as `rows_by_piece`.
+    The parameters are `other` with tables and output bias of the new vocabulary. A new piece gets
+    the mean of the old rows, so that it is no more likely than an average piece was (Hewitt 2021),
+    plus SPREAD of its initialization, so that new pieces differ. Raises UserError as
+    `rows_by_piece`.
+
+    Args:
+        own: the run's initial parameters, with the shapes and shardings of the result.
     """
     sides = {"source": (old.source, new.source), "target": (old.target, new.target)}
     rows = {side: rows_by_piece(*pair) for side, pair in sides.items()}
@@ -101,7 +112,10 @@ def tables_by_piece(
 
 
 def _filled(rows: np.ndarray, old_size: int, own: jax.Array, old: jax.Array) -> jax.Array:
-    """`own` [rows, ...] with the known rows of `old`; those that pad the vocabulary count as new."""
+    """Return `own` [rows, ...] with the known rows of `old`.
+
+    Rows that pad the vocabulary count as new.
+    """
     index = np.full(len(own), -1, np.int32)
     index[: len(rows)] = rows
     known = (index >= 0).reshape(-1, *(1,) * (own.ndim - 1))

@@ -1,4 +1,4 @@
-"""Inspection: what happens inside a run and a trained model: statistics of layers, hidden states, attention, profiles."""
+"""Inspection of runs and trained models: layer statistics, hidden states, attention, profiles."""
 
 from dataclasses import dataclass
 
@@ -24,11 +24,10 @@ class Inspection:
 
     @classmethod
     def of(cls, config: Config) -> "Inspection":
-        """The group of a config."""
         return config.group("inspection")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for updates that cannot be traced, or whose statistics would not be logged."""
+        """Raise UserError for updates that cannot be traced or whose statistics are not logged."""
         first, last = self.profile_steps
         if first > last:
             raise UserError(

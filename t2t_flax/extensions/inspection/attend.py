@@ -1,4 +1,4 @@
-"""`attend`: the attention of every layer and head for a pair, as arrays, statistics and a picture."""
+"""`attend`: attention of every layer and head for a pair, as arrays, statistics and a picture."""
 
 import io
 from typing import TYPE_CHECKING, Any
@@ -19,7 +19,7 @@ _LABELS = ("source_tokens", "target_tokens", "decoder_tokens")
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the arrays are written."""
+    """Return exit code 0 when the arrays are written."""
     parser = arguments.parser(
         "attend",
         "Writes the attention weights of every layer and head for one pair: encoder [L, N, S, S], decoder\n"
@@ -54,7 +54,10 @@ def run(argv: list[str]) -> int:
 
 
 def entropy(weights: np.ndarray) -> np.ndarray:
-    """Return the mean entropy in nats of each head's rows, [L, N, T, S] -> [L, N]; 0 = all weight on one token."""
+    """Return the mean entropy in nats of each head's rows, [L, N, T, S] -> [L, N].
+
+    0 = all weight on one token.
+    """
     logs = np.log(weights, out=np.zeros_like(weights), where=weights > 0)
     return -(weights * logs).sum(-1).mean(-1)
 

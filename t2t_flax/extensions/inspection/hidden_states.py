@@ -21,7 +21,7 @@ EMBEDDINGS = "embeddings"
 
 
 class Layer(NamedTuple):
-    """Name as users write it, "encoder/2", and the module of the model whose output it is."""
+    """Layer name as users write it, "encoder/2", and the model's module with its output."""
 
     name: str
     module: str
@@ -32,7 +32,10 @@ class Layer(NamedTuple):
 
 
 def layers_of(names: str, model: Model) -> list[Layer]:
-    """The layers of --layers, such as "encoder/2,decoder/0". Raises UserError for one that the model does not have."""
+    """Return the layers of --layers, such as "encoder/2,decoder/0".
+
+    Raises UserError for a layer that the model does not have.
+    """
     found, counts = [], {"encoder": model.num_encoder_layers, "decoder": model.num_decoder_layers}
     for name in dict.fromkeys(map(str.strip, names.split(","))):
         stack, _, which = name.partition("/")
@@ -50,8 +53,10 @@ def layers_of(names: str, model: Model) -> list[Layer]:
 
 
 class States(NamedTuple):
-    """Of a line: float32 [tokens, D] by the name of the layer, and the tokens of each side that was read, EOS included. Row t
-    of a decoder's layer predicts target token t.
+    """Hidden states of a line: float32 [tokens, D] by layer name.
+
+    The tokens of each side that was read follow, EOS included. Row t of a decoder's layer predicts
+    target token t.
     """
 
     hidden: dict[str, np.ndarray]
@@ -64,9 +69,11 @@ def hidden_states(
     lines: Sequence[tuple[str, str | None]],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[States | UserError]:
-    """The states of each source line, with its forced target if there are targets, in order; they do not depend on other
-    lines. An error in the place of a line that cannot be read, see `encode_pair`. Raises UserError as
-    `TrainedModel.in_language`, and for layers of a decoder without targets.
+    """Yield the states of each source line in order, with its forced target if there are targets.
+
+    The states do not depend on other lines. A line that cannot be read yields an error in its
+    place, see `encode_pair`. Raises UserError as `TrainedModel.in_language`, and for layers of a
+    decoder without targets.
     """
     run.check_single("inspecting layers")
     forced = any(target is not None for _, target in lines)
@@ -107,7 +114,7 @@ def _source_alone(run: TrainedModel, source: str) -> PairIds:
 
 @jax.jit(static_argnums=(0, 1, 2))
 def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params: Any, batch: dict[str, jax.Array]):
-    """The output of each module, float32 [B, L, D]."""
+    """Return the output of each module, float32 [B, L, D]."""
     found: dict[str, jax.Array] = {}
 
     def keep(call, args, kwargs, context):
@@ -129,8 +136,9 @@ def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params
 def save(path: str, layers: Sequence[Layer], lines: Sequence[States | None], width: int, *, targets: bool) -> None:
     """Write the states of lines to an .npz; None = a line without rows.
 
-    NAME of a layer: float32 [tokens of all lines, D]. source_tokens, target_tokens: their strings. source_offsets,
-    target_offsets: int64 [lines + 1]; the rows of line i are offsets[i] to offsets[i + 1].
+    NAME of a layer: float32 [tokens of all lines, D]. source_tokens, target_tokens: their strings.
+    source_offsets, target_offsets: int64 [lines + 1]; the rows of line i are offsets[i] to
+    offsets[i + 1].
     """
     arrays: dict[str, Any] = {}
     for layer in layers:

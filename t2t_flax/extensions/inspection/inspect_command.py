@@ -1,4 +1,4 @@
-"""`inspect`: hidden states of a trained model, and a page of what happened inside its training."""
+"""`inspect`: hidden states of a trained model, and a page on the layers during its training."""
 
 import argparse
 import os
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
 
 def window_size(loaded: "TrainedModel") -> int:
-    """Lines whose hidden states are held at once."""
+    """Return how many lines' hidden states are held at once."""
     return 8 * loaded.config.decode.batch_size
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the file is written."""
+    """Return exit code 0 when the file is written."""
     parser = arguments.parser(
         "inspect",
         "Writes the hidden states of layers for lines of text as .npz: NAME of a layer: float32 [tokens of all\n"

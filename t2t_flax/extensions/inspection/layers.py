@@ -1,4 +1,7 @@
-"""What happens inside a run, layer by layer: a second program, beside the train step, measures every n-th update."""
+"""Layer statistics of a run.
+
+A second program beside the train step measures every n-th update.
+"""
 
 import dataclasses
 import math
@@ -25,14 +28,16 @@ from t2t_flax.training.setup import Program, batch_struct, compile_programs
 from t2t_flax.training.train_step import train_step
 
 MOST_TOKENS = 4096
-"""Slots of the rows whose activations are measured: the first ones of the first microbatch."""
+"""Slots of the measured rows: the first ones of the first microbatch."""
 _DIGITS = 5
 _SUBLAYERS = re.compile(r"(encoder|decoder)_\d+(/(?!residual)\w+)?")
 
 
 def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """Hooks that add the statistics of `measure` to every n-th update. Their program runs before the update, on its state and
-    batch; the train step is the one of a run without them.
+    """Return hooks that add the statistics of `measure` to every n-th update.
+
+    Their program runs before the update, on its state and batch. The train step is the same as in a
+    run without them.
     """
     every = Inspection.of(setup.config).layers_every
     programs, names = compile_measure(setup)
@@ -49,7 +54,7 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
 
 
 def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], list[str]]:
-    """(the programs of `measure` by the shape of a batch, the names of what they return as one array)."""
+    """Return (programs of `measure` by batch shape, names of the values in their array)."""
     names: list[str] = []
 
     def packed(state: TrainState, batch: dict[str, jax.Array]) -> jax.Array:
@@ -72,19 +77,25 @@ def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.sta
 
 
 def with_ratios(found: Mapping[str, float]) -> dict[str, float]:
-    """The statistics with `update_ratio/...`: RMS of the update over that of the parameters, where those are not 0."""
+    """Return the statistics with `update_ratio/...`.
+
+    That is the RMS of the update over the RMS of the parameters, where the latter is not 0.
+    """
     of_parameters = {name.partition("/")[2]: x for name, x in found.items() if name.startswith("param_rms/") and x}
     ratios = {f"update_ratio/{name}": found[f"update_rms/{name}"] / x for name, x in of_parameters.items()}
     return {**found, **ratios}
 
 
 def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """float32 scalars by name of the update that follows `state` with this batch [A, B, L]; traced.
+    """Return statistics of the update of `state` with this batch [A, B, L]; traced.
 
-    param_rms, grad_rms and update_rms / MODULE: root mean squares over a module's own trained kernels and biases: before the
-    update; of the mean gradient per target token, before it is clipped; of new less old parameters. activation_rms / LAYER or
-    SUB-LAYER, dead_units / FEED-FORWARD and attention_entropy / SUB-LAYER / HEAD: see `activations`, with the dropout of the
-    update.
+    The values are float32 scalars by name.
+
+    param_rms, grad_rms and update_rms / MODULE: root mean squares over a module's own trained
+    kernels and biases: before the update; of the mean gradient per target token, before it is
+    clipped; of new less old parameters. activation_rms / LAYER or SUB-LAYER, dead_units /
+    FEED-FORWARD and attention_entropy / SUB-LAYER / HEAD: see `activations`, with the dropout of
+    the update.
     """
     config, parameters, shards = setup.config, setup.parameters, mesh_lib.batch_shards(setup.mesh)
     step = train_step(config, setup.model, recording(setup.tx), setup.mesh, parameters)
@@ -106,7 +117,7 @@ def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]
 
 
 def root_mean_squares(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """{module: over all elements of its own arrays} of a tree of parameters, float32."""
+    """Return {module: RMS over all elements of its direct arrays} of a parameter tree, float32."""
     arrays: dict[str, list[jax.Array]] = {}
     for path, x in flatten_dict(tree, sep="/").items():
         arrays.setdefault(path.rpartition("/")[0] or path, []).append(x)
@@ -117,11 +128,12 @@ def root_mean_squares(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
 def activations(
     model: Transformer, params: Any, rows: Mapping[str, jax.Array], noise: Noise | None
 ) -> dict[str, jax.Array]:
-    """Statistics over the real tokens of rows [B, L], float32 scalars by name.
+    """Return statistics over the real tokens of rows [B, L], float32 scalars by name.
 
-    activation_rms: root mean squares of the output of each layer, and of each sub-layer before it is added to its input.
-    dead_units: share of the hidden units of a feed-forward network whose activation is 0 for every token. attention_entropy:
-    in nats, the mean over queries, of each head; 0 = all weight on one token.
+    activation_rms: root mean squares of the output of each layer, and of each sub-layer before it
+    is added to its input. dead_units: share of the hidden units of a feed-forward network whose
+    activation is 0 for every token. attention_entropy: in nats, the mean over queries, of each
+    head; 0 = all weight on one token.
     """
     found: dict[str, jax.Array] = {}
     real = {side: rows[f"{side}_segments"] > 0 for side in ("source", "target")}

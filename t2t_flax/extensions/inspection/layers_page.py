@@ -1,4 +1,4 @@
-"""A page of what happened inside a run, layer by layer: heat maps over the updates, and curves."""
+"""A page of layer statistics of a run: heat maps over the updates, and curves."""
 
 import re
 from pathlib import Path
@@ -20,13 +20,16 @@ STATISTICS = (
     ("dead_units", "Dead units", "share of hidden units of the feed-forward that are 0 for every token", False),
     ("attention_entropy", "Entropy of attention", "of each head, in nats; 0 = all weight on one token", False),
 )
-"""Prefix in metrics.jsonl, title, meaning, and whether it is shown on a logarithmic scale."""
+"""Prefix in metrics.jsonl, title, meaning, and whether the scale is logarithmic."""
 MOST_UPDATES = 400
 _DIGITS = 4
 
 
 def layers_page(workdir: str) -> str:
-    """HTML of the statistics in WORKDIR/metrics.jsonl. Raises UserError if there are none."""
+    """Return HTML of the statistics in WORKDIR/metrics.jsonl.
+
+    Raises UserError if there are none.
+    """
     prefixes = tuple(f"{prefix}/" for prefix, *_ in STATISTICS)
     lines = [line for line in read_metrics(workdir) if any(name.startswith(prefixes) for name in line)]
     if not lines:
@@ -48,7 +51,10 @@ def layers_page(workdir: str) -> str:
 
 
 def _rows(lines: list[dict[str, Any]], prefix: str) -> list[dict[str, Any]]:
-    """Name, kind (the name without the number of the layer) and values of each row, None where a line has none."""
+    """Return name, kind and values of each row; None where a line has no value.
+
+    The kind is the name without the number of the layer.
+    """
     names = {name.removeprefix(prefix) for line in lines for name in line if name.startswith(prefix)}
     return [
         {
@@ -65,7 +71,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _place(name: str) -> tuple[Any, ...]:
-    """Sort key: tables, then encoder, then decoder, by the number of the layer."""
+    """Return a sort key: tables, then encoder, then decoder, by the number of the layer."""
     top = name.partition("/")[0]
     numbered = re.fullmatch(r"(encoder|decoder)_(\d+)", top)
     stack = 0 if not numbered else 1 if numbered[1] == "encoder" else 2

@@ -14,10 +14,11 @@ from t2t_flax.training.parts import TrainingSetup, TrainProgress
 
 
 class Profile:
-    """Traces updates `steps` = (first, last) into `folder`. Each process writes its own files.
+    """Traces updates `steps` = (first, last) into `folder`; each process writes its own files.
 
-    An update is reported while the next one runs, so the trace also has parts of the updates before and after. The profiler
-    writes to local disk only; for a folder in an object store the trace is copied there when it ends.
+    An update is reported while the next one runs, so the trace also has parts of the updates before
+    and after. The profiler writes to local disk only; for a folder in an object store the trace is
+    copied there when it ends.
     """
 
     def __init__(self, folder: epath.PathLike, steps: tuple[int, int]):
@@ -26,20 +27,20 @@ class Profile:
         self._local: tempfile.TemporaryDirectory | None = None
 
     def start_before(self, step: int) -> None:
-        """Starts the trace if the first update comes within two after `step`."""
+        """Start the trace if the first update comes within two after `step`."""
         if not self._tracing and step < self._first <= step + 2:
             self._local = tempfile.TemporaryDirectory(prefix="t2t-flax-") if is_remote(self._folder) else None
             jax.profiler.start_trace(self._local.name if self._local else str(self._folder))
             self._tracing = True
 
     def after(self, step: int) -> None:
-        """Starts or ends the trace once update `step` is reported."""
+        """Start or end the trace once update `step` is reported."""
         self.start_before(step)
         if step >= self._last:
             self.close()
 
     def close(self) -> None:
-        """Ends the trace, if one is running."""
+        """End the trace, if one is running."""
         if not self._tracing:
             return
         self._tracing = False
@@ -52,7 +53,7 @@ class Profile:
 
 
 def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """Hooks of a run whose inspection.profile_steps are set."""
+    """Return the hooks of a run whose inspection.profile_steps are set."""
     profile = Profile(setup.workdir / "profile", Inspection.of(setup.config).profile_steps)
     profile.start_before(progress.step)
     return [

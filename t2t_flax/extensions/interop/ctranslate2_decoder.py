@@ -1,9 +1,10 @@
-"""CTranslate2 on the CPU as a decoder (decode.engine = ctranslate2), for settings under which it follows the same rules as the
-JAX search; `search_difference` says which do not.
+"""CTranslate2 on the CPU as a decoder (decode.engine = ctranslate2).
 
-Within these settings results are equal up to rounding. Three things make them so: padding is a second end token for
-CTranslate2, so that it stays in the softmax; a sentence is accepted only if its search provably took the same course; and the
-others are left to the JAX search.
+It applies to settings for which it follows the same rules as the JAX search; `search_difference`
+names the ones that differ. Within these settings results are equal up to rounding, for three
+reasons: padding is a second end token for CTranslate2, so that it stays in the softmax; a sentence
+is accepted only if its search provably took the same course; and all others are left to the JAX
+search.
 """
 
 import collections
@@ -46,21 +47,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("t2t_flax")
 JaxTranslate = Callable[[Sequence[str], Sequence[str] | None], list[Translation]]
-"""(lines, their prefixes) -> one Translation for each, by the JAX search."""
+"""Maps (lines, their prefixes) to one Translation each, by the JAX search."""
 _ALMOST_ZERO = 1e-30  # divides by 1 as 0 does, for which CTranslate2 ends searches by another rule
 _END, _PADDING = str(EOS), str(PAD)
 
 
 @dataclasses.dataclass(eq=False)
 class _Exported:
-    """A model in CTranslate2. params: those that were exported, which stay in memory as long."""
+    """A model in CTranslate2.
+
+    Args:
+        params: exported parameters, kept in memory as long as this object.
+    """
 
     params: Any
     translator: Any
 
 
 _OPEN: weakref.WeakValueDictionary[tuple[int, str], _Exported] = weakref.WeakValueDictionary()
-"""Models in memory by the identity of their parameters and the type: decoders with the same parameters share them."""
+"""Models in memory by the identity of their parameters and the type.
+
+Decoders with the same parameters share them.
+"""
 
 
 def _obstacle(config: Config) -> str | None:
@@ -78,7 +86,7 @@ def _obstacle(config: Config) -> str | None:
 
 
 def installed_version() -> str | None:
-    """Of the package ctranslate2; None if it is not installed."""
+    """Return the version of the package ctranslate2; None if it is not installed."""
     try:
         import ctranslate2  # an installed package may still fail to load
 
@@ -88,8 +96,10 @@ def installed_version() -> str | None:
 
 
 def _export(run: "TrainedModel", kind: str) -> _Exported:
-    """The run's model in CTranslate2: a search on each core of this process, each with one thread, which is faster than several
-    threads for a search; its results do not depend on the number of cores.
+    """Return the run's model in CTranslate2.
+
+    It runs a search on each core of this process, each with one thread, which is faster than
+    several threads for a search. Results do not depend on the number of cores.
     """
     import ctranslate2
 
@@ -108,8 +118,9 @@ def _export(run: "TrainedModel", kind: str) -> _Exported:
 
 
 def search_difference(config: Decode) -> str | None:
-    """The rule in which CTranslate2's search differs from the config's, naming the keys that make both equal; None if there
-    is none.
+    """Return the rule in which CTranslate2's search differs from the config's, or None.
+
+    The text names the keys that make both equal.
     """
     if config.strategy == "sample":
         return "decode.strategy = sample draws JAX's random numbers; set decode.strategy = beam or greedy"
@@ -131,7 +142,7 @@ def search_difference(config: Decode) -> str | None:
 
 
 def length_difference(config: Decode, model: Model) -> str | None:
-    """Why outputs of this config may be too long for the exported model, naming the keys; None if they are not."""
+    """Return why outputs may be too long for the exported model, naming the keys, or None."""
     longest = math.floor(config.max_length_ratio * config.max_source_length) + config.max_length_offset
     if model.position == "learned" or max(longest, config.max_source_length) <= POSITIONS:
         return None
@@ -142,7 +153,10 @@ def length_difference(config: Decode, model: Model) -> str | None:
 
 
 class CTranslate2Translator:
-    """Translates lines with an exported model (`ctranslate2.Translator`, its tokens being ids as text)."""
+    """Translator of lines with an exported model (`ctranslate2.Translator`).
+
+    Its tokens are ids as text.
+    """
 
     def __init__(
         self,
@@ -167,7 +181,7 @@ class CTranslate2Translator:
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """As `decoding.translator.Translator.translate`, of whose results these are the same."""
+        """Translate with the same results as `decoding.translator.Translator.translate`."""
         eos = self._source_eos
         encoded = encode_lines(self._tokenizers, self._model, self._config, lines, prefixes, source_eos=eos)
         translations = [empty_translation(self._tokenizers, self._config, ids) for ids in encoded.prefixes]
@@ -200,13 +214,15 @@ class CTranslate2Translator:
         return translations
 
     def _can_decode(self, encoded: EncodedLines, i: int) -> bool:
-        """Whether the rules are the same for a sentence. CTranslate2 counts a forced prefix as certain, so that it ranks and
-        scores hypotheses otherwise.
+        """Return True if the rules are the same for a sentence.
+
+        CTranslate2 counts a forced prefix as certain, so it ranks and scores hypotheses
+        differently.
         """
         return not encoded.prefixes[i] and max(len(encoded.sources[i]), encoded.caps[i]) <= self._positions
 
     def _start(self, indices: tuple[int, ...], encoded: EncodedLines) -> list:
-        """Queues a search; returns a future for each sentence."""
+        """Queue a search; return a future for each sentence."""
         c = self._config
         penalty = c.alpha if c.length_penalty == "power" else 0.0
         return self._exported.translate_batch(
@@ -224,10 +240,11 @@ class CTranslate2Translator:
         )
 
     def _hypotheses(self, result: Any, encoded: EncodedLines, i: int) -> tuple[Hypothesis, ...] | None:
-        """The n-best list; None if the search may have taken another course than ours.
+        """Return the n-best list; None if the search may have taken another course than ours.
 
-        A search that ends before its cap returns the K best of its hypotheses. One of them at least is of its last step: so
-        if none is longer than the sentence's own cap, neither was the search, and if all end in EOS, K had finished.
+        A search that ends before its cap returns the K best of its hypotheses. At least one of them
+        comes from its last step. So if none is longer than the sentence's cap, neither was the
+        search, and if all end in EOS, K had finished.
         """
         found = [(tuple(map(int, words)), score) for words, score in zip(result.hypotheses, result.scores, strict=True)]
         cap, beams, best = encoded.caps[i], self._beams, found[0][0]
@@ -242,7 +259,13 @@ class CTranslate2Translator:
         return tuple(self._hypothesis(ids, score) for ids, score in found[: self._config.n_best])
 
     def _hypothesis(self, ids: tuple[int, ...], score: float) -> Hypothesis:
-        """score: log-probability divided by length^alpha with several beams and penalty `power`, else the log-probability."""
+        """Return a hypothesis.
+
+        Args:
+            score: log-probability divided by length^alpha with several beams and penalty `power`,
+                else
+                the log-probability.
+        """
         c, length = self._config, len(ids)
         if self._beams > 1:
             log_prob = score * length**c.alpha if c.length_penalty == "power" else score
@@ -261,7 +284,10 @@ def _words(ids: Sequence[int]) -> list[str]:
 
 
 class CTranslate2Decoder(CTranslate2Translator, Decoder):
-    """CTranslate2 with a model's parameters. Raises UserError if they are divided among several processes."""
+    """CTranslate2 with a model's parameters.
+
+    Raises UserError if they are divided among several processes.
+    """
 
     name = "ctranslate2"
 
@@ -284,6 +310,6 @@ class CTranslate2Decoder(CTranslate2Translator, Decoder):
 
     @staticmethod
     def check(config: Config) -> None:
-        """Raises UserError if CTranslate2 cannot decode for a run of this config as the JAX search does."""
+        """Raise UserError unless CTranslate2 can decode for this config as the JAX search does."""
         if reason := _obstacle(config):
             raise UserError(f"config.decode.engine = ctranslate2: {reason}.")

@@ -1,6 +1,7 @@
 """Writes a model in CTranslate2's format, which decodes on CPUs and GPUs without JAX.
 
-The paper's model is exported as it is: post-norm, no biases in attention, sinusoids as explicit vectors, a zero start vector.
+The paper's model is exported unchanged: post-norm, no biases in attention, sinusoids as explicit
+vectors, a zero start vector.
 """
 
 import functools
@@ -19,12 +20,12 @@ from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 POSITIONS = 2048
-"""Rows of the table of sinusoids: the longest source or translation in tokens."""
+"""Rows of the sinusoid table: maximum tokens of a source or translation."""
 _NEVER = -1e4  # bias of a class that is not one of the model's; float16 has it
 
 
 def check_exportable(config: Model) -> None:
-    """Raises UserError, naming the key, for a model that CTranslate2's Transformer cannot express."""
+    """Raise UserError, naming the key, for a model that CTranslate2 cannot express."""
     supported = {
         "mixer": ("attention",),
         "attention_score": ("scaled_dot", "dot"),
@@ -45,8 +46,9 @@ def position_limit(config: Model) -> int:
 
 
 def not_carried(config: Config) -> list[str]:
-    """The rules of a run's decoding that CTranslate2 does not have, each as one sentence. The others are options of its
-    `translate_batch`, not of its files.
+    """Return the decoding rules of a run that CTranslate2 lacks, one sentence each.
+
+    The others are options of its `translate_batch`, not of its files.
     """
     d, notes = config.decode, []
     if d.strategy == "beam" and d.beam_size > 1 and d.length_penalty == "gnmt" and d.alpha:
@@ -77,11 +79,14 @@ def write_ctranslate2(
     quantization: str | None = None,
     languages: dict[str, Any] | None = None,
 ) -> None:
-    """Writes model.bin, config.json and the vocabularies to an existing folder.
+    """Write model.bin, config.json and the vocabularies to an existing folder.
 
-    params: float32 arrays. vocabularies: the token of each source and target id, without the rows that pad the tables.
-    languages: keys for config.json, which CTranslate2 does not read but `import` does.
-    Raises UserError if CTranslate2 is not installed or the model is not of its kind.
+    Raises UserError if CTranslate2 is not installed or cannot express the model.
+
+    Args:
+        params: float32 arrays.
+        vocabularies: token of each source and target id, without the rows that pad the tables.
+        languages: keys for config.json, which CTranslate2 does not read but `import` does.
     """
     check_exportable(config)
     try:
@@ -124,7 +129,7 @@ def write_ctranslate2(
 
 
 def _set_tables(spec: Any, config: Model, params: Any, source: Sequence[str], target: Sequence[str]) -> list[str]:
-    """Sets embeddings, projection and start token; returns the target vocabulary."""
+    """Set embeddings, projection and start token; return the target vocabulary."""
     names = {
         "all": ("shared_embedding",) * 3,
         "decoder": ("source_embedding", "target_embedding", "target_embedding"),
@@ -159,7 +164,7 @@ def _new_token(vocabulary: Sequence[str]) -> str:
 
 
 def _positions(config: Model, params: Any, side: str) -> np.ndarray:
-    """float32 [positions, D], added to the embeddings of one side."""
+    """Return float32 [positions, D], added to the embeddings of one side."""
     if config.position == "learned":
         return _float32(params[f"{side}_positions"]["table"])
     if config.position == "none":
@@ -179,7 +184,10 @@ def _set_layer(layer: Any, config: Model, params: Any) -> None:
 
 
 def _part(spec: Any, name: str) -> Any:
-    """The part of a specification that a file calls `name`; linear_0 may be the first of a list `linear`."""
+    """Return the part of a specification that a file calls `name`.
+
+    linear_0 may be the first of a list `linear`.
+    """
     kind, _, number = name.rpartition("_")
     return getattr(spec, name) if hasattr(spec, name) else getattr(spec, kind)[int(number)]
 

@@ -1,4 +1,4 @@
-"""CTranslate2's own files: the arrays of `model.bin` (binary version 6), and the lists of tokens beside it."""
+"""CTranslate2's files: arrays of `model.bin` (binary version 6), and token lists beside it."""
 
 import math
 import struct
@@ -14,15 +14,20 @@ from t2t_flax.json_file import parse_json
 
 VERSION = 6
 _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat16)
-"""By their numbers in the file."""
+"""Data types by their numbers in the file."""
 
 
 _MOST_UNPACKED = 200
-"""Times the size of an archive; floats that were trained compress to more than half."""
+"""Maximum unpacked size relative to the archive; trained floats compress to more than half."""
 
 
 class ModelFile(NamedTuple):
-    """spec: the name of the model's class in CTranslate2; "" in a NumPy archive. arrays: quantized ones as float32."""
+    """Contents of a model file.
+
+    Args:
+        spec: name of the model's class in CTranslate2; "" in a NumPy archive.
+        arrays: arrays by name; quantized ones as float32.
+    """
 
     path: Path
     spec: str
@@ -30,7 +35,10 @@ class ModelFile(NamedTuple):
 
 
 class _Reader:
-    """Numbers and strings from the start of `data` on. Raises UserError where it ends too early."""
+    """Reader of numbers and strings from the start of `data`.
+
+    Raises UserError if it ends too early.
+    """
 
     def __init__(self, path: Path, data: bytes):
         self._path, self._data, self._at = path, data, 0
@@ -59,7 +67,7 @@ class _Reader:
 
 
 def read_model_bin(path: Path) -> ModelFile:
-    """The arrays of a model.bin. Raises UserError for a damaged file, and one of another version."""
+    """Read the arrays of a model.bin. Raises UserError for a damaged file or another version."""
     reader = _Reader(path, path.read_bytes())
     version = reader.number("I")
     if not 1 <= version <= 100:
@@ -97,7 +105,11 @@ def _array(reader: _Reader, name: str) -> np.ndarray:
 
 
 def _dequantized(reader: _Reader, arrays: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """int8 weights have a scale for each row, int16 weights one in all: the weight is the integer / scale."""
+    """Convert quantized weights to float32.
+
+    int8 weights have a scale for each row, int16 weights one in all: the weight is the integer /
+    scale.
+    """
     scales = {name for name in arrays if name.endswith("_scale") and name.removesuffix("_scale") in arrays}
     out = {name: x for name, x in arrays.items() if name not in scales}
     for scale in scales:
@@ -112,7 +124,10 @@ def _dequantized(reader: _Reader, arrays: dict[str, np.ndarray]) -> dict[str, np
 
 
 def read_npz(path: Path) -> ModelFile:
-    """The arrays of a NumPy archive with CTranslate2's names. Raises UserError if it cannot be read, or would fill the memory."""
+    """Read the arrays of a NumPy archive with CTranslate2's names.
+
+    Raises UserError if it cannot be read, or would fill the memory.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             unpacked = sum(member.file_size for member in archive.infolist())
@@ -134,7 +149,7 @@ def read_npz(path: Path) -> ModelFile:
 
 
 def vocabulary_file(folder: Path, side: str) -> Path:
-    """The list of tokens of "source" or "target". Raises UserError if there is none."""
+    """Return the token list of "source" or "target". Raises UserError if there is none."""
     names = [f"{name}_vocabulary.{kind}" for name in (side, "shared") for kind in ("json", "txt")]
     for name in names:
         if (folder / name).is_file():
@@ -146,7 +161,7 @@ def vocabulary_file(folder: Path, side: str) -> Path:
 
 
 def read_tokens(path: Path) -> list[str]:
-    """The tokens of a vocabulary, JSON or one on each line. Raises UserError."""
+    """Read the tokens of a vocabulary, JSON or one on each line. Raises UserError."""
     try:
         text = path.read_bytes().decode()
         tokens = parse_json(text) if path.suffix == ".json" else _lines(text)
@@ -158,6 +173,9 @@ def read_tokens(path: Path) -> list[str]:
 
 
 def _lines(text: str) -> list[str]:
-    """Return the lines of a text in which "\\r\\n" ends all lines, or "\\n" alone: then "\\r" may be a token."""
+    r"""Return the lines of a text.
+
+    Either "\r\n" ends all lines, or "\n" alone does, and "\r" may be a token.
+    """
     end = "\r\n" if all(line.endswith("\r") for line in text.removesuffix("\n").split("\n")) else "\n"
     return text.removesuffix(end).split(end)

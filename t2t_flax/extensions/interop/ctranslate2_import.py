@@ -1,6 +1,7 @@
-"""Imports a CTranslate2 encoder-decoder Transformer: `model.bin`, or a NumPy archive of its arrays, `weights.npz`.
+"""Imports a CTranslate2 encoder-decoder Transformer.
 
-CTranslate2's linear weights are [out, in], ours [in, out], and projections of one input are one matrix; ids are renumbered so
+It reads `model.bin`, or a NumPy archive of its arrays, `weights.npz`. CTranslate2's linear weights
+are [out, in], ours [in, out], and projections of one input are one matrix; ids are renumbered so
 that 0, 1 and 2 are padding, EOS and unknown.
 """
 
@@ -37,7 +38,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 NAME = "CTranslate2"
 WEIGHTS = ("model.bin", "weights.npz")
 PADDING = ("<pad>", "<blank>")
-"""The token of padding, if the model has one."""
+"""Padding tokens; a model may have one."""
 _STACKS = {"source": "encoder", "target": "decoder"}
 _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
 _ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")
@@ -49,9 +50,14 @@ _EXPECTED = "an encoder-decoder Transformer with biases in dense feed-forward la
 
 
 def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
-    """The model of a file of `WEIGHTS` with the tokenizers beside it: a folder `tokenizer` of `export`, or source.spm and
-    target.spm; without them its tokens are separated by spaces. num_heads, languages: 0 and "" if the files say it. Raises
-    UserError.
+    """Read the model of a file of `WEIGHTS` with the tokenizers beside it.
+
+    The tokenizers are a folder `tokenizer` of `export`, or source.spm and target.spm; without them
+    tokens are separated by spaces. Raises UserError.
+
+    Args:
+        num_heads: 0 if the files say it.
+        languages: "" if the files say them.
     """
     folder = weights.parent
     settings = _settings(folder)
@@ -69,8 +75,12 @@ def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> Import
 
 
 class CTranslate2Model(NamedTuple):
-    """params: float32 arrays. source, target: vocabularies; source[i] is the token of id i. marian: whether its sinusoids are
-    in Marian's order of features, which those of other toolkits are not.
+    """A model read from CTranslate2's files.
+
+    Args:
+        params: float32 arrays.
+        source, target: vocabularies; source[i] is the token of id i.
+        marian: whether its sinusoids are in Marian's order of features, unlike other toolkits'.
     """
 
     model: Model
@@ -81,9 +91,14 @@ class CTranslate2Model(NamedTuple):
 
 
 def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
-    """path: of a file of `WEIGHTS`, with vocabularies and config.json beside it, or of their folder. num_heads: where the weights
-    do not contain it, else 0. Raises UserError for missing or unexpected files and arrays, arrays of the wrong shape, and what
-    this model does not have.
+    """Read a CTranslate2 model.
+
+    Raises UserError for missing or unexpected files and arrays, arrays of the wrong shape, and
+    parts that this model does not have.
+
+    Args:
+        path: a file of `WEIGHTS`, with vocabularies and config.json beside it, or its folder.
+        num_heads: number of heads if the weights do not contain it, else 0.
     """
     path = Path(path)
     if path.is_dir():
@@ -121,7 +136,10 @@ def read_ctranslate2(path: str | Path, num_heads: int = 0) -> CTranslate2Model:
 
 
 def _settings(folder: Path) -> dict[str, Any]:
-    """config.json, which older models lack. Raises UserError for settings that this project does not have."""
+    """Read config.json, which older models lack.
+
+    Raises UserError for settings that this project does not have.
+    """
     path = folder / "config.json"
     settings = read_json(path, _SETTING_TYPES) if path.exists() else {}
     if settings.get("add_source_bos"):
@@ -161,7 +179,7 @@ def _vocabulary(folder: Path, side: str, settings: dict[str, Any], rows: int) ->
 
 @dataclasses.dataclass(frozen=True)
 class _PositionTables:
-    """tables: of learned positions, by side."""
+    """Tables of learned positions, by side."""
 
     scheme: Positions
     tables: dict[str, np.ndarray] = dataclasses.field(default_factory=dict)
@@ -170,7 +188,10 @@ class _PositionTables:
 def _model(
     arrays: NamedArrays, settings: dict[str, Any], d_model: int, num_heads: int
 ) -> tuple[Model, _PositionTables]:
-    """The config of the layers, and the positions; what this model does not have is refused by name."""
+    """Return the config of the layers, and the positions.
+
+    Raises UserError, naming the array or key, for parts that this model does not have.
+    """
     flags = {stack: _flags(arrays, stack, d_model) for stack in _STACKS.values()}
     if flags["encoder"] != flags["decoder"]:
         raise UserError(f"{arrays.path}: encoder and decoder differ: {flags['encoder']} and {flags['decoder']}.")
@@ -241,7 +262,11 @@ def _attention_score(arrays: NamedArrays) -> str:
 
 
 def _positions(arrays: NamedArrays, d_model: int) -> _PositionTables:
-    """Without vectors of their own, models of CTranslate2 have tensor2tensor's sinusoids, whose first position is 1."""
+    """Return the positions.
+
+    Without explicit vectors, CTranslate2's models have tensor2tensor's sinusoids, whose first
+    position is 1.
+    """
     names = {side: f"{stack}/position_encodings/encodings" for side, stack in _STACKS.items()}
     present = [name in arrays for name in names.values()]
     if not any(present):
@@ -262,7 +287,7 @@ def _tables(
     vocabularies: dict[str, Vocabulary],
     settings: dict[str, Any],
 ) -> tuple[Model, dict[str, Any], dict[str, Vocabulary]]:
-    """(config, parameters, vocabularies) with embeddings, projection and start vector."""
+    """Return (config, parameters, vocabularies) with embeddings, projection and start vector."""
     width = len(tables["target"])
     projection = arrays.take("decoder/projection/weight", width, model.d_model)
     bias = arrays.take("decoder/projection/bias", width) if "decoder/projection/bias" in arrays else None

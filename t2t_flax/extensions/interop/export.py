@@ -1,4 +1,7 @@
-"""A trained model as a folder for other programs: the model, its tokenizers, and a README that says how to use them."""
+"""Export of a trained model as a folder for other programs.
+
+The folder holds the model, its tokenizers, and a README that says how to use them.
+"""
 
 import contextlib
 import functools
@@ -29,11 +32,11 @@ FORMATS = {
     "huggingface": safetensors_file.DTYPES,
     "safetensors": safetensors_file.DTYPES,
 }
-"""The formats, and what --quantization may be for each."""
+"""Export formats, and the values of --quantization for each."""
 
 
 def check_export(config: Config, kind: str, quantization: str | None) -> None:
-    """Raises UserError if a model of this config cannot be written so."""
+    """Raise UserError if a model of this config cannot be exported to this format."""
     if quantization is not None and quantization not in FORMATS[kind]:
         raise UserError(
             f"--quantization={quantization} is not a type of --format={kind}: expected {', '.join(FORMATS[kind])}."
@@ -59,12 +62,18 @@ def export(
     scores: Sequence[Score] = (),
     license: str = "",
 ) -> list[str]:
-    """Writes a new folder, whole or not at all, and returns what the format cannot hold of the model, in sentences that its
-    README has, too. params: a tree of arrays, the mean of the checkpoints `steps`. origin, scores, license: the
-    checkpoint, its evaluations and licence for the README.
+    """Write a new folder, whole or not at all.
 
-    Raises UserError as `check_export`, for parameters that the type of the weights cannot hold, if the folder exists (also if
-    another process makes it meanwhile), for tokenizers that the format cannot hold, and if its package is not installed.
+    Returns the parts of the model that the format cannot hold, as sentences that the README has,
+    too. Raises UserError as `check_export`, for parameters that the type of the weights cannot
+    hold, if the folder exists (also if another process makes it meanwhile), for tokenizers that the
+    format cannot hold, and if its package is not installed.
+
+    Args:
+        params: a tree of arrays, the mean of the checkpoints `steps`.
+        origin: checkpoint, for the README.
+        scores: its evaluations, for the README.
+        license: its licence, for the README.
     """
     check_export(config, kind, quantization)
     dtype = quantization or "float32"
@@ -117,7 +126,7 @@ _NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
 
 
 def _own_rules(config: Config) -> list[str]:
-    """What only t2t_flax does with source lines and in its search, each as one sentence."""
+    """Return the rules for source lines and search that only t2t_flax has, one sentence each."""
     notes, names = [], [name for keys in STEPS.values() for name in keys]
     if config.decode.strategy not in ("beam", "greedy", "sample"):
         notes.append(
@@ -134,7 +143,7 @@ def _own_rules(config: Config) -> list[str]:
 def _directions(
     tokenizers: TokenizerPair, trained: Sequence[Direction], zero_shot: Sequence[Direction], kind: str
 ) -> str:
-    """The paragraph on the directions of a model, and how its target language is chosen."""
+    """Return the paragraph on a model's directions and on how to choose the target language."""
     text = f"## Directions\n\nTrained: {', '.join(map(str, trained))}."
     if zero_shot:
         text += f" Without training text (zero-shot): {', '.join(map(str, zero_shot))}."
@@ -153,7 +162,7 @@ def _directions(
 
 
 def _token(tokenizers: TokenizerPair, kind: str, language: str) -> str:
-    """The token of a target language in an exported vocabulary."""
+    """Return the token of a target language in an exported vocabulary."""
     (piece,) = tokenizers.source.pieces([tokenizers.source.target_languages[language]])
     return marian_token(language) if kind == "huggingface" else piece
 

@@ -15,7 +15,7 @@ log = logging.getLogger("t2t_flax")
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the folder is written."""
+    """Return exit code 0 when the folder is written."""
     parser = arguments.parser(
         "export",
         "Writes a trained model to a folder that other programs read: CTranslate2, Hugging Face's Marian, or\n"
@@ -85,7 +85,7 @@ def run(argv: list[str]) -> int:
 
 
 def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
-    """The scores in the run's evaluation records of these checkpoints, each once."""
+    """Return the scores of these checkpoints in the run's evaluation records, each once."""
     scores: dict[Score, None] = {}
     for path in sorted((workdir / "eval").glob("*.json")):
         try:

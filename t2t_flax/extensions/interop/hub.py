@@ -1,6 +1,7 @@
-"""Model folders on the Hugging Face Hub: `hub:USER/NAME`, and `hub:USER/NAME@REVISION` to read one revision.
+"""Hugging Face Hub folders: `hub:USER/NAME`, and `hub:USER/NAME@REVISION` to read one revision.
 
-The token comes from HF_TOKEN or `hf auth login`; HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE keep their meaning.
+The token comes from HF_TOKEN or `hf auth login`; HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE keep their
+meaning.
 """
 
 import contextlib
@@ -19,11 +20,14 @@ _READ = (
     "target.spm", "*_vocabulary.json", "*_vocabulary.txt", "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin",
     "weights.npz",
 )  # fmt: skip
-"""What the readers of models read, in the order in which they prefer weights; the rest of a repository stays there."""
+"""File patterns that readers of models need, in the order in which they prefer weights.
+
+Other files of a repository are not downloaded.
+"""
 _SECOND_CHOICE = "pytorch_model.bin"
-"""The same weights as model.safetensors, where that is missing."""
+"""Same weights as model.safetensors, read if that is missing."""
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
-"""Their network errors are those of huggingface_hub, by its version."""
+"""HTTP libraries whose network errors huggingface_hub raises, depending on its version."""
 
 
 def is_hub(name: str) -> bool:
@@ -31,7 +35,10 @@ def is_hub(name: str) -> bool:
 
 
 def check_push(name: str) -> str:
-    """The USER/NAME of `hub:USER/NAME`. Raises UserError for another name, without huggingface_hub and without a token."""
+    """Return the USER/NAME of `hub:USER/NAME`.
+
+    Raises UserError for another name, without huggingface_hub and without a token.
+    """
     repo, revision = _parsed("--push", name)
     if revision:
         raise UserError(f"--push={name}: a push makes the new revision of main; leave out @{revision}.")
@@ -41,10 +48,11 @@ def check_push(name: str) -> str:
 
 
 def push(folder: str | Path, name: str, *, public: bool = False) -> str:
-    """Uploads a folder as one commit and returns its address. A repository that does not exist is created, private unless
-    `public`; files that are only in the repository stay.
+    """Upload a folder as one commit and return its address.
 
-    Raises UserError as `check_push`, and for what the Hub refuses; the folder stays as it is.
+    A repository that does not exist is created, private unless `public`; files that are only in the
+    repository stay. Raises UserError as `check_push`, and for errors of the Hub; the folder is not
+    changed.
     """
     repo, hub = check_push(name), _client(name)
     later = shlex.join(["hf", "upload", repo, str(folder), *([] if public else ["--private"])])
@@ -56,9 +64,10 @@ def push(folder: str | Path, name: str, *, public: bool = False) -> str:
 
 
 def pull(name: str) -> Path:
-    """The files of a model that `import` reads, in the cache of huggingface_hub, where only those that are new are downloaded.
+    """Return the files of a model that `import` reads, in the cache of huggingface_hub.
 
-    Raises UserError for a wrong name, and for a model or revision that is not there or cannot be reached.
+    Only new files are downloaded. Raises UserError for a wrong name, and for a model or revision
+    that does not exist or cannot be reached.
     """
     repo, revision = _parsed("--from", name)
     hub = _client(name)
@@ -90,7 +99,7 @@ def _client(name: str) -> Any:
 
 @contextlib.contextmanager
 def _explained(what: str, stays: str = "") -> Iterator[None]:
-    """Raises what goes wrong as UserError, in one line."""
+    """Convert errors to UserError, in one line."""
     import huggingface_hub.errors as hub_errors
 
     end = f" {stays}." if stays else ""

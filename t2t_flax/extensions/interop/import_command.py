@@ -1,4 +1,4 @@
-"""`import`: the trained model of another program as a run."""
+"""`import`: turn another program's trained model into a run."""
 
 import shlex
 
@@ -7,7 +7,7 @@ from t2t_flax.errors import OK, UserError
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the workdir is written."""
+    """Return exit code 0 when the workdir is written."""
     parser = arguments.parser(
         "import",
         "Reads a trained model of Hugging Face's Marian (OPUS-MT), of CTranslate2, or of `export`, and writes it as a\n"

@@ -21,10 +21,14 @@ EXPECTED = (
 
 
 def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, str] = ("", "")) -> ImportedModel:
-    """The model in a folder, or the one whose file of weights is named.
+    """Read the model in a folder, or the one whose file of weights is named.
 
-    num_heads, languages: where the files do not say them, else 0 and "". Raises UserError for an unknown kind of folder, and
-    for files that are missing, damaged, or of a model that this project does not have.
+    Raises UserError for an unknown kind of folder, and for files that are missing, damaged, or from
+    a model that this project does not have.
+
+    Args:
+        num_heads: number of heads if the files do not say it, else 0.
+        languages: source and target code if the files do not say them, else "".
     """
     path = Path(path)
     if not path.exists():
@@ -34,7 +38,7 @@ def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, st
 
 
 def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
-    """The function that reads a folder or file, and the file of weights to give to it."""
+    """Return the function that reads a folder or file, and the file of weights to give to it."""
     folder = path if path.is_dir() else path.parent
     settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if {"model", "data"} <= settings.keys():
@@ -74,4 +78,7 @@ def _read_own(weights: Path, **_: object) -> ImportedModel:
 
 
 _KINDS = ((ctranslate2_import.read, ctranslate2_import.WEIGHTS), (_read_own, (MODEL_FILE,)))
-"""(What reads a model, the names of its weights), the first in a folder first; of Marian's, config.json says it."""
+"""(reader, names of its weights), in order of preference.
+
+config.json identifies Marian's models.
+"""

@@ -1,5 +1,6 @@
-"""A model read from another program's files, and what the readers share: its arrays by name, each used once, and its vocabulary
-in our numbering.
+"""A model read from another program's files, and tools that the readers share.
+
+These are its arrays by name, each used once, and its vocabulary in our numbering.
 """
 
 import dataclasses
@@ -22,13 +23,21 @@ from t2t_flax.extensions.shared.directions import SEVERAL
 from t2t_flax.language import Language
 
 IMPROBABLE = -100.0
-"""Bias of a token that the other program never predicts: without probability, but finite in a loss over all classes."""
+"""Bias of a token that the other program never predicts.
+
+It gives no probability, but is finite in a loss over all classes.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class ImportedModel:
-    """kind: the program it comes from. params: a tree of float32 arrays. notes: what was not taken over. step: the updates
-    of its training where they are known.
+    """Model from another program.
+
+    Args:
+        kind: program it comes from.
+        params: a tree of float32 arrays.
+        notes: parts that were not imported.
+        step: updates of its training, if known.
     """
 
     kind: str
@@ -48,9 +57,13 @@ def import_config(
     source_eos: bool = True,
     decode: dict[str, Any] | None = None,
 ) -> Config:
-    """The config of a run of this model; keys that its files do not determine have their defaults. pair: codes of the source
-    and the target language, "" where the files do not say them. Raises UserError for a source without, and for a target
-    without where the tokenizer has no symbols of target languages.
+    """Return the config of a run of this model.
+
+    Keys that its files do not determine have their defaults. Raises UserError if the source has no
+    code, and if the target has none and the tokenizer has no symbols of target languages.
+
+    Args:
+        pair: codes of the source and the target language, "" if the files do not say them.
     """
     if languages := list(tokenizers.source.target_languages):
         pair = pair[0], pair[1] or (languages[0] if len(languages) == 1 else SEVERAL)
@@ -71,16 +84,19 @@ def import_config(
 
 
 def stated_language(name: str | None) -> str:
-    """Return the language code that a model's files state; `SEVERAL` for the name of a group, such as ROMANCE."""
+    """Return the language code that a model's files state.
+
+    It is `SEVERAL` for the name of a group, such as ROMANCE.
+    """
     return SEVERAL if name and Language.known(name).base == "und" else name or ""
 
 
 def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> TokenizerPair | None:
-    """The tokenizers of source.spm and target.spm in a folder, whose pieces have the ids of these vocabularies; None if there
-    are no such files. Raises UserError for damaged ones.
+    """Return the tokenizers of source.spm and target.spm in a folder, or None without such files.
 
-    A model that numbers its own pieces like the vocabulary is taken as it is; its tokens of target languages may be written
-    in another way there.
+    Their pieces have the ids of these vocabularies. Raises UserError for damaged files. A model
+    that numbers its pieces like the vocabulary is used unchanged; its tokens of target languages
+    may be written in another way there.
     """
     paths = [folder / name for name in ("source.spm", "target.spm")]
     if not all(path.is_file() for path in paths):
@@ -109,7 +125,11 @@ def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> To
 
 
 class NamedArrays:
-    """Tracks which arrays were used, so that unexpected ones can be reported. expected: the kind of model, for messages."""
+    """Arrays by name that track their use, so that unexpected ones can be reported.
+
+    Args:
+        expected: kind of model, for messages.
+    """
 
     def __init__(self, path: Path, arrays: Mapping[str, np.ndarray], expected: str):
         self.path, self._arrays, self._expected, self._used = path, arrays, expected, set[str]()
@@ -118,12 +138,18 @@ class NamedArrays:
         return name in self._arrays
 
     def count(self, prefix: str, separator: str = "/") -> int:
-        """The number of consecutive PREFIX0, PREFIX1, ...; at least 1, so that a missing layer 0 is reported by `take`."""
+        """Return the number of consecutive PREFIX0, PREFIX1, ...
+
+        It is at least 1, so that `take` reports a missing layer 0.
+        """
         has = lambda n: any(name.startswith(f"{prefix}{n}{separator}") for name in self._arrays)  # noqa: E731
         return next(n for n in itertools.count(1) if not has(n))
 
     def take(self, name: str, *shape: int) -> np.ndarray:
-        """The float32 array with this name and shape; a 0 in the shape accepts any size above 0. Raises UserError."""
+        """Return the float32 array with this name and shape.
+
+        A 0 in the shape accepts any size above 0. Raises UserError.
+        """
         if name not in self._arrays:
             raise UserError(f"{self.path} has no array {name!r}; expected {self._expected}.")
         self._used.add(name)
@@ -144,7 +170,10 @@ class NamedArrays:
         return taken
 
     def scalar(self, name: str, default: float) -> float:
-        """The single number of this name; `default` where there is none. Raises UserError for anything else."""
+        """Return the single number of this name; `default` if it is missing.
+
+        Raises UserError for anything else.
+        """
         if name not in self._arrays:
             return default
         self._used.add(name)
@@ -158,11 +187,11 @@ class NamedArrays:
         return value
 
     def is_float(self, name: str) -> bool:
-        """Whether there is an array of this name, and of a floating-point type."""
+        """Return True if an array has this name and a floating-point type."""
         return name in self._arrays and self._arrays[name].dtype.kind not in "iub"
 
     def refuse_unused(self) -> None:
-        """Raises UserError, naming arrays that were not used: the model has a part that ours lacks."""
+        """Raise UserError, naming unused arrays: the model has a part that ours lacks."""
         unused = sorted(set(self._arrays) - self._used)
         if unused:
             shown = ", ".join(unused[:5]) + (", ..." if len(unused) > 5 else "")
@@ -172,24 +201,31 @@ class NamedArrays:
 
 @dataclasses.dataclass(frozen=True)
 class Vocabulary:
-    """tokens: the token of each of our ids. rows: the row of each of them in the file's tables; -1 where it has none."""
+    """Vocabulary in our numbering.
+
+    Args:
+        tokens: token of each of our ids.
+        rows: row of each id in the file's tables; -1 if it has none.
+    """
 
     tokens: list[str]
     rows: np.ndarray
 
     @property
     def count(self) -> int:
-        """The number of rows of the file's tables."""
+        """Number of rows of the file's tables."""
         return int(np.sum(self.rows >= 0))
 
     def take(self, table: np.ndarray) -> np.ndarray:
-        """The rows of `table` in the order of our ids; zeros for those that the file lacks."""
+        """Return the rows of `table` in the order of our ids; zeros for ids that the file lacks."""
         known = self.rows >= 0
         return np.where(known.reshape(-1, *[1] * (table.ndim - 1)), table[self.rows], np.float32(0))
 
     def take_bias(self, bias: np.ndarray | None) -> np.ndarray | None:
-        """`bias` [rows] in the order of our ids, IMPROBABLE for those that the file lacks and so never predicts; None if there
-        is neither a bias nor such an id.
+        """Return `bias` [rows] in the order of our ids.
+
+        Ids that the file lacks, and so never predicts, get IMPROBABLE. None if there is neither a
+        bias nor such an id.
         """
         if bias is None and np.all(self.rows >= 0):
             return None
@@ -203,9 +239,12 @@ class Vocabulary:
 
 
 def renumbered(tokens: Sequence[str], special: Mapping[int, str], path: Path) -> Vocabulary:
-    """The vocabulary whose first ids are PAD, EOS and UNK, by their names in `special`; ones that are missing get no row.
+    """Return the vocabulary whose first ids are PAD, EOS and UNK, by their names in `special`.
 
-    Raises UserError for a token that is there twice. path: of the file, for messages.
+    Missing ones get no row. Raises UserError for a token that occurs twice.
+
+    Args:
+        path: file, for messages.
     """
     if len(set(tokens)) != len(tokens):
         duplicate = next(token for token in tokens if tokens.count(token) > 1)

@@ -1,4 +1,4 @@
-"""Settings in JSON files of others, with fields of known types."""
+"""Settings in other programs' JSON files, with fields of known types."""
 
 import json
 import os
@@ -20,11 +20,14 @@ _NAMES = {
 }
 
 Types = Mapping[str, type | tuple[type, ...]]
-"""The type of each field, or several."""
+"""Type of each field, or several."""
 
 
 def read_json(path: str | os.PathLike, types: Types | None = None) -> dict[str, Any]:
-    """The JSON object in a file. Raises UserError, naming the file, if there is none, and as `check_types`."""
+    """Read the JSON object in a file.
+
+    Raises UserError, naming the file, if there is none, and as `check_types`.
+    """
     try:
         content = parse_json(epath.Path(path).read_bytes())
     except FileNotFoundError:
@@ -37,8 +40,10 @@ def read_json(path: str | os.PathLike, types: Types | None = None) -> dict[str, 
 
 
 def check_types(content: dict[str, Any], types: Types, where: str) -> dict[str, Any]:
-    """The same object. Raises UserError, naming `where` and the field, for a field of another type than `types` says; one that
-    is missing or null is of any. true is no number; a whole number is a float, too.
+    """Return the same object if its fields have the given types.
+
+    Raises UserError, naming `where` and the field, for a field of another type. A field that is
+    missing or null has any type. true is no number; a whole number is a float, too.
     """
     for key, kinds in types.items():
         kinds = kinds if isinstance(kinds, tuple) else (kinds,)

@@ -1,9 +1,9 @@
-"""How other programs write our model: the names of a layer's parameters, in one table for reading and writing, the order of
-features, and the keys that they support.
+"""Parameter names, feature order and supported keys of other programs' models.
 
-Their linear weights are [out, in], ours [in, out] with an axis of heads; some stack several of our maps along their outputs.
-The features of the residual stream may have any order in which all matrices agree: Marian has all sines before all cosines
-where the paper interleaves them, with the same wavelengths.
+One table of the names of a layer's parameters serves reading and writing. Their linear weights are
+[out, in], ours [in, out] with an axis of heads; some stack several of our maps along their outputs.
+The features of the residual stream may have any order in which all matrices agree: Marian has all
+sines before all cosines where the paper interleaves them, with the same wavelengths.
 """
 
 import dataclasses
@@ -22,7 +22,13 @@ from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 
 @dataclasses.dataclass(frozen=True)
 class LayerNames:
-    """maps: (their name, our paths, stacked along the outputs). norms: (their name, our path). scale, shift: of a norm."""
+    """Names of a layer's parameters.
+
+    Args:
+        maps: (their name, our paths, stacked along the outputs).
+        norms: (their name, our path).
+        scale, shift: names of a norm's parameters.
+    """
 
     maps: tuple[tuple[str, tuple[str, ...]], ...]
     norms: tuple[tuple[str, str], ...]
@@ -31,7 +37,11 @@ class LayerNames:
     shift: str
 
     def write(self, layer: Mapping[str, Any], *, always_bias: bool = False) -> Iterator[tuple[str, np.ndarray]]:
-        """(their name, float32 array) of each of a layer's parameters. always_bias: zeros where ours has no bias."""
+        """Yield (their name, float32 array) for each of a layer's parameters.
+
+        Args:
+            always_bias: write zeros where ours has no bias.
+        """
         for theirs, ours in self.maps:
             block, name = ours[0].split("/")
             if name not in layer.get(block, {}):
@@ -55,8 +65,12 @@ class LayerNames:
                     yield f"{theirs}{self.separator}{self.shift}", _float32(norm["bias"])
 
     def read(self, arrays: NamedArrays, prefix: str, model: Model, *, cross: bool) -> dict[str, Any]:
-        """The parameters of the layer whose arrays begin with `prefix`. cross: it attends over the source, too. Raises
-        UserError for an array that is missing or has another shape.
+        """Read the parameters of the layer whose arrays begin with `prefix`.
+
+        Raises UserError for an array that is missing or has another shape.
+
+        Args:
+            cross: whether it attends over the source, too.
         """
         gated = model.feed_forward == "gated"
         layer: dict[str, Any] = {}
@@ -86,7 +100,7 @@ class LayerNames:
         return maps
 
     def read_norm(self, arrays: NamedArrays, name: str, model: Model) -> dict[str, np.ndarray]:
-        """The parameters of a norm of theirs."""
+        """Read the parameters of a norm."""
         scale = {"scale": arrays.take(f"{name}{self.separator}{self.scale}", model.d_model)}
         if model.norm_type == "rmsnorm":
             return scale
@@ -94,7 +108,7 @@ class LayerNames:
 
 
 def _shape(name: str, model: Model) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """(input axes, output axes) of one of our kernels."""
+    """Return (input axes, output axes) of one of our kernels."""
     width: tuple[int, ...] = (model.d_model,)
     hidden: tuple[int, ...] = (model.d_ff,)
     heads: tuple[int, ...] = (model.num_heads, model.d_model // model.num_heads)
@@ -140,7 +154,7 @@ MARIAN_KEYS = {
     "attention_dropout": "dropout_attention",
     "activation_dropout": "dropout_ffn",
 }
-"""Keys of Marian's config.json and those of `model` here."""
+"""Keys of Marian's config.json and our keys of `model`."""
 CTRANSLATE2 = LayerNames(
     (
         ("self_attention/linear_0", ("self_attention/query", "self_attention/key", "self_attention/value")),
@@ -170,12 +184,12 @@ _FIRST_AXIS = ("query", "key", "value", "Einsum_0", "gate", "up")
 
 
 def sines_first(d_model: int) -> np.ndarray:
-    """int [D]: our feature at each place of a model that has all sines before all cosines."""
+    """Return int [D]: our feature at each place of a model with all sines before all cosines."""
     return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
 
 
 def reordered(params: Any, order: np.ndarray) -> dict[str, Any]:
-    """The same model with another order of features: feature k is feature order[k] of `params`."""
+    """Return the model with reordered features: feature k is feature order[k] of `params`."""
     out = {}
     for path, x in flatten(params).items():
         *parents, name = path.split("/")
@@ -187,7 +201,11 @@ def reordered(params: Any, order: np.ndarray) -> dict[str, Any]:
 
 
 class Positions(NamedTuple):
-    """model.position and model.position_offset; sines_first: in Marian's order of features."""
+    """Values of model.position and model.position_offset.
+
+    Args:
+        sines_first: whether features are in Marian's order.
+    """
 
     position: str
     position_offset: int = 0
@@ -195,7 +213,10 @@ class Positions(NamedTuple):
 
 
 def recognize_positions(table: np.ndarray) -> Positions | None:
-    """The scheme whose vectors a table [positions, D] holds; None for any other table, such as a learned one."""
+    """Return the scheme whose vectors a table [positions, D] holds.
+
+    None for any other table, such as a learned one.
+    """
     count, d_model = table.shape
     if not np.any(table):
         return Positions("none")
@@ -215,8 +236,10 @@ def recognize_positions(table: np.ndarray) -> Positions | None:
 
 
 def require_supported(config: Model, supported: Mapping[str, tuple[Any, ...]], program: str, advice: str) -> None:
-    """Raises UserError, naming the key, for a value that is not among its `supported` ones, or for heads of other widths than
-    d_model / num_heads or with keys of their own.
+    """Raise UserError, naming the key, for a value that is not among its `supported` ones.
+
+    It is also raised for heads of other widths than d_model / num_heads, and for another number of
+    key heads.
     """
     width = config.d_model // config.num_heads
     heads = {"num_kv_heads": (0, config.num_heads), "d_k": (0, width), "d_v": (0, width)}

@@ -1,7 +1,8 @@
-"""Writes a model as Hugging Face's Marian architecture: config.json, model.safetensors and the files of MarianTokenizer.
+"""Writes a model as Hugging Face's Marian architecture.
 
-Marian's sinusoids have all sines before all cosines. The features of the residual stream may have any order, so the paper's
-interleaved ones are exported with all matrices permuted to it.
+The files are config.json, model.safetensors and the ones of MarianTokenizer. Marian's sinusoids
+have all sines before all cosines. The features of the residual stream may have any order, so the
+paper's interleaved ones are exported with all matrices permuted to it.
 """
 
 import itertools
@@ -23,7 +24,7 @@ from t2t_flax.extensions.shared.directions import codes_of, model_directions
 
 POSITIONS = 1024
 EPSILON = 1e-5
-"""Of the norms: PyTorch's, which Marian's architecture does not change."""
+"""Epsilon of the norms: PyTorch's default, which Marian's architecture does not change."""
 _NEVER = -1e4  # bias of padding, which is never predicted; float16 has it
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mixer": ("attention",),
@@ -42,7 +43,7 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_pytorch_tanh", "swish": "swish"}
 
 
 def check_exportable(config: Config) -> None:
-    """Raises UserError, naming the key, for a model that Marian's architecture cannot express."""
+    """Raise UserError, naming the key, for a model that Marian's architecture cannot express."""
     advice = "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
     require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
     if not config.data.source_eos:
@@ -53,14 +54,20 @@ def check_exportable(config: Config) -> None:
 
 
 def marian_token(language: str) -> str:
-    """The token of a target language before the text: MarianTokenizer takes `>>de<<` there as one piece, and no other form."""
+    """Return the token of a target language before the text.
+
+    MarianTokenizer takes `>>de<<` there as one piece, and no other form.
+    """
     return f">>{language}<<"
 
 
 def write_marian(
     folder: Path, config: Config, params: Any, tokenizers: TokenizerPair, *, dtype: str = "float32"
 ) -> None:
-    """Writes the model and its tokenizer to an existing folder. Raises UserError for models and tokenizers of another kind."""
+    """Write the model and its tokenizer to an existing folder.
+
+    Raises UserError for models and tokenizers of another kind.
+    """
     check_exportable(config)
     if not isinstance(tokenizers.source, SentencePieceTokenizer | MarianTokenizer):
         raise UserError(
@@ -79,7 +86,10 @@ def write_marian(
 
 
 def not_carried(config: Config) -> list[str]:
-    """What Marian's files cannot hold of a model, its decoding included, each as one sentence."""
+    """Return the parts of a model that Marian's files cannot hold, one sentence each.
+
+    They include its decoding.
+    """
     m, d = config.model, config.decode
     notes = []
     if m.norm_eps != EPSILON:
@@ -107,17 +117,24 @@ def not_carried(config: Config) -> list[str]:
 
 
 def _longest(decode: Decode) -> int:
-    """The most tokens of a translation, EOS included; where it depends on the source, of the longest one within reason."""
+    """Return the maximum tokens of a translation, EOS included.
+
+    If it depends on the source, the longest source within reason counts.
+    """
     sources = min(decode.max_source_length, POSITIONS)
     most = POSITIONS // 2 if decode.max_length_ratio else POSITIONS
     return max(1, min(math.floor(decode.max_length_ratio * sources) + decode.max_length_offset, most - 1))
 
 
 def _search(decode: Decode) -> dict[str, Any]:
-    """decode.* as keys of Hugging Face's generation, whose max_length counts the start token."""
+    """Return decode.* as keys of Hugging Face's generation.
+
+    Its max_length counts the start token.
+    """
     limit = {"max_length": _longest(decode) + 1}
     if decode.strategy == "sample":
-        # top_k and top_p are filters in one order, here and there: of the k most likely tokens.
+        # top_k and top_p are filters in the same order in both: top_p applies to the k most likely
+        # tokens.
         return limit | {
             "num_beams": 1, "do_sample": True, "temperature": decode.temperature, "top_k": decode.top_k, "top_p": decode.top_p,
             **({"epsilon_cutoff": decode.epsilon} if decode.epsilon else {}),
@@ -151,7 +168,7 @@ def _config(config: Config, vocab: int, dtype: str) -> dict[str, Any]:
 
 
 def write_sentencepiece(folder: Path, tokenizers: TokenizerPair) -> None:
-    """source.spm and target.spm."""
+    """Write source.spm and target.spm."""
     for name, side in (("source", tokenizers.source), ("target", tokenizers.target)):
         (folder / f"{name}.spm").write_bytes(side.model if isinstance(side, MarianTokenizer) else side.data)
 
@@ -170,7 +187,7 @@ def _write_tokenizer(folder: Path, config: Config, tokenizers: TokenizerPair) ->
 
 
 def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
-    """Marian's tensors by name; linear weights are [out, in]."""
+    """Return Marian's tensors by name; linear weights are [out, in]."""
     params = reordered(params, sines_first(config.d_model))
     table = _float32(params["shared_embedding"]["table"])[:vocab]
     bias = _float32(params["output_bias"])[:vocab] if config.output_bias else np.zeros(vocab, np.float32)

@@ -1,7 +1,7 @@
-"""Imports a model of Hugging Face's Marian architecture, such as those of OPUS-MT: config.json, the weights, two SentencePiece
-models and vocab.json.
+"""Imports a model of Hugging Face's Marian architecture, such as an OPUS-MT model.
 
-Its linear weights are [out, in], ours [in, out]; its sinusoids have all sines before all cosines.
+It reads config.json, the weights, two SentencePiece models and vocab.json. Its linear weights are
+[out, in], ours [in, out]; its sinusoids have all sines before all cosines.
 """
 
 import math
@@ -39,7 +39,7 @@ from t2t_flax.extensions.interop.safetensors_file import read_tensors
 NAME = "Hugging Face Marian"
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 _SAFE_TORCH = 2, 6
-"""The first version whose torch.load(weights_only=True) runs no code of the file."""
+"""First version whose torch.load(weights_only=True) runs no code of the file."""
 _EXPECTED = "Marian's encoder and decoder"
 _ACTIVATIONS = {
     "relu": "relu",
@@ -50,7 +50,8 @@ _ACTIVATIONS = {
     "gelu_fast": "gelu",
 }
 _SIZES = (*(key for key in MARIAN_KEYS if "dropout" not in key), "vocab_size")
-# Of models that Marian's architecture does not have, in files of versions that wrote these keys.
+# Other values belong to models that Marian's architecture does not have; only some versions wrote
+# these keys.
 _FIXED_KEYS: dict[str, Any] = {
     "static_position_embeddings": True,
     "normalize_before": False,
@@ -64,7 +65,7 @@ _OTHER_RULES = (
     "diversity_penalty", "do_sample", "min_length", "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens",
     "max_new_tokens", "sequence_bias", "num_return_sequences", "forced_eos_token_id",
 )  # fmt: skip
-"""Rules of decoding that have no key here."""
+"""Decoding rules without a key here."""
 _NEUTRAL_AT_1 = (
     "repetition_penalty",
     "encoder_repetition_penalty",
@@ -84,8 +85,14 @@ _CONFIG, _GENERATION, _TOKENIZER = "config.json", "generation_config.json", "tok
 
 
 def read(weights: Path, *, num_heads: int, languages: tuple[str, str]) -> ImportedModel:
-    """The model of a file of `WEIGHTS`. num_heads, languages: 0 and "" to take the folder's. Raises UserError for missing or
-    unexpected files and arrays, and for what this model does not have, naming the key.
+    """Read the model of a file of `WEIGHTS`.
+
+    Raises UserError for missing or unexpected files and arrays, and, naming the key, for parts that
+    this model does not have.
+
+    Args:
+        num_heads: 0 to take the folder's.
+        languages: "" to take the folder's.
     """
     folder = weights.parent
     config = read_json(folder / _CONFIG, _CONFIG_TYPES)
@@ -151,14 +158,17 @@ def _check_fixed(path: Path, settings: dict[str, Any]) -> None:
 
 
 def _whole(path: Path, settings: dict[str, Any], key: str, least: int, *, optional: bool = False) -> None:
-    """Raises UserError unless the key is a whole number of at least `least`, or `optional` and missing or null."""
+    """Raise UserError unless the key is a whole number of at least `least`.
+
+    With `optional`, it may be missing or null.
+    """
     value = settings.get(key)
     if not (optional and value is None) and (type(value) is not int or value < least):
         raise UserError(f"{path}: {key} = {value!r}; expected a whole number from {least} on.")
 
 
 def _model(path: Path, config: dict[str, Any]) -> Model:
-    """All but the keys of tables and positions."""
+    """Return the model without the keys of tables and positions."""
     heads = config["encoder_attention_heads"]
     if config["d_model"] % heads:
         raise UserError(f"{path}: encoder_attention_heads = {heads} does not divide d_model = {config['d_model']}.")
@@ -195,7 +205,10 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
 
 
 def _vocabularies(folder: Path, config: dict[str, Any], tokenizer: dict[str, Any]) -> tuple[Vocabulary, Vocabulary]:
-    """Of source and target: the same one unless the tokenizer has `separate_vocabs`."""
+    """Return the vocabularies of source and target.
+
+    They are the same unless the tokenizer has `separate_vocabs`.
+    """
     names = ("vocab.json", "target_vocab.json" if tokenizer.get("separate_vocabs") else "vocab.json")
     sizes = config["vocab_size"], config.get("decoder_vocab_size") or config["vocab_size"]
     special = {
@@ -231,7 +244,7 @@ def _token(folder: Path, tokenizer: dict[str, Any], key: str, default: str) -> s
 
 
 def _positions(arrays: NamedArrays, model: Model) -> Positions:
-    """Older files hold the vectors of their positions."""
+    """Return the positions; older files hold their vectors."""
     known = set()
     for stack in ("encoder", "decoder"):
         name = f"model.{stack}.embed_positions.weight"
@@ -248,7 +261,7 @@ def _positions(arrays: NamedArrays, model: Model) -> Positions:
 def _tables(
     arrays: NamedArrays, config: dict[str, Any], model: Model, vocabularies: tuple[Vocabulary, Vocabulary]
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Embeddings, bias and start vector, and the model keys that describe them."""
+    """Return embeddings, bias and start vector, and the model keys that describe them."""
     d_model, source, target = model.d_model, *vocabularies
     names = {
         "source": ("model.encoder.embed_tokens.weight", "model.shared.weight"),
@@ -303,7 +316,10 @@ def _check_search(path: Path, generation: dict[str, Any]) -> None:
 
 
 def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any]:
-    """Hugging Face's search in our keys: score / length^length_penalty; max_length counts the start token."""
+    """Return Hugging Face's search in our keys.
+
+    score / length^length_penalty; max_length counts the start token.
+    """
     penalty = generation.get("length_penalty")
     beams = generation.get("num_beams") or 1
     limit = generation.get("max_length") or config.get("max_position_embeddings") or Decode.max_source_length
@@ -319,7 +335,7 @@ def _decode(config: dict[str, Any], generation: dict[str, Any]) -> dict[str, Any
 
 
 def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
-    """The rules of decoding that are not taken over."""
+    """Return the decoding rules that are not imported."""
     rules = {key: value for key in _OTHER_RULES if (value := generation.get(key)) not in (None, 0, [])}
     rules = {key: value for key, value in rules.items() if value is True or value != 1 or key not in _NEUTRAL_AT_1}
     if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
