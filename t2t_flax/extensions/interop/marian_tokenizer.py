@@ -1,6 +1,7 @@
-"""A SentencePiece model whose pieces are numbered by a vocabulary of their own, as Marian's and OPUS-MT's models have it.
+"""SentencePiece model with a separate piece vocabulary, as in Marian's and OPUS-MT's models.
 
-Both languages may share the vocabulary while each has its own SentencePiece model. One file holds model and vocabulary.
+Both languages may share the vocabulary while each has its own SentencePiece model. One file holds
+model and vocabulary.
 """
 
 import base64
@@ -16,14 +17,19 @@ _LANGUAGE = re.compile(r">>([A-Za-z][\w-]*)<<|<2([A-Za-z][\w-]*)>")
 
 
 def language_of(token: str) -> str | None:
-    """The language to write that a token of a multilingual model names, `>>de<<` or `<2de>`; None for another token."""
+    """Return the target language that a token of a multilingual model names, or None.
+
+    Such a token is `>>de<<` or `<2de>`.
+    """
     match = _LANGUAGE.fullmatch(token)
     return match and (match[1] or match[2])
 
 
 class MarianTokenizer(ListTokenizer):
-    """Pieces of the model that the vocabulary lacks are UNK. A tag `>>fra<<` before the text, which names the target language
-    of a multilingual model, is a piece; `<2fra>` is the same one.
+    """Tokenizer in which pieces that the vocabulary lacks are UNK.
+
+    A tag `>>fra<<` before the text, which names the target language of a multilingual model, is a
+    piece; `<2fra>` is the same one.
     """
 
     KIND, PIECES = "SentencePiece model and vocabulary", "vocabulary"
@@ -39,8 +45,10 @@ class MarianTokenizer(ListTokenizer):
 
     @staticmethod
     def of(model: bytes, pieces: list[str], symbols: Sequence[str] = ()) -> "MarianTokenizer":
-        """The tokenizer of a serialized SentencePiece model and the pieces of ids 3, 4, ... symbols: those of target languages,
-        with one of which texts must begin.
+        """Build the tokenizer of a serialized SentencePiece model and the pieces of ids 3, 4, ...
+
+        Args:
+            symbols: symbols of target languages; if given, texts must begin with one of them.
         """
         encoded = base64.b64encode(model).decode()
         more = {"symbols": list(symbols)} if symbols else {}

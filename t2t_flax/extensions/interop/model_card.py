@@ -1,4 +1,4 @@
-"""The README of an exported model: a model card whose metadata the Hugging Face Hub reads."""
+"""README of an exported model: a model card whose metadata the Hugging Face Hub reads."""
 
 import dataclasses
 import json
@@ -14,12 +14,17 @@ from t2t_flax.language import Language
 _LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 _LIBRARY = {"huggingface": "transformers", "ctranslate2": "ctranslate2", "safetensors": "t2t_flax"}
 _METRICS = {"sacrebleu": "BLEU", "chrf": "chrF", "chrf++": "chrF++", "ter": "TER"}
-"""The names of the scores that a card lists."""
+"""Names of the scores that a card lists."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Score:
-    """One score of an evaluation record. metric: its name in the record. data: the test set, without folders."""
+    """One score of an evaluation record.
+
+    Args:
+        metric: its name in the record.
+        data: the test set, without folders.
+    """
 
     metric: str
     value: float
@@ -34,13 +39,15 @@ class Score:
 
 
 def is_license(text: str) -> bool:
-    """Whether a text can be the Hub's identifier of a licence, such as apache-2.0."""
+    """Return True if a text can be the Hub's identifier of a licence, such as apache-2.0."""
     return bool(_LICENSE.fullmatch(text))
 
 
 def scores_of_record(record: dict[str, Any]) -> list[Score]:
-    """The scores of an evaluation record that a card lists. Raises KeyError, TypeError, ValueError or AttributeError for what
-    is not a record: runs are untrusted input.
+    """Return the scores of an evaluation record that a card lists.
+
+    Raises KeyError, TypeError, ValueError or AttributeError for an invalid record: runs are
+    untrusted input.
     """
     data = record["data"]
     name, split, sentences = (
@@ -59,12 +66,15 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
 
 
 def _file_names(spec: str) -> str:
-    """Sources without the folders of the author's machine: `x=/home/me/a.en,b.de` as `x=a.en,b.de`."""
+    """Return sources without the author's folders: `x=/home/me/a.en,b.de` as `x=a.en,b.de`."""
     return re.sub(r"[^,;=]*/", "", spec)
 
 
 def front_matter(config: Config, directions: Sequence[Direction], kind: str, license: str) -> str:
-    """The metadata between two lines of dashes; JSON is YAML. The licence is the author's to choose."""
+    """Return the metadata between two lines of dashes; JSON is YAML.
+
+    The author chooses the licence.
+    """
     data = config.data
     values: dict[str, Any] = {
         "language": list(dict.fromkeys(Language.known(code).base for direction in directions for code in direction)),
@@ -79,7 +89,7 @@ def front_matter(config: Config, directions: Sequence[Direction], kind: str, lic
 
 
 def sections(config: Config, trained: Sequence[Direction], scores: Sequence[Score], dtype: str) -> list[str]:
-    """The paragraphs on the scores, the model and its data."""
+    """Return the paragraphs on the scores, the model and its data."""
     m, d = config.model, config.data
     parts = []
     if scores:
@@ -106,11 +116,17 @@ def sections(config: Config, trained: Sequence[Direction], scores: Sequence[Scor
 
 
 def _plain(text: str) -> str:
-    """Text of a run, untrusted, as Markdown that shows it as it is, in one line: no markup, and no end of a table's cell."""
+    """Return untrusted text of a run as plain one-line Markdown.
+
+    It contains no markup and no end of a table's cell.
+    """
     return re.sub(r"[&<>|`*\[\]\\]", lambda match: f"&#{ord(match[0])};", " ".join(text.split()))
 
 
 def _code(text: str) -> str:
-    """The same as code, where a bar ends the cell of a table unless escaped, and only a backtick ends the code."""
+    """Return untrusted text of a run as Markdown code.
+
+    A bar ends the cell of a table unless escaped, and only a backtick ends the code.
+    """
     text = " ".join(text.split()).replace("`", "'").replace("|", "\\|")
     return f"`{text}`" if text else ""

@@ -1,5 +1,6 @@
-"""A model without its run, see `t2t_flax.model_forms`: the folder that `export --format=safetensors` writes, or `pretrained:NAME`
-of this package.
+"""A model without its run, see `t2t_flax.model_forms`.
+
+It is the folder that `export --format=safetensors` writes, or `pretrained:NAME` of this package.
 """
 
 import dataclasses
@@ -27,13 +28,21 @@ if TYPE_CHECKING:  # configs are read without JAX
 
 MODEL_FILE = "model.safetensors"
 _PRETRAINED = Path(__file__).parent / "pretrained"
-"""Folders of trained models that ship with the package (docs/interop.md), each with the evaluation record of its weights."""
+"""Folders of trained models that ship with the package (docs/interop.md).
+
+Each has the evaluation record of its weights.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class ModelFolder:
-    """config: of the run that the model comes from. steps: the updates that its parameters are the mean of, newest first.
-    tokenizer: the digest of its tokenizers. dtype: of the weights in the file, "float32" or "float16".
+    """A folder with a model.
+
+    Args:
+        config: config of the run that the model comes from.
+        steps: updates whose parameters are averaged, newest first.
+        tokenizer: digest of its tokenizers.
+        dtype: type of the weights in the file, "float32" or "float16".
     """
 
     path: epath.Path
@@ -43,8 +52,9 @@ class ModelFolder:
     dtype: str
 
     def params(self, abstract: Any) -> Any:
-        """The parameters in float32, with the shardings of the abstract ones. Raises UserError if their names or shapes
-        differ.
+        """Return the parameters in float32, with the shardings of the abstract ones.
+
+        Raises UserError if their names or shapes differ.
         """
         file = self.path / MODEL_FILE
         tree, _ = read_safetensors(Path(file))
@@ -62,7 +72,7 @@ class ModelFolder:
 
 
 def _leaves(abstract: Any) -> "dict[str, jax.ShapeDtypeStruct]":
-    """The leaves by the names that `flatten` gives to arrays."""
+    """Return the leaves by the names that `flatten` gives to arrays."""
     import jax
 
     leaves = jax.tree.leaves_with_path(abstract)
@@ -77,7 +87,10 @@ def _on_devices(array: np.ndarray, leaf: "jax.ShapeDtypeStruct") -> "jax.Array":
 
 
 def folder_of(name: str) -> epath.Path:
-    """The folder of `pretrained:NAME`, a model of this package. Raises UserError for an unknown NAME."""
+    """Return the folder of `pretrained:NAME`, a model of this package.
+
+    Raises UserError for an unknown NAME.
+    """
     models = {f"pretrained:{path.parent.name}": path.parent for path in _PRETRAINED.glob(f"*/{MODEL_FILE}")}
     if name not in models:
         raise UserError(f"there is no {name}: the package has {', '.join(sorted(models))}.")
@@ -85,7 +98,10 @@ def folder_of(name: str) -> epath.Path:
 
 
 def open_model(path: epath.Path) -> ModelFolder:
-    """The model in a folder with `MODEL_FILE`. Raises UserError for a file that cannot be read, or in an object store."""
+    """Open the model in a folder with `MODEL_FILE`.
+
+    Raises UserError for a file that cannot be read, or in an object store.
+    """
     if is_remote(path):
         raise UserError(f"{path / MODEL_FILE} is in an object store: copy the folder to a disk, and name that.")
     config, checkpoint = read_metadata(Path(path / MODEL_FILE))
@@ -97,7 +113,10 @@ def open_model(path: epath.Path) -> ModelFolder:
 
 
 def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, ...], str, str]:
-    """The steps, which records are named after, the digest and the type. Raises UserError if one is missing or no such thing."""
+    """Return the steps, which records are named after, the digest and the type.
+
+    Raises UserError if one is missing or invalid.
+    """
     is_steps = lambda x: isinstance(x, list) and x and all(type(step) is int and step >= 0 for step in x)  # noqa: E731
     expected = {
         "steps": (is_steps, "whole numbers from 0 on"),
@@ -116,6 +135,9 @@ def _checked(file: epath.Path, checkpoint: dict[str, Any]) -> tuple[tuple[int, .
 def write_model(
     folder: Path, config: Config, params: Any, *, dtype: str, steps: tuple[int, ...], tokenizer: str
 ) -> None:
-    """Writes the file of parameters that `open_model` reads; the tokenizers belong beside it, in tokenizer/."""
+    """Write the parameter file that `open_model` reads.
+
+    The tokenizers belong beside it, in tokenizer/.
+    """
     checkpoint = {"steps": list(steps), "tokenizer": tokenizer, "dtype": dtype}
     write_safetensors(folder / MODEL_FILE, params, config_lib.as_json(config), dtype=dtype, checkpoint=checkpoint)

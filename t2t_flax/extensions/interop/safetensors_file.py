@@ -1,4 +1,4 @@
-"""Our own parameters in one safetensors file, readable without JAX; and checks of the numbers of any model's arrays."""
+"""Our parameters in one safetensors file, readable without JAX; checks of any model's numbers."""
 
 import json
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ _FORMAT = "t2t_flax"
 
 
 def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
-    """{"encoder_0/feed_forward/Einsum_0/kernel": array} of a tree of dicts."""
+    """Return {"encoder_0/feed_forward/Einsum_0/kernel": array} for a tree of dicts."""
     if not hasattr(params, "items"):
         return {prefix: np.asarray(params)}
     return {
@@ -24,7 +24,10 @@ def flatten(params: Any, prefix: str = "") -> dict[str, np.ndarray]:
 
 
 def unflatten(arrays: dict[str, np.ndarray]) -> dict[str, Any]:
-    """The tree that `flatten` flattened. Raises ValueError for a path that is within another one."""
+    """Return the tree that `flatten` flattened.
+
+    Raises ValueError for a path that is within another one.
+    """
     tree: dict[str, Any] = {}
     for path, x in arrays.items():
         *parents, name = path.split("/")
@@ -47,8 +50,9 @@ def write_safetensors(
     dtype: str = "float32",
     checkpoint: dict[str, Any] | None = None,
 ) -> None:
-    """Writes the parameters by their paths; the file's metadata holds `config` and `checkpoint` (where the parameters come
-    from) as JSON.
+    """Write the parameters by their paths.
+
+    The file's metadata holds `config` and `checkpoint`, the origin of the parameters, as JSON.
     """
     arrays = {name: np.ascontiguousarray(x, dtype) for name, x in flatten(params).items()}
     metadata = {"format": _FORMAT, "config": json.dumps(config), "checkpoint": json.dumps(checkpoint or {})}
@@ -56,7 +60,10 @@ def write_safetensors(
 
 
 def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """A file of tensors that others may read as other new files: `save_file` itself gives it to its owner alone."""
+    """Write a file of tensors with the permissions of other new files.
+
+    `save_file` alone makes it readable for its owner only.
+    """
     require("safetensors", "safetensors", path.name)
     from safetensors.numpy import save_file
 
@@ -67,7 +74,7 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
 
 
 def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """(arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
+    """Return (arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
     require("safetensors", "safetensors", str(path))
     from safetensors import SafetensorError, safe_open
 
@@ -82,7 +89,10 @@ def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(parameters as float32 arrays, config) of a file of `write_safetensors`. Raises UserError for any other file."""
+    """Return (parameters as float32 arrays, config) from a file of `write_safetensors`.
+
+    Raises UserError for any other file.
+    """
     arrays, metadata = read_tensors(path)
     config = _object(path, metadata, "config")
     arrays = {name: x.astype(np.float32) for name, x in arrays.items()}
@@ -94,13 +104,16 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """(config, checkpoint) of a file of `write_safetensors`, without its parameters. Raises UserError for any other file."""
+    """Return (config, checkpoint) from a file of `write_safetensors`, without its parameters.
+
+    Raises UserError for any other file.
+    """
     _, metadata = read_tensors(path, with_arrays=False)
     return _object(path, metadata, "config"), _object(path, {"checkpoint": "{}"} | metadata, "checkpoint")
 
 
 def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
-    """The JSON object of that key."""
+    """Return the JSON object of a metadata key."""
     if metadata.get("format") != _FORMAT:
         raise UserError(f"{path} was not written by `export --format=safetensors`: its metadata lacks the config.")
     try:
@@ -113,7 +126,7 @@ def _object(path: Path, metadata: dict[str, str], key: str) -> dict[str, Any]:
 
 
 def check_finite(arrays: Mapping[str, np.ndarray], file: object) -> None:
-    """Raises UserError, naming the file and the array, for one with a number that is not finite (NaN or an infinity)."""
+    """Raise UserError, naming the file and the array, for a NaN or an infinity."""
     for name, x in arrays.items():
         if x.dtype.kind not in "iub" and not np.isfinite(x).all():
             raise UserError(f"{file}: {name!r} {_counted(x)}: the file is damaged, or its training has diverged.")
@@ -124,8 +137,9 @@ def _counted(x: np.ndarray) -> str:
 
 
 def check_representable(params: Mapping[str, np.ndarray], dtype: str) -> None:
-    """Raises UserError, naming the array, for a number that is too large for the type of exported weights, "float16" or
-    "int8_float16"; the other types have the range of float32.
+    """Raise UserError, naming the array, for a number too large for the exported type.
+
+    That is "float16" or "int8_float16"; the other types have the range of float32.
     """
     largest = float(np.finfo(np.float16).max)
     for name, x in params.items() if dtype.endswith("_float16") or dtype == "float16" else ():

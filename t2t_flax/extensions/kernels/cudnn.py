@@ -1,4 +1,7 @@
-"""Attention on NVIDIA GPUs by cuDNN's fused kernel, which keeps scores and weights on the chip (Dao et al. 2022)."""
+"""Attention on NVIDIA GPUs by cuDNN's fused kernel.
+
+It keeps scores and weights on the chip (Dao et al. 2022).
+"""
 
 import os
 import re
@@ -14,7 +17,10 @@ PLATFORM = "gpu"
 
 
 def unavailable() -> str:
-    """Return why the devices of this process cannot run the kernel, or "". Without a GPU, as in `plan`: ""."""
+    """Return why the devices of this process cannot run the kernel, or "".
+
+    Without a GPU, as in `plan`: "".
+    """
     if re.search(r"deterministic_ops(?!=(false|0))", os.environ.get("XLA_FLAGS", "")):
         return "XLA fails at cudnn's second backward pass under its flags for deterministic operations"
     if jax.default_backend() != "gpu":
@@ -31,10 +37,14 @@ def slower(length: int) -> str:
 
 
 def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
-    """Whether the kernel and its backward pass take rows of these shapes: [B, T, N, H], [B, S, G, H], [B, S, G, H]."""
+    """Return True if the kernel and its backward pass take rows of these shapes.
+
+    The shapes are [B, T, N, H], [B, S, G, H], [B, S, G, H].
+    """
     if q.ndim != 4 or not divides(q, k):  # blocks of a window, and beams with slots of their own
         return False
-    # An array is the window of short rows, or of beams in decoding: their keys lie in another order than the kernel reads.
+    # An array masks a window of short rows, or beams in decoding, whose keys lie in another order
+    # than the kernel reads.
     if not isinstance(mask, SegmentMask) and not q.shape[1] == k.shape[1] == mask.shape[-2]:
         return False
     width = q.shape[-1]
@@ -42,10 +52,11 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
 
 
 def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask, *, scaled: bool) -> jax.Array:
-    """softmax(q k) v under a mask [B or 1, 1, T, S] -> [B, T, N, H]; bfloat16, softmax in float32.
+    """Compute softmax(q k) v under a mask [B or 1, 1, T, S] -> [B, T, N, H].
 
-    An array holds segments and causality: the kernel's own causal mask knows nothing of packed rows. A query without
-    any key, which is padding, gets a mean of values and not 0 as in `masked_softmax`; no real token sees it.
+    It computes in bfloat16, the softmax in float32. An array holds segments and causality: the
+    kernel's causal mask ignores packed rows. A query without any key, which is padding, gets a mean
+    of values and not 0 as in `masked_softmax`; no real token sees it.
     """
     _keep_no_programs()
 
@@ -57,8 +68,10 @@ def attend(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMa
 
 
 def _keep_no_programs() -> None:
-    """From here on this process neither reads nor writes JAX's cache of compiled programs: one with this kernel that is read from
-    it fails at its first update, or crashes the process, since cuDNN cannot restore its plans (jax 0.11.2, cuDNN 9, H100).
+    """Stop this process from reading or writing JAX's cache of compiled programs.
+
+    A program with this kernel that is read from the cache fails at its first update, or crashes the
+    process, since cuDNN cannot restore its plans (jax 0.11.2, cuDNN 9, H100).
     """
     settings: Any = jax.config
     if jax.default_backend() == "gpu" and settings.jax_enable_compilation_cache:

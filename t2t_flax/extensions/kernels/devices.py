@@ -1,4 +1,7 @@
-"""Run a kernel on each device's own rows and heads: the compiler cannot divide it, and it needs no exchange."""
+"""Run a kernel on each device's rows and heads.
+
+The compiler cannot divide it, and it needs no exchange.
+"""
 
 import math
 from collections.abc import Callable
@@ -11,7 +14,11 @@ from jax.sharding import PartitionSpec
 def on_each_device(
     kernel: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, *masks: jax.Array
 ) -> jax.Array:
-    """Return `kernel(q, k, v, *masks)`, [B, T, N, H] over [B, S, G, H]; masks: [B, ...] or [1, ...]."""
+    """Return `kernel(q, k, v, *masks)`, [B, T, N, H] over [B, S, G, H].
+
+    Args:
+        masks: [B, ...] or [1, ...].
+    """
     axes = _divided_axes()
     if not axes:
         return kernel(q, k, v, *masks)
@@ -34,7 +41,10 @@ def divides(q: jax.Array, k: jax.Array) -> bool:
 
 
 def _divided_axes() -> set[str]:
-    """Return the mesh axes that the compiler divides: none on one device, or where a `shard_map` divides all."""
+    """Return the mesh axes that the compiler divides.
+
+    There are none on one device, or where a `shard_map` divides all.
+    """
     mesh = jax.sharding.get_abstract_mesh()
     return set() if mesh.empty or mesh.size == 1 else set(mesh.axis_names) - set(mesh.manual_axes)
 

@@ -1,4 +1,7 @@
-"""Attention on TPU by JAX's Pallas kernel "splash attention", which keeps scores and weights on the chip."""
+"""Attention on TPU by JAX's Pallas kernel "splash attention".
+
+It keeps scores and weights on the chip.
+"""
 
 from collections.abc import Callable
 
@@ -26,9 +29,10 @@ def slower(length: int) -> str:
 
 
 def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMask) -> bool:
-    """Whether the kernel takes rows of these shapes, [B, T, N, H] over [B, S, G, H], on the mesh in use.
+    """Return True if the kernel takes rows of these shapes on the mesh in use.
 
-    Segments and causality it makes itself; any other mask, such as that of a window, is an array and not taken.
+    The shapes are [B, T, N, H] over [B, S, G, H]. The kernel makes segments and causality itself;
+    any other mask, such as for a window, is an array and not taken.
     """
     if q.ndim != 4 or not isinstance(mask, SegmentMask):  # blocks of a window, and beams
         return False
@@ -39,10 +43,14 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: SegmentMask, *, scaled: bool, interpret: bool = False
 ) -> jax.Array:
-    """softmax(q k) v under `mask`: [B, T, N, H] over [B, S, G, H] -> [B, T, N, d_v]; softmax in float32.
+    """Compute softmax(q k) v under `mask`: [B, T, N, H] over [B, S, G, H] -> [B, T, N, d_v].
 
-    A query without any key gets a mean of values, and padding attends to padding, instead of 0 as in `masked_softmax`; no
-    real token sees either. The backward pass computes scores again. `interpret`: without a TPU, slowly.
+    The softmax is in float32. A query without any key gets a mean of values, and padding attends to
+    padding, instead of 0 as in `masked_softmax`; no real token sees either. The backward pass
+    computes scores again.
+
+    Args:
+        interpret: run without a TPU, slowly.
     """
 
     def attend_rows(q, k, v, query_segments, key_segments):
@@ -56,12 +64,16 @@ def attend(
 
 
 def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool) -> Callable[..., jax.Array]:
-    """For rows like these: (q [N, T, H], k [G, S, H], v [G, S, H], segments [T], [S]) -> [N, T, H]."""
+    """Return the attention of one row with these shapes.
+
+    It maps (q [N, T, H], k [G, S, H], v [G, S, H], segments [T], [S]) -> [N, T, H].
+    """
     from jax.experimental.pallas.ops.tpu import splash_attention as splash  # 0.2 s that only TPU runs spend
 
     lengths = q.shape[1], k.shape[1]
     queries, keys = (max(n for n in range(_LANES, _LARGEST_BLOCK + 1, _LANES) if length % n == 0) for length in lengths)
-    # Arrays whose last axis is shorter than a register would take and move the memory of a whole one.
+    # Arrays whose last axis is shorter than a register would take and move the memory of a whole
+    # one.
     layout = splash.QKVLayout.HEAD_DIM_MINOR if q.shape[-1] % _LANES == 0 else splash.QKVLayout.SEQ_MINOR
     blocks = splash.BlockSizes(
         block_q=queries,

@@ -1,4 +1,7 @@
-"""Languages: several directions in one model, which is told the target language by a symbol before the source sentence."""
+"""Languages: several directions in one model.
+
+A symbol before the source sentence tells it the target language.
+"""
 
 import functools
 import itertools
@@ -32,7 +35,7 @@ class Languages:
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError as `parse_directions`, and for another task than translation."""
+        """Raise UserError as `parse_directions`, and for another task than translation."""
         if parse_directions(config) and config.data.task != "translation":
             raise UserError(
                 f"config.languages.directions = {self.directions!r} is for data.task = translation, not {config.data.task}."
@@ -40,14 +43,16 @@ class Languages:
 
 
 def symbol_of(language: str) -> str:
-    """The control symbol before a source sentence: `<2de>`."""
+    """Return the control symbol before a source sentence: `<2de>`."""
     return f"<2{language}>"
 
 
 def parse_directions(config: Config) -> Mapping[str, Direction]:
-    """The direction of every source of data.train, data.valid and data.test, by its name (`train`, `valid` and `test` without
-    one); empty without languages.directions. Raises UserError for a name that no source has, a source without a direction,
-    and held-out text in a language into which no training text is translated.
+    """Return the direction of every source of data.train, data.valid and data.test, by name.
+
+    A source without a name is `train`, `valid` or `test`. Empty without languages.directions.
+    Raises UserError for a name that no source has, a source without a direction, and held-out text
+    in a language into which no training text is translated.
     """
     return _parse(config.group("languages").directions, config.data)
 
@@ -87,7 +92,10 @@ def _parse(text: str, data: Data) -> Mapping[str, Direction]:
 
 
 def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
-    """Raises UserError for what is no language code, and for a language with two codes, such as de, DE and deu."""
+    """Raise UserError for an invalid language code.
+
+    Also for a language with two codes, such as de, DE and deu.
+    """
     spellings: dict[str, str] = {}
     for code in itertools.chain.from_iterable(directions):
         language = Language.read(code, "languages.directions")
@@ -97,7 +105,7 @@ def _check_codes(shown: str, directions: Iterable[Direction]) -> None:
 
 
 def _names(data: Data) -> dict[str, str]:
-    """By name of a source, the first split that has it."""
+    """Map the name of each source to the first split that has it."""
     splits = {
         "train": data.train_sources,
         "valid": [name.removeprefix(VALID_PREFIX) for name in data.valid_sets],

@@ -6,7 +6,7 @@ from t2t_flax.cli.arguments import Change
 
 
 class TargetLanguage(Change):
-    """Puts the symbol of a language before lines without one, as `TrainedModel.in_language`."""
+    """Put the symbol of a language before lines without one, as `TrainedModel.in_language`."""
 
     def __init__(self, model: Any, value: str):
         super().__init__(model, value)
@@ -14,5 +14,5 @@ class TargetLanguage(Change):
         self.source("")
 
     def source(self, line: str) -> str:
-        """The line with the symbol."""
+        """Return the line with the symbol."""
         return self.model.in_language(line, self._language)

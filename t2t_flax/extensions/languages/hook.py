@@ -1,4 +1,4 @@
-"""Languages in the data of a run: the symbol of the target language before source sentences."""
+"""Languages in a run's data: the target language's symbol before source sentences."""
 
 from t2t_flax.config import Config
 from t2t_flax.config.data_keys import VALID_PREFIX
@@ -49,7 +49,7 @@ class LanguagesHook(DataHook):
         return {"direction": str(direction), "zero_shot": bool(self._trained) and direction not in self._trained}
 
     def _of(self, name: str):
-        """The direction of a source or set."""
+        """Return the direction of a source or set."""
         return self._directions.get(name.removeprefix(VALID_PREFIX))
 
     def _zero_shot(self) -> list[str]:

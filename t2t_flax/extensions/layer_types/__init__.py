@@ -1,5 +1,7 @@
-"""Layers that are not the paper's: recurrent and convolutional mixers (Table 1), windows of self-attention (section 4), additive
-scores, rotary positions and ALiBi, gated feed-forward networks, RMSNorm.
+"""Layers beyond the paper's base model.
+
+These are recurrent and convolutional mixers (Table 1), windows of self-attention (section 4),
+additive scores, rotary positions and ALiBi, gated feed-forward networks, RMSNorm.
 """
 
 import functools
@@ -40,11 +42,10 @@ class LayerTypes:
 
     @classmethod
     def of(cls, config: Config | Model) -> "LayerTypes":
-        """Returns the group of a config."""
         return config.group("layer_types")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for an even width, and for layers that do not fit together."""
+        """Raise UserError for an even width, and for layers that do not fit together."""
         m = config.model
         if self.window % 2 == 0:
             raise UserError(

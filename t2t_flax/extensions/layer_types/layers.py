@@ -1,4 +1,4 @@
-"""Sub-layers other than the paper's: gated feed-forward networks, RMSNorm, additive attention scores."""
+"""Alternative sub-layers: gated feed-forward networks, RMSNorm, additive attention scores."""
 
 from typing import Any
 
@@ -13,7 +13,10 @@ from t2t_flax.registry import ACTIVATIONS
 
 
 class GatedFeedForward(nn.Module):
-    """(activation(x W) * x V) W2 without biases (Shazeer 2020): SwiGLU with swish, GEGLU with gelu. [..., D] -> [..., D]."""
+    """(activation(x W) * x V) W2 without biases (Shazeer 2020), [..., D] -> [..., D].
+
+    SwiGLU with swish, GEGLU with gelu.
+    """
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -29,16 +32,19 @@ class GatedFeedForward(nn.Module):
 
 
 def rms_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:
-    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis (Zhang and Sennrich 2019); float32 statistics."""
+    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis (Zhang and Sennrich 2019).
+
+    Statistics are float32.
+    """
     scale = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
     return nn.RMSNorm(epsilon=epsilon, dtype=dtype, param_dtype=jnp.float32, scale_init=scale)
 
 
 class AdditiveScore(nn.Module):
-    """v^T tanh(q + k) in each head; slower and larger than products, as 3.2.1 says. q [..., T, N, H], k [..., S, N, H] ->
-    float32 [..., N, T, S].
+    """v^T tanh(q + k) in each head; slower and larger than products, as 3.2.1 says.
 
-    q and k are projections already: the network of Bahdanau et al. with its first matrix cut in two.
+    q [..., T, N, H], k [..., S, N, H] -> float32 [..., N, T, S]. q and k are projections already:
+    the network of Bahdanau et al. with its first matrix cut in two.
     """
 
     @nn.compact

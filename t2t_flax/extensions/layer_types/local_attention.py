@@ -17,15 +17,21 @@ _SMALLEST_BLOCK = 8  # smaller products are no faster
 
 
 class LocalAttention(SelfAttention):
-    """The mixer `local_attention`: a position sees those with |i - j| <= (r - 1) / 2, r = layer_types.window."""
+    """The mixer `local_attention`: a position sees the positions with |i - j| <= (r - 1) / 2.
+
+    r = layer_types.window.
+    """
 
     @property
     def reach(self) -> int:
-        """Positions to each side that one sees."""
+        """Positions that one sees to each side."""
         return LayerTypes.of(self.config).window // 2
 
     def attend_row(self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs) -> jax.Array:
-        """[B, T, N, H]: in bands; short rows, and weights that are collected (`intermediates`), take the whole matrix."""
+        """Return attention [B, T, N, H], computed in bands.
+
+        Short rows, and weights that are collected (`intermediates`), take the whole matrix.
+        """
         length = q.shape[1]
 
         def attend(q, k, v, mask, query_positions, key_positions):
@@ -41,28 +47,35 @@ class LocalAttention(SelfAttention):
         return attend(q, k, v, mask, inputs.positions, inputs.positions)
 
     def visible(self, position: jax.Array, keys_T: jax.Array) -> jax.Array:
-        """bool [T]: the positions `keys_T` in the window of the one that is decoded."""
+        """Return bool [T]: the positions `keys_T` in the window of the position that is decoded."""
         return super().visible(position, keys_T) & (keys_T >= position - self.reach)
 
     @staticmethod
     def compared_pairs(config: Model, tokens: float, pairs: float) -> float:
-        """Pairs of tokens that are compared, r n of n tokens, of `pairs` in the same segment (Table 1)."""
+        """Return the number of compared pairs of tokens, r n for n tokens (Table 1).
+
+        Args:
+            pairs: pairs of tokens in the same segment.
+        """
         return min(pairs, tokens * LayerTypes.of(config).window)
 
 
 def window_mask(length: int, reach: int) -> jax.Array:
-    """[1, 1, T, T]: a position sees those at most `reach` before or after it."""
+    """Return a mask [1, 1, T, T] in which a position sees at most `reach` before or after it."""
     index = jnp.arange(length)
     return (jnp.abs(index[:, None] - index) <= reach)[None, None]
 
 
 def block_size(reach: int) -> int:
-    """Positions in a block: at least `reach`, so that a window ends in the neighbouring blocks."""
+    """Return the positions in a block.
+
+    It is at least `reach`, so that a window ends in the neighbouring blocks.
+    """
     return max(_SMALLEST_BLOCK, reach)
 
 
 def saves_work(reach: int, length: int, *, causal: bool) -> bool:
-    """Whether the bands are smaller than the whole matrix of a row of this length."""
+    """Return True if the bands are smaller than the whole matrix of a row of this length."""
     return reach < length - 1 and (2 if causal else 3) * block_size(reach) < length
 
 
@@ -77,10 +90,13 @@ def banded_attention(
     reach: int,
     causal: bool,
 ) -> jax.Array:
-    """[B, T, N, H]: attention of each position over those of its segment at most `reach` away.
+    """Return attention [B, T, N, H] of each position over its segment, at most `reach` away.
 
-    attend(q, k, v, mask, query_positions, key_positions) is plain attention over the last axes:
-    here it gets C blocks in a row, each with T queries and S keys (its own and its neighbours').
+    Args:
+        attend: attend(q, k, v, mask, query_positions, key_positions) is plain attention over the
+            last
+            axes. It gets C blocks in a row, each with T queries and S keys (its own and its
+            neighbours').
     """
     batch, length = segments_BxT.shape
     block = block_size(reach)

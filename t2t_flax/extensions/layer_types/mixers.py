@@ -1,4 +1,7 @@
-"""The mixers of Table 1 in place of self-attention: recurrent and convolutional layers (see `t2t_flax.models.attention`)."""
+"""Mixers of Table 1 in place of self-attention: recurrent and convolutional layers.
+
+See `t2t_flax.models.attention`.
+"""
 
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -19,9 +22,11 @@ LONGEST_DILATED = 256
 
 
 class Recurrent(nn.Module):
-    """A recurrent layer of width d_model; in the encoder one of d_model / 2 in each direction, side by side.
+    """Recurrent layer of width d_model.
 
-    The state is float32 and starts at zero in each segment. There is no projection besides the cell's own.
+    In the encoder, two layers of width d_model / 2, one in each direction, are side by side. The
+    state is float32 and starts at zero in each segment. There is no projection besides the cell's
+    own.
     """
 
     NAME: ClassVar[str] = "recurrence"
@@ -63,11 +68,11 @@ class Recurrent(nn.Module):
         return out.astype(self.dtype)
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
-        """`state`, the carry of the cell: arrays [B, K, D], whatever the length."""
+        """Return `state`, the carry of the cell: arrays [B, K, D], whatever the length."""
         return {"state": self.forward.initialize_carry(jax.random.key(0), (batch, beams, self.config.d_model))}
 
     def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):
-        """One decoding step. Returns ([B, K, D], the new cache)."""
+        """Decode one step. Returns ([B, K, D], the new cache)."""
         state, out = self.forward(cache["state"], x_BxKxD)
         return out.astype(self.dtype), {"state": state}
 
@@ -81,7 +86,10 @@ class GRU(Recurrent):
 
 
 def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reverse: bool = False) -> jax.Array:
-    """Outputs [B, T, width] of the cell along time; where `reset` the state is zero before the step."""
+    """Return outputs [B, T, width] of the cell along time.
+
+    Where `reset`, the state is zero before the step.
+    """
 
     def step(cell, carry, inputs):
         x_BxD, reset_B = inputs
@@ -95,9 +103,10 @@ def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reve
 
 
 class Convolution(nn.Module):
-    """y_t = b + sum_j W_j x_(t + offset_j) over k positions of t's own segment; linear, without gates.
+    """y_t = b + sum_j W_j x_(t + offset_j) over k positions of t's segment; linear, without gates.
 
-    The offsets are multiples of the dilation: to both sides of t in the encoder, t and before it in the decoder.
+    The offsets are multiples of the dilation: to both sides of t in the encoder, t and before it in
+    the decoder.
     """
 
     NAME: ClassVar[str] = "convolution"
@@ -143,11 +152,11 @@ class Convolution(nn.Module):
         return self.taps(jnp.stack([tap(offset) for offset in self.offsets], axis=2))
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, jax.Array]:
-        """The inputs so far, [B, K, T, D]."""
+        """Return an empty cache for the inputs so far, [B, K, T, D]."""
         return {"input": jnp.zeros((batch, beams, length, self.config.d_model), self.dtype)}
 
     def step(self, x_BxKxD: jax.Array, cache: dict[str, jax.Array], position: jax.Array):
-        """One decoding step. Returns ([B, K, D], the new cache)."""
+        """Decode one step. Returns ([B, K, D], the new cache)."""
         x_BxKx1xD = x_BxKxD.astype(self.dtype)[:, :, None]
         inputs = jax.lax.dynamic_update_slice_in_dim(cache["input"], x_BxKx1xD, position, axis=2)
         index = position + jnp.array(self.offsets)
@@ -162,10 +171,11 @@ class DilatedConvolution(Convolution):
 
 
 def dilation(width: int, depth: int) -> int:
-    """Dilation of the layer above `depth` others: width^depth (ByteNet), so that n positions take log_width(n) layers.
+    """Return the dilation of the layer above `depth` others: width^depth (ByteNet).
 
-    That is exact in the causal form, whose offsets are the digits of a distance in base `width`. The symmetric form
-    takes up to about twice as many from one end of a row to the other: paths that leave the row are lost.
+    So n positions take log_width(n) layers. That is exact in the causal form, whose offsets are the
+    digits of a distance in base `width`. The symmetric form takes up to about twice as many from
+    one end of a row to the other: paths that leave the row are lost.
     """
     levels = 1
     while width**levels < LONGEST_DILATED:

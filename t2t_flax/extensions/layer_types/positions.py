@@ -1,4 +1,4 @@
-"""Positions that act in self-attention: rotary, and distances subtracted from the scores."""
+"""Positions in self-attention: rotary, and distances subtracted from the scores."""
 
 import flax.linen as nn
 import jax
@@ -10,8 +10,10 @@ from t2t_flax.models.embeddings import PositionScheme
 
 
 def rotary(x: jax.Array, position: jax.Array, theta: float) -> jax.Array:
-    """RoPE (Su et al. 2021): x [..., T, N, H], position [..., T] -> x with each pair (i, i + H/2) of
-    features turned by position * theta^(-2i/H), so that q k^T depends on the distance alone.
+    """Apply RoPE (Su et al. 2021): x [..., T, N, H], position [..., T] -> x.
+
+    Each pair (i, i + H/2) of features is turned by position * theta^(-2i/H), so that q k^T depends
+    on the distance alone.
     """
     half = x.shape[-1] // 2
     inverse = theta ** (-np.arange(half) / half)
@@ -23,8 +25,10 @@ def rotary(x: jax.Array, position: jax.Array, theta: float) -> jax.Array:
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """float32 [N] (Press et al. 2022): 2^(-8/N), 2^(-16/N), ... for a power of two; for another
-    number those of the next lower power, then every other one of the next higher.
+    """Return float32 [N] (Press et al. 2022): 2^(-8/N), 2^(-16/N), ... for a power of two.
+
+    Another number takes the slopes of the next lower power, then every other slope of the next
+    higher.
     """
     lower = 2 ** int(np.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)
@@ -33,7 +37,7 @@ def alibi_slopes(num_heads: int) -> np.ndarray:
 
 
 def _alibi(module: nn.Module, query_position: jax.Array, key_position: jax.Array) -> jax.Array:
-    """-slope * |i - j| in each head, in both directions in the encoder."""
+    """Return -slope * |i - j| in each head, in both directions in the encoder."""
     distance = jnp.abs(query_position[..., :, None] - key_position[..., None, :])
     slopes_Nx1x1 = jnp.asarray(-alibi_slopes(module.config.num_heads)[:, None, None])
     return slopes_Nx1x1 * distance[..., None, :, :].astype(jnp.float32)

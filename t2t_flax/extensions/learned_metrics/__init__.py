@@ -1,5 +1,6 @@
-"""Learned metrics: COMET, COMET-KIWI and MetricX in evaluation records, computed by their own packages in a process and an
-environment of their own.
+"""Learned metrics in evaluation records: COMET, COMET-KIWI and MetricX.
+
+Their packages compute them in a separate process and environment.
 """
 
 from dataclasses import dataclass
@@ -67,11 +68,11 @@ class LearnedMetrics:
 
     @property
     def chosen(self) -> tuple[str, ...]:
-        """The names of the metrics."""
+        """Names of the chosen metrics."""
         return tuple(filter(None, (name.strip() for name in self.names.split(","))))
 
     def check(self, config: Config) -> None:
-        """Raises UserError for an unknown metric, and for a task whose outputs are not translations."""
+        """Raise UserError for an unknown metric and for a task other than translation."""
         for name in self.chosen:
             if name not in NAMES:
                 raise UserError(f"config.learned_metrics.names: {name!r} is none of {', '.join(NAMES)}.")

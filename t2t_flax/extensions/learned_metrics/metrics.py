@@ -1,8 +1,8 @@
-"""The rows of learned metrics: what a record says of each, from the scores that its process returned.
+"""Rows of learned metrics: record entries from the scores of their process.
 
-COMET's scores (Rei et al. 2020, 2022) are given times 100, as papers print them; MetricX's (Juraska et al. 2024) are errors from
-0 to 25, of which lower is better. The score of a set is the mean over its sentences; of several references, first that over the
-references.
+COMET's scores (Rei et al. 2020, 2022) are given times 100, as papers print them; MetricX's (Juraska
+et al. 2024) are errors from 0 to 25, and lower is better. The score of a set is the mean over its
+sentences. With several references, scores are first averaged over the references.
 """
 
 from typing import Any
@@ -42,7 +42,10 @@ def _statistics(name: str, predictions: Predictions, config: Config) -> Sentence
 
 
 def of_entry(entry: dict[str, Any]) -> SentenceStatistics:
-    """The statistics of a metric from its entry in a record. Raises UserError for an entry without scores of sentences."""
+    """Return the statistics of a metric from its entry in a record.
+
+    Raises UserError for an entry without scores of sentences.
+    """
     try:
         values = np.array([(score, 1.0) for score in entry["sentences"]], np.float64).reshape(-1, 2)
     except (KeyError, TypeError, ValueError):

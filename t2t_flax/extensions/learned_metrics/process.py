@@ -1,5 +1,6 @@
-"""The process of a learned metric, and the virtual environment of its packages, which need versions that differ from ours:
-unbabel-comet pins NumPy below 2.
+"""Process and virtual environment of a learned metric.
+
+Its packages need versions that differ from ours: unbabel-comet pins NumPy below 2.
 """
 
 import dataclasses
@@ -21,7 +22,11 @@ from t2t_flax.filesystem import delete, expand_home
 
 @dataclasses.dataclass(frozen=True)
 class Packages:
-    """What the environment `folder` is made of. module: what it must be able to import."""
+    """Packages of the environment `folder`.
+
+    Args:
+        module: module that it must be able to import.
+    """
 
     folder: str
     requirements: tuple[str, ...]
@@ -34,13 +39,17 @@ _METRICX = Packages(
     "metricx", ("transformers>=4.50,<5", "torch>=2.6", "sentencepiece", "protobuf", "numpy"), "transformers"
 )
 PACKAGES = {"comet": _COMET, "kiwi": _COMET, "metricx": _METRICX}
-"""The packages of each metric."""
+"""Packages of each metric."""
 _DEFAULT = "~/.cache/t2t_flax/metrics"
 
 
 def prepare_environment(packages: Packages, group: Any) -> str:
-    """The interpreter of the packages' environment, which is made if it is missing (some minutes, a few gigabytes). group: the
-    keys learned_metrics. Raises UserError if it cannot be made.
+    """Return the interpreter of the packages' environment, which is made if it is missing.
+
+    That takes some minutes and a few gigabytes. Raises UserError if it cannot be made.
+
+    Args:
+        group: keys of learned_metrics.
     """
     parent = Path(expand_home(group.environments or _DEFAULT, "config.learned_metrics.environments"))
     home = parent / packages.folder
@@ -90,9 +99,11 @@ def prepare_environment(packages: Packages, group: Any) -> str:
 
 
 def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dict[str, Any]:
-    """The scores of samples `{"src", "mt", "ref"}` by a metric: `scores` (one for each, as the model gives them), and `model`,
-    `revision`, `package`, `precision`, `device` and `licence` for the record. Raises UserError if the process fails, with what
-    to fetch if the weights are missing.
+    """Return the scores of samples `{"src", "mt", "ref"}` by a metric.
+
+    The result has `scores` (one for each, as the model gives them), and `model`, `revision`,
+    `package`, `precision`, `device` and `licence` for the record. Raises UserError if the process
+    fails; if the weights are missing, it says what to fetch.
     """
     python = prepare_environment(PACKAGES[name], group)
     model = getattr(group, name)
@@ -139,7 +150,10 @@ def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dic
 
 
 def _own_packages() -> dict[str, str]:
-    """The variables of a process that sees only its environment's packages: neither ours nor the modules beside its script."""
+    """Return environment variables with which a process sees only its environment's packages.
+
+    It sees neither ours nor the modules beside its script.
+    """
     kept = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "PYTHONHOME")}
     return kept | {"PYTHONSAFEPATH": "1"}
 

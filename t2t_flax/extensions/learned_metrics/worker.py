@@ -1,5 +1,7 @@
-"""Scores sentences with a learned metric. Runs as a script in the environment of the metric's packages, which has no t2t_flax:
-`python worker.py REQUEST.json ANSWER.json`, see `process.score_sentences`.
+"""Scores sentences with a learned metric.
+
+Runs as a script in the environment of the metric's packages, which has no t2t_flax: `python
+worker.py REQUEST.json ANSWER.json`, see `process.score_sentences`.
 """
 
 import importlib.metadata
@@ -13,11 +15,11 @@ from typing import Any
 
 
 class MissingWeightsError(Exception):
-    """The model is neither a folder nor a name whose files can be had."""
+    """The model is neither a folder nor a name whose files are available."""
 
 
 def score_comet(request: dict[str, Any]) -> dict[str, Any]:
-    """With unbabel-comet: a model folder has hparams.yaml and checkpoints/model.ckpt."""
+    """Score with unbabel-comet: a model folder has hparams.yaml and checkpoints/model.ckpt."""
     import torch
     from comet import download_model, load_from_checkpoint
 
@@ -44,11 +46,17 @@ def score_comet(request: dict[str, Any]) -> dict[str, Any]:
 
 
 METRICX_TOKEN = 250089
-"""The id of mT5's `<extra_id_10>`, whose logit at the first position is the score (Juraska et al. 2023)."""
+"""Id of mT5's `<extra_id_10>`, whose logit at the first position is the score.
+
+See Juraska et al. 2023.
+"""
 
 
 def score_metricx(request: dict[str, Any]) -> dict[str, Any]:
-    """The logit of METRICX_TOKEN in the first decoding step of an mT5, within 0 and 25, as MetricX-24 reads its inputs."""
+    """Score with MetricX-24: the logit of METRICX_TOKEN in the first decoding step of an mT5.
+
+    The logit is clipped to between 0 and 25; inputs have MetricX-24's form.
+    """
     import torch
     from transformers import AutoTokenizer, MT5ForConditionalGeneration
 
@@ -86,7 +94,10 @@ def score_metricx(request: dict[str, Any]) -> dict[str, Any]:
 
 
 def about_model(folder: Path) -> dict[str, str]:
-    """The revision of a downloaded model, from the name of its folder, and the licence that its card states."""
+    """Return the revision of a downloaded model and its licence.
+
+    The revision comes from the name of its folder, the licence from its card.
+    """
     card = folder / "README.md"
     licence = re.search(r"^license:\s*(\S+)", card.read_text(errors="replace"), re.MULTILINE) if card.exists() else None
     revision = folder.name[:12] if folder.parent.name == "snapshots" else ""
@@ -94,7 +105,7 @@ def about_model(folder: Path) -> dict[str, str]:
 
 
 def main(asked: str, answered: str) -> None:
-    """Answers the request in the file `asked`."""
+    """Answer the request in the file `asked`."""
     warnings.filterwarnings("ignore")
     request = json.loads(Path(asked).read_text())
     score = score_metricx if request["metric"] == "metricx" else score_comet

@@ -1,4 +1,7 @@
-"""Mixtures: shares, tags, limits and samples of the sources of data.train, and batch sizes that grow during training."""
+"""Mixtures: shares, tags, limits and samples of the sources of data.train.
+
+Also batch sizes that grow during training.
+"""
 
 import math
 import re
@@ -61,7 +64,7 @@ class Mixtures:
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a wrong value, and for schedules that count epochs while their length changes."""
+        """Raise UserError for a wrong value, and for schedules in epochs of changing length."""
         phases, _, limits, samples = (
             parse_shares(config),
             parse_tags(config),
@@ -89,7 +92,7 @@ class Mixtures:
             )
 
     def check_change(self, stored: Config, given: Config, step: int) -> None:
-        """Raises UserError for other shares or batch sizes in updates up to `step`."""
+        """Raise UserError for other shares or batch sizes in updates up to `step`."""
         old, new = ({k: n for k, n in parse_batch_tokens(c).items() if k < step} for c in (stored, given))
         if old != new:
             raise UserError(
@@ -105,8 +108,11 @@ class Mixtures:
 
 
 class Phase(NamedTuple):
-    """start: the first update (from 0) with these weights. weights: by name of the source; sources without one are left out.
-    None = by size.
+    """A phase of training.
+
+    Args:
+        start: first update (from 0) with these weights.
+        weights: weights by source name; sources without one are left out. None = by size.
     """
 
     start: int
@@ -114,13 +120,15 @@ class Phase(NamedTuple):
 
     @property
     def shares(self) -> tuple:
-        """The start and the proportions of the weights; other differences have no effect."""
+        """Return the start and the proportions of the weights; other differences have no effect."""
         return self.start, self.weights and {name: w / sum(self.weights.values()) for name, w in self.weights.items()}
 
 
 def parse_shares(config: Config) -> list[Phase]:
-    """The phases of mixtures.shares, the first from update 0. Raises UserError for unknown names, weights that are not positive
-    numbers, and updates that are not ascending.
+    """Return the phases of mixtures.shares, the first from update 0.
+
+    Raises UserError for unknown names, weights that are not positive numbers, and updates that are
+    not ascending.
     """
     text = config.group("mixtures").shares
     if not text.strip():
@@ -144,8 +152,9 @@ def parse_shares(config: Config) -> list[Phase]:
 
 
 def parse_batch_tokens(config: Config) -> dict[int, int]:
-    """mixtures.batch_tokens by the first update (from 0) that has them. Raises UserError for what is no list of ascending updates
-    and sizes.
+    """Return mixtures.batch_tokens by their first update (from 0).
+
+    Raises UserError unless it is a list of ascending updates and sizes.
     """
     text = config.group("mixtures").batch_tokens
     shown = f"config.mixtures.batch_tokens = {text!r}"
@@ -168,7 +177,10 @@ def parse_batch_tokens(config: Config) -> dict[int, int]:
 
 
 def parse_tags(config: Config) -> dict[str, str]:
-    """mixtures.tags by name of the source. Raises UserError for unknown names and tags with spaces."""
+    """Return mixtures.tags by source name.
+
+    Raises UserError for unknown names and tags with spaces.
+    """
     text = config.group("mixtures").tags
     shown = f"config.mixtures.tags = {text!r}"
     tags = _entries(shown, text, config)
@@ -181,12 +193,15 @@ def parse_tags(config: Config) -> dict[str, str]:
 
 
 def parse_limits(config: Config) -> dict[str, int]:
-    """mixtures.limits by name of the source. Raises UserError for unknown names and limits that are not whole numbers above 0."""
+    """Return mixtures.limits by source name.
+
+    Raises UserError for unknown names and limits that are not whole numbers above 0.
+    """
     return _numbers_of_pairs("limits", config)
 
 
 def parse_samples(config: Config) -> dict[str, int]:
-    """mixtures.samples by name of the source, as `parse_limits`."""
+    """Return mixtures.samples by source name, as `parse_limits`."""
     return _numbers_of_pairs("samples", config)
 
 

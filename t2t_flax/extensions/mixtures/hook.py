@@ -29,8 +29,9 @@ class MixturesHook(DataHook):
         return dict.fromkeys(self._tags.values(), "mixtures.tags")
 
     def _tokenizer_text(self, text):
-        """Give each source its share of the first phase, since later ones may change; a source that is not in it counts as the
-        mean of the others.
+        """Give each source its share of the first phase, since later ones may change.
+
+        A source that is not in it counts as the mean of the others.
         """
         names, (_, weights) = self._config.data.train_sources, parse_shares(self._config)[0]
         if weights is None:

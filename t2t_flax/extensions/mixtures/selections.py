@@ -1,4 +1,4 @@
-"""Some of the pairs of a source: the first ones, or a random sample."""
+"""Selections of a source's pairs: the first ones, or a random sample."""
 
 import itertools
 import zlib
@@ -13,11 +13,11 @@ from t2t_flax.filesystem import file_state
 
 _BLOCK = 1 << 16
 _counts: dict[tuple, int] = {}
-"""Pairs of sources that this process has counted, by `_state`."""
+"""Number of pairs in each source that this process has counted, by `_state`."""
 
 
 class FirstPairs(DerivedSource):
-    """The first `limit` pairs of a source, those that the source drops not counted."""
+    """First `limit` pairs of a source, not counting the ones that the source drops."""
 
     def __init__(self, source: Source, limit: int):
         super().__init__(source)
@@ -41,11 +41,12 @@ class FirstPairs(DerivedSource):
 
 
 class RandomPairs(DerivedSource):
-    """A sample of `size` pairs of a source, in its order; those that the source drops are passed on. Which ones is a function of
-    the seed, the name and the number of the source's pairs.
+    """Sample of `size` pairs of a source, in its order; pairs that the source drops are passed on.
 
-    Pair k of n is one of the sample if a pseudo-random permutation of 0 .. n-1 takes it to a number below `size`. So the source
-    is read once more where n is not known, and memory does not grow. Raises UserError for a source with fewer pairs.
+    The sample is a function of the seed, the name and the number of the source's pairs. Pair k of n
+    is in it if a pseudo-random permutation of 0 .. n-1 takes it to a number below `size`. So the
+    source is read once more where n is not known, and memory does not grow. Raises UserError for a
+    source with fewer pairs.
     """
 
     def __init__(self, source: Source, name: str, size: int, seed: int):
@@ -61,7 +62,7 @@ class RandomPairs(DerivedSource):
         return self.count
 
     def _chosen(self) -> Iterator[tuple[int, Row]]:
-        """(its index in the source, row)."""
+        """Yield (index in the source, row) of each chosen pair."""
         draws = self._draws()
         for i, row in enumerate(self.source.read()):
             drawn = isinstance(row, str) or next(draws, None)
@@ -91,7 +92,7 @@ class RandomPairs(DerivedSource):
         return sha256_of(self.source.fingerprint(), self._name, str(self._size), str(self._seed))
 
     def where(self, i):
-        """Reads on from the last call, or anew."""
+        """Read on from the last call, or anew."""
         at, indices = self._walk
         if i < at or not at:
             at, indices = 0, (index for index, _ in self._chosen())
@@ -101,7 +102,7 @@ class RandomPairs(DerivedSource):
 
 
 def _count(source: Source) -> int:
-    """The pairs of a source that it does not drop."""
+    """Return how many pairs of a source it does not drop."""
     if source.count is not None and not source.reasons:
         return source.count
     state = (source.spec, *(f"{file} {file_state(file)}" for file in source.files))

@@ -1,8 +1,9 @@
 """Mixtures: windows in which each source of the corpus has a given share.
 
-Each source is an endless stream of permutations of its pairs. A window takes from each of them as many pairs as its share says,
-so that at the end of any window the pairs of a source have been seen equally often, but for one time. Where other shares begin,
-the streams go on: first with the pairs of the window whose updates were not all trained on.
+Each source is an endless stream of permutations of its pairs. A window takes from each of them as
+many pairs as its share says, so that at the end of any window the pairs of a source have been seen
+equally often, give or take one time. When other shares begin, the streams go on: first with the
+pairs of the window whose updates were not all trained on.
 """
 
 import bisect
@@ -27,7 +28,10 @@ from t2t_flax.extensions.mixtures import parse_batch_tokens, parse_shares
 
 
 def join(parts: Sequence[Samples]) -> Samples:
-    """Return all samples, by pair and epoch ascending, so that reading their lengths goes through the store once."""
+    """Return all samples, by pair and epoch ascending.
+
+    In this order, reading their lengths goes through the store once.
+    """
     epochs = np.concatenate([part.epochs for part in parts])
     pairs = np.concatenate([part.pairs for part in parts])
     return Samples(pairs, epochs).at(np.lexsort((epochs, pairs)))
@@ -35,7 +39,10 @@ def join(parts: Sequence[Samples]) -> Samples:
 
 @dataclasses.dataclass(frozen=True)
 class PairStream:
-    """The pairs `first` .. `first + count - 1` of a store without end: in each epoch all of them, in another order."""
+    """Pairs `first` .. `first + count - 1` of a store without end.
+
+    Each epoch has all of them, in another order.
+    """
 
     first: int
     count: int
@@ -66,7 +73,10 @@ class PairStream:
 
 @dataclasses.dataclass(frozen=True)
 class SourceStream:
-    """A source from where a phase begins: the samples `left` by the phase before, then its stream from `position` on."""
+    """A source from the start of a phase.
+
+    First come the samples `left` by the phase before, then its stream from `position` on.
+    """
 
     stream: PairStream
     position: int = 0
@@ -131,7 +141,11 @@ class Mixture:
         return begin, end
 
     def after(self, windows: int, left: Samples) -> tuple[SourceStream, ...]:
-        """Return the sources from where the next phase begins, after `windows`, of which `left` was not trained on."""
+        """Return the sources from the start of the next phase, after `windows`.
+
+        Args:
+            left: the samples of these windows that were not trained on.
+        """
         sources = []
         for number, source in enumerate(self.sources):
             stream = source.stream
@@ -140,7 +154,10 @@ class Mixture:
         return tuple(sources)
 
     def describe(self) -> str:
-        """ "clean 1,000 pairs, 75.0% of an update, 1 time each in an epoch; ..."."""
+        """Describe the mixture.
+
+        "clean 1,000 pairs, 75.0% of an update, 1 time each in an epoch; ...".
+        """
         parts = []
         for name, source, rate in zip(self.names, self.sources, self.rates, strict=True):
             times = f"{float(rate * self.per_epoch / source.stream.count):.3g}"
@@ -152,8 +169,9 @@ class Mixture:
 
 
 def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mixture]] | None:
-    """Return (first update, mixture) of each phase of the config, as if it were the first; None if all pairs count equally, in
-    batches of one size.
+    """Return (first update, mixture) of each phase of the config, as if it were the first.
+
+    None if all pairs count equally, in batches of one size.
     """
     names, temperature = tuple(config.data.train_sources), config.group("mixtures").temperature or 1.0
     phases = phases_of(config)
@@ -166,7 +184,7 @@ def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mi
             "prepare it with this config."
         )
     if temperature == 1 and not any(phase.weights for phase in phases):
-        # The order of a run without phases, so that one of them may begin in a run that had none.
+        # The order of a run without phases, so that a phase may begin in a run that had none.
         names, pairs = (" and ".join(names),), [store.num_pairs]
         sources: tuple[SourceStream, ...] = (SourceStream(PairStream(0, store.num_pairs, seed)),)
     else:
@@ -181,7 +199,10 @@ def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mi
 
 
 class PhaseOfUpdates(NamedTuple):
-    """Updates from `start` on: their `weights`, see `Phase`, and `tokens`, in place of data.batch_tokens."""
+    """Updates from `start` on, with their `weights` (see `Phase`) and `tokens`.
+
+    `tokens` replaces data.batch_tokens.
+    """
 
     start: int
     weights: dict[str, float] | None
@@ -189,7 +210,10 @@ class PhaseOfUpdates(NamedTuple):
 
 
 def phases_of(config: Config) -> list[PhaseOfUpdates]:
-    """The phases of a config, each with other shares or another batch size than the one before."""
+    """Return the phases of a config.
+
+    Each has other shares or another batch size than the one before.
+    """
     shares = dict(parse_shares(config))
     sizes = {0: config.data.batch_tokens} | parse_batch_tokens(config)
     if len(config.data.train_sources) < 2:
@@ -203,7 +227,7 @@ def phases_of(config: Config) -> list[PhaseOfUpdates]:
 def _shares(
     names: Sequence[str], pairs: Sequence[int], weights: dict[str, float] | None, temperature: float
 ) -> list[Fraction]:
-    """The shares of the sources in the pairs of an update, in proportion."""
+    """Return the shares of the sources in the pairs of an update, in proportion."""
     sizes = [
         count ** (1 / temperature) if weights is None else weights.get(name, 0.0)
         for name, count in zip(names, pairs, strict=True)
@@ -212,7 +236,7 @@ def _shares(
 
 
 def _mixture(names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction]) -> Mixture:
-    """Return windows of which the reference source has a whole number in an epoch."""
+    """Return windows such that an epoch of the reference source has a whole number of them."""
     reference = max(range(len(names)), key=lambda number: (shares[number], sources[number].stream.count))
     count = sources[reference].stream.count
     windows = windows_in(float(count / shares[reference] * sum(shares)))
@@ -221,10 +245,12 @@ def _mixture(names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: 
 
 
 class Phases:
-    """The updates of mixtures, each of which begins at an update; a `Stream`. Later ones do not change those before.
+    """A `Stream` of the updates of mixtures; each mixture begins at an update.
+
+    Later mixtures do not change the updates before them.
 
     Args:
-      phases: streams by their first update, each as if it were the first one.
+        phases: streams by their first update, each as if it were the first one.
     """
 
     def __init__(self, phases: Mapping[int, UpdateStream]):
@@ -258,7 +284,7 @@ class Phases:
 
 
 def left_after(stream: UpdateStream, updates: int) -> tuple[SourceStream, ...]:
-    """Return the sources of a phase after so many of its updates."""
+    """Return the sources of a phase after this many updates."""
     mixture: Any = stream.layouter.windows
     window, block = stream.locate(updates * stream.layouter.blocks_of_update)
     layout = stream.layout(window)

@@ -1,4 +1,4 @@
-"""The text on which a tokenizer is trained, with a share of each source of data.train."""
+"""Training text of a tokenizer, with a share of each source of data.train."""
 
 import itertools
 import json
@@ -11,7 +11,7 @@ from t2t_flax.data.tokenizer_text import TokenizerText
 
 
 class Shares(NamedTuple):
-    """The share of each source of data.train in a sample: weight * pairs^power, over the sum of all."""
+    """Share of each source of data.train in a sample: weight * pairs^power, over the sum of all."""
 
     weights: tuple[float, ...]
     power: float
@@ -23,7 +23,7 @@ class Shares(NamedTuple):
 
 
 class MixedText(TokenizerText):
-    """A text of whose samples each source has its share."""
+    """A text in whose samples each source has its share."""
 
     def __init__(self, text: TokenizerText, shares: Shares):
         super().__init__(text.source, text.policies, text.report)
@@ -33,8 +33,10 @@ class MixedText(TokenizerText):
         return sha256_of(super().fingerprint(), json.dumps(self._shares))
 
     def sample(self, count):
-        """Of a source that has fewer pairs than its share, pairs are repeated. Filters see only pairs that were drawn, so that
-        a sample is smaller by those that they drop.
+        """Sample pairs; pairs of a source that has fewer than its share are repeated.
+
+        Filters see only pairs that were drawn, so that a sample is smaller by the pairs that they
+        drop.
         """
         drawn: list[Drawn[tuple[str, str]]] = []
         for candidates in self.candidates():
@@ -44,7 +46,7 @@ class MixedText(TokenizerText):
         kept = [[*self.kept(number, one.pairs)] for number, one in enumerate(drawn)]
         if not any(kept):
             raise self.nothing_left()
-        # Of each source, the pairs that the filters would keep if they saw all of it.
+        # Estimate the pairs of each source that the filters would keep if they saw all of it.
         sizes = [one.seen * len(pairs) / max(1, len(one.pairs)) for one, pairs in zip(drawn, kept, strict=True)]
         shares = self._shares.of(sizes)
         total = min(count, sum(sizes))
@@ -57,6 +59,6 @@ class MixedText(TokenizerText):
 
 
 def _repeated(pairs: Sequence[tuple[str, str]], count: int) -> list[tuple[str, str]]:
-    """`count` of the pairs, spread evenly: each equally often, or once more."""
+    """Return `count` of the pairs, spread evenly: each equally often, or once more."""
     size = len(pairs)
     return [pairs[i * size // count] for i in range(count)] if size else []

@@ -1,5 +1,7 @@
-"""Sizes by rule: the maximal update parametrization (muP, Yang et al. 2021), by which a learning rate that was found on a narrow
-model is that of a wide one, and its extension to depth (CompleteP, Dey et al. 2025).
+"""Sizes by rule: the maximal update parametrization (muP, Yang et al. 2021).
+
+With it, a learning rate that was found on a narrow model suits a wide one. Its extension to depth
+is CompleteP (Dey et al. 2025).
 """
 
 from dataclasses import dataclass
@@ -37,16 +39,18 @@ class Mup:
 
     @classmethod
     def of(cls, config: Config) -> "Mup":
-        """Returns the group of a config."""
         return config.group("mup")
 
     def head_width(self, config: Config) -> float:
-        """d_k of the base model; need not be whole, since only its ratio to d_k counts."""
+        """d_k of the base model.
+
+        It need not be whole, since only its ratio to d_k counts.
+        """
         m = config.model
         return self.base_head_width or m.d_k or self.base_width / m.num_heads
 
     def check(self, config: Config) -> None:
-        """Raises UserError for what there is no rule for."""
+        """Raise UserError for settings without a rule."""
         if not self.base_width:
             return
         m, o, set_here = config.model, config.optimizer, f"config.mup.base_width = {self.base_width}"

@@ -15,7 +15,7 @@ _RULE, _PAPER = "with the rules", "without"
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 where all changes are independent of the size, else 1."""
+    """Return exit code 0 where all changes are independent of the size, else 1."""
     parser = arguments.parser(
         "check_sizes",
         "Coordinate check: trains models of this config with other widths or depths for a few updates, with the rules of\n"
@@ -65,7 +65,7 @@ def run(argv: list[str]) -> int:
 
 
 def _sizes(flag: str, text: str, base: int) -> list[int]:
-    """The sizes of a flag. Raises UserError."""
+    """Return the sizes of a flag. Raises UserError."""
     parts = text.split(",") if text else [str(base * factor) for factor in (1, 2, 4)]
     numbers = {int(part) for part in parts if part.strip().isdecimal()} - {0}
     if len(numbers) < max(2, len(parts)):

@@ -1,5 +1,6 @@
-"""Coordinate check (Yang et al. 2021, appendix D.1): how much the first updates change activations, by the size of the
-model.
+"""Coordinate check (Yang et al. 2021, appendix D.1).
+
+It measures how much the first updates change activations, by the size of the model.
 """
 
 import dataclasses
@@ -20,19 +21,23 @@ from t2t_flax.training.train_state import init_state, make_model
 from t2t_flax.training.train_step import train_step
 
 FLAT = (-0.5, 0.2)
-"""Slopes between which a change counts as independent of the size. Initial scores and logits, products of independent vectors
-over the width, fall with its root, and so does their part of the first changes. Without a rule slopes are near 0.5 or 1.
+"""Slopes between which a change counts as independent of the size.
+
+Initial scores and logits, products of independent vectors over the width, fall with its root, and
+so does their part of the first changes. Without a rule slopes are near 0.5 or 1.
 """
 KINDS = ("embeddings", "scores", "attention", "feed-forward", "layers", "logits")
 _VOCAB, _ROWS, _LENGTH = 128, 8, 16
 
 Changes = dict[str, list[float]]
-"""Of each kind of activations: the RMS of the change since the beginning after each update."""
+"""For each kind of activations, the RMS change since the beginning after each update."""
 
 
 def at_width(config: Config, width: int) -> Config:
-    """The config with another d_model, and d_ff and the heads in proportion: more of them where model.d_k or d_v is set, else
-    wider ones. Raises UserError where these are not whole.
+    """Return the config with another d_model, and d_ff and the heads in proportion.
+
+    There are more heads where model.d_k or d_v is set, else wider ones. Raises UserError if these
+    sizes are not whole.
     """
     m = config.model
     keys = ["d_ff", *(["num_heads", "num_kv_heads"] if m.d_k or m.d_v else [])]
@@ -46,15 +51,17 @@ def at_width(config: Config, width: int) -> Config:
 
 
 def at_depth(config: Config, layers: int) -> Config:
-    """The config with another number of layers in each stack that it has."""
+    """Return the config with another number of layers in each stack that it has."""
     stacks = ("model.num_encoder_layers", "model.num_decoder_layers")
     return config.with_values({name: layers for name in stacks if config.value(name)})
 
 
 @dataclasses.dataclass(frozen=True)
 class Check:
-    """What a coordinate check varies: the name of the size, the config of a size, and the kinds of activations whose change must
-    not depend on it.
+    """A coordinate check over one size.
+
+    Fields are the name of the size, the config of a size, and the kinds of activations whose change
+    must not depend on it.
     """
 
     size: str
@@ -67,7 +74,10 @@ DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))  # outputs of 
 
 
 def changes(config: Config, updates: int) -> Changes:
-    """Trains on one batch of random tokens, at the constant rate optimizer.peak_lr, without dropout, in float32."""
+    """Train on one batch of random tokens, without dropout, in float32.
+
+    The rate is constant, optimizer.peak_lr.
+    """
     config = config.with_values(
         {
             "optimizer.schedule": "constant",
@@ -96,7 +106,10 @@ def changes(config: Config, updates: int) -> Changes:
 
 
 def slopes(by_size: Mapping[int, Changes]) -> dict[str, float]:
-    """Of each kind: the exponent of the size with which the change after the last update grows."""
+    """Return for each kind the exponent of the size with which its change grows.
+
+    The change is measured after the last update.
+    """
     sizes = np.log(list(by_size))
     return {
         kind: float(np.polyfit(sizes, np.log([found[kind][-1] for found in by_size.values()]), 1)[0]) for kind in KINDS
@@ -104,7 +117,7 @@ def slopes(by_size: Mapping[int, Changes]) -> dict[str, float]:
 
 
 def is_flat(slope: float) -> bool:
-    """Whether a change is independent of the size."""
+    """Return True if a change is independent of the size."""
     return FLAT[0] < slope < FLAT[1]
 
 
@@ -117,7 +130,10 @@ def _rows() -> dict[str, jax.Array]:
 
 
 def _activations(config: Config, model: Transformer, params, rows: dict[str, jax.Array]) -> dict[str, list[jax.Array]]:
-    """By kind, in the order in which they are computed. What the last norm of the decoder makes is seen in the logits."""
+    """Return activations by kind, in the order in which they are computed.
+
+    The output of the decoder's last norm is seen in the logits.
+    """
     found: dict[str, list[jax.Array]] = {kind: [] for kind in KINDS}
 
     def keep(call, args, kwargs, context):

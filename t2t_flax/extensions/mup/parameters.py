@@ -12,13 +12,14 @@ from t2t_flax.training.parameters import Parameters, Params, Path, Scale, path_n
 
 
 def parameters(config: Config) -> Parameters:
-    """Parameters of the model, scaled."""
+    """Return the parameters of the model, scaled."""
     return Parameters(scales=functools.partial(scales_of, config))
 
 
 def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
-    """The factors of each parameter, by the paths of a tree. Raises UserError for a parameter without rule, and where the norm
-    that must be scaled has no gain.
+    """Return the factors of each parameter, by the paths of a tree.
+
+    Raises UserError for a parameter without rule, and if the norm that must be scaled has no gain.
     """
     by_kind, found = rules(config), {}
     paths = [path_names(path) for path, _ in jax.tree.leaves_with_path(tree)]
@@ -40,7 +41,7 @@ def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
 
 
 def explain(config: Config) -> list[str]:
-    """A section of `explain`: rates and initial values of the kinds of parameters."""
+    """Return a section of `explain`: rates and initial values of the kinds of parameters."""
     m, keys = config.model, Mup.of(config)
     scale, head_width = keys.base_width / m.d_model, keys.head_width(config)
     lines = [
@@ -60,8 +61,10 @@ def explain(config: Config) -> list[str]:
 
 
 def _kinds(config: Config) -> list[tuple[str, str, float, float]]:
-    """(name, kind of `rule`, initial standard deviation without muP, the base model's) of what `explain` shows; of the norm its
-    gain.
+    """Return the rows that `explain` shows.
+
+    A row is (name, kind of `rule`, initial standard deviation without muP, the base model's); for
+    the norm it has its gain instead.
     """
     m, scale = config.model, Mup.of(config).base_width / config.model.d_model
     (d_k, d_v), halved = m.head_widths, 0.5 if m.kernel_init == "xavier_qkv_rsqrt2" else 1.0

@@ -12,7 +12,10 @@ _STYLE = {"svg.hashsalt": "mup", "axes.spines.top": False, "axes.spines.right": 
 
 
 def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int, size: str) -> None:
-    """A panel with and one without the rules: the change of each kind of activations by size."""
+    """Plot the change of each kind of activations by size.
+
+    One panel is with and one without the rules.
+    """
 
     def draw(panel, by_size: Mapping[int, Changes]) -> None:
         for kind in KINDS:
@@ -30,7 +33,10 @@ def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLik
 def draw_losses(
     found: Mapping[str, Mapping[int, Mapping[float, list[float]]]], path: epath.PathLike, size: str
 ) -> None:
-    """A panel with and one without the rules: the validation losses of all seeds by learning rate, their means as lines."""
+    """Plot the validation losses of all seeds by learning rate, their means as lines.
+
+    One panel is with and one without the rules.
+    """
 
     def draw(panel, by_size: Mapping[int, Mapping[float, list[float]]]) -> None:
         for n, losses in by_size.items():

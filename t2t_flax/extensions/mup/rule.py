@@ -1,11 +1,13 @@
-"""The rules of muP (Yang et al. 2021, Tensor Programs V, table 8, Adam) for the parameters of the Transformer, written as factors
-of initial values, gradients and rates alone: the model computes the paper's function, so decoding and exports know nothing of
-them.
+"""Rules of muP for the Transformer (Yang et al. 2021, Tensor Programs V, table 8, Adam).
 
-A multiplier s of a parameter w is moved into it: s w is w' with s times the initial value and s times Adam's update. So 1 / d_k
-in place of 1 / sqrt(d_k) is a factor of the queries, and 1 / width of the logits one of the gain of the norm before the softmax:
-a tied table is an input as well, and cannot have it. Likewise 1 / depth of a residual branch (CompleteP, Dey et al. 2025, table
-1, alpha = 1) is a factor of the last matrix of the branch.
+They are factors of initial values, gradients and rates alone: the model computes the paper's
+function, so decoding and exports know nothing of them.
+
+A multiplier s of a parameter w is moved into it: s w is w' with s times the initial value and s
+times Adam's update. So 1 / d_k in place of 1 / sqrt(d_k) is a factor of the queries. 1 / width of
+the logits is a factor of the gain of the norm before the softmax: a tied table is an input as well,
+and cannot have it. Likewise 1 / depth of a residual branch (CompleteP, Dey et al. 2025, table 1,
+alpha = 1) is a factor of the last matrix of the branch.
 """
 
 import math
@@ -15,12 +17,16 @@ from t2t_flax.extensions.mup import Mup
 from t2t_flax.training.parameters import Path, Scale
 
 BRANCH_OUTPUTS = ("out", "Einsum_1", "down")
-"""Modules of the last product of a residual branch: of attention and of feed-forward layers, dense and gated."""
+"""Modules of the last product of a residual branch.
+
+They are attention's and the dense and gated feed-forward layers'.
+"""
 
 
 def rules(config: Config) -> dict[str, Scale]:
-    """The factors of each kind of parameters, see `kind_of`; all are 1 at the base width. By the factor of the gradient Adam sees
-    one as large as the base model's beside its epsilon.
+    """Return the factors of each kind of parameters, see `kind_of`; all are 1 at the base width.
+
+    The gradient factor makes gradients as large relative to Adam's epsilon as in the base model.
     """
     m, keys = config.model, Mup.of(config)
     width = m.d_model / keys.base_width
@@ -46,8 +52,10 @@ def rules(config: Config) -> dict[str, Scale]:
 
 
 def depth_scale(path: Path, config: Config) -> Scale:
-    """The factors of a parameter by the depth of its stack, on top of those of its kind; all are 1 with as many layers as in the
-    base model.
+    """Return the factors of a parameter by the depth of its stack.
+
+    They apply on top of the factors of its kind; all are 1 with as many layers as in the base
+    model.
     """
     stack, _, layer = path[0].rpartition("_")
     if not (base := Mup.of(config).base_layers) or not layer.isdecimal():
@@ -59,8 +67,9 @@ def depth_scale(path: Path, config: Config) -> Scale:
 
 
 def kind_of(path: Path, config: Config) -> str | None:
-    """The kind of the parameter at a path such as ("encoder_0", "self_attention", "query", "kernel"); None where there is no
-    rule.
+    """Return the kind of a parameter; None if there is no rule.
+
+    Its path is such as ("encoder_0", "self_attention", "query", "kernel").
     """
     top, name = path[0], path[-1]
     if name == "table" and top == "output_embedding":
@@ -79,7 +88,7 @@ def kind_of(path: Path, config: Config) -> str | None:
 
 
 def last_norm(config: Config) -> Path:
-    """The path of the norm whose output the softmax reads."""
+    """Return the path of the norm whose output the softmax reads."""
     m = config.model
     if m.final_norm == "both" or (m.final_norm == "auto" and m.norm_placement == "pre"):
         return ("decoder_norm",)

@@ -1,4 +1,4 @@
-"""Optimizers that are not the paper's; rows of `registry.OPTIMIZERS`."""
+"""Alternative optimizers; rows of `registry.OPTIMIZERS`."""
 
 from typing import Any
 
@@ -14,30 +14,39 @@ from t2t_flax.training.parameters import path_names
 
 
 def adafactor(config: Config) -> optax.GradientTransformation:
-    """Adafactor (Shazeer and Stern 2018) without momentum. Its second moments are factored where two axes of a parameter
-    have 128 or more elements. Updates are clipped to an RMS of 1 and scaled by the parameter's RMS, so that learning
-    rates are relative: peaks near 1e-2 are usual.
+    """Adafactor (Shazeer and Stern 2018) without momentum.
+
+    Its second moments are factored where two axes of a parameter have 128 or more elements. Updates
+    are clipped to an RMS of 1 and scaled by the parameter's RMS, so that learning rates are
+    relative: peaks near 1e-2 are usual.
     """
     return optax.chain(optax.scale_by_factored_rms(), optax.clip_by_block_rms(1.0), optax.scale_by_param_block_rms())
 
 
 def lion(config: Config) -> optax.GradientTransformation:
-    """Lion (Chen et al. 2023): the sign of a momentum. Rates are 3 to 10 times lower than Adam's."""
+    """Lion (Chen et al.
+
+    2023): the sign of a momentum. Rates are 3 to 10 times lower than Adam's.
+    """
     return optax.scale_by_lion(b1=config.optimizer.b1, b2=config.optimizer.b2)
 
 
 def nadamw(config: Config) -> optax.GradientTransformation:
-    """Adam with Nesterov momentum (Dozat 2016), as in optax: b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t) in place of
-    m / (1 - b1^t). With weight_decay it is NAdamW.
+    """Adam with Nesterov momentum (Dozat 2016), as in optax.
+
+    It is b1 m / (1 - b1^(t + 1)) + (1 - b1) g / (1 - b1^t) in place of m / (1 - b1^t). With
+    weight_decay it is NAdamW.
     """
     o = config.optimizer
     return optax.scale_by_adam(b1=o.b1, b2=o.b2, eps=o.eps, nesterov=True)
 
 
 def muon(config: Config) -> optax.GradientTransformation:
-    """Muon (Jordan et al. 2024): orthogonalized momentum for the kernels; Adam, with Nesterov momentum as optax has it,
-    for embeddings, norms and biases. Updates of kernels are scaled to Adam's usual RMS of 0.2 (Liu et al. 2025), so that
-    one learning rate fits both.
+    """Muon (Jordan et al. 2024): orthogonalized momentum for the kernels.
+
+    Adam, with Nesterov momentum as in optax, trains embeddings, norms and biases. Updates of
+    kernels are scaled to Adam's usual RMS of 0.2 (Liu et al. 2025), so that one learning rate fits
+    both.
     """
     o = config.optimizer
     return optax.contrib.muon(
@@ -52,8 +61,10 @@ def muon(config: Config) -> optax.GradientTransformation:
 
 
 def muon_axes(params: Any) -> Any:
-    """The input and output axes by which Muon reads each kernel as a matrix; None for what Adam trains. Raises ValueError
-    for a kernel of unknown axes, UserError where no kernel is trained.
+    """Return the input and output axes with which Muon reads each kernel as a matrix.
+
+    None for parameters that Adam trains. Raises ValueError for a kernel of unknown axes, UserError
+    if no kernel is trained.
     """
 
     def axes(path, leaf):

@@ -10,12 +10,15 @@ from t2t_flax.training.optimizer import Schedule, warm_up
 
 
 def cosine(config: Config) -> Schedule:
-    """Half a cosine from peak_lr after the warm-up to min_lr at t = decay_steps (Loshchilov and Hutter 2017)."""
+    """Half a cosine from peak_lr after the warm-up to min_lr at t = decay_steps.
+
+    See Loshchilov and Hutter 2017.
+    """
     return _decay(config, optax.cosine_decay_schedule(1.0, 1), config.optimizer.warmup_steps)
 
 
 def linear(config: Config) -> Schedule:
-    """A line from peak_lr after the warm-up to min_lr at t = decay_steps."""
+    """Linear decay from peak_lr after the warm-up to min_lr at t = decay_steps."""
     return _decay(config, optax.linear_schedule(1.0, 0.0, 1), config.optimizer.warmup_steps)
 
 
@@ -26,7 +29,11 @@ def wsd(config: Config) -> Schedule:
 
 
 def _decay(config: Config, shape: optax.Schedule, first: int | jax.Array) -> Schedule:
-    """After the warm-up: peak_lr up to t = first, then along `shape` (1 at 0, 0 from 1 on) to min_lr at t = decay_steps."""
+    """Return a schedule that decays from peak_lr after t = first.
+
+    Between the warm-up and t = first it is peak_lr; then it follows `shape` (1 at 0, 0 from 1 on)
+    to min_lr at t = decay_steps.
+    """
     o, keys = config.optimizer, Optimizers.of(config)
 
     def rate(t):

@@ -13,12 +13,14 @@ from t2t_flax.errors import UserError
 from t2t_flax.extensions.shared.sentences import Sentences, sentences_of
 
 _LINES = "constraints.lines"
-"""Key with which lines hold more than their text."""
+"""Key for lines that hold more than their text."""
 
 
 def check_splits(config: Config) -> None:
-    """Raises UserError for a task other than translation, for samples, which depend on the number of their line, and for lines
-    that hold more than a text.
+    """Raise UserError for settings under which lines cannot be split.
+
+    These are a task other than translation, samples, which depend on the number of their line, and
+    lines that hold more than a text.
     """
     if config.data.task != "translation":
         raise UserError(f"--split-sentences is for data.task = translation, not {config.data.task}.")
@@ -33,8 +35,9 @@ def check_splits(config: Config) -> None:
 
 
 class SentenceModel:
-    """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs. Raises UserError as
-    `check_splits`.
+    """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs.
+
+    Raises UserError as `check_splits`.
     """
 
     def __init__(self, model: Any):
@@ -50,7 +53,11 @@ class SentenceModel:
             self._model.check_line(sentence, number)
 
     def translate(self, lines: Sequence[str], *, prefixes=None, progress=None, **options: Any) -> list[Translation]:
-        """As `Decoder.translate`; a Translation is made of those of a line's sentences. A prefix begins the first of them."""
+        """Translate as `Decoder.translate`, sentence by sentence.
+
+        A Translation joins the translations of a line's sentences. A prefix begins the first of
+        them.
+        """
         paragraphs = [sentences_of(self._model, line) for line in lines]
         starts = list(itertools.accumulate((len(each.sentences) for each in paragraphs), initial=0))
         texts = [sentence for each in paragraphs for sentence in each.sentences]
@@ -83,8 +90,9 @@ class SplitSentences(Change):
 
 
 def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Translation:
-    """The translation of a paragraph: its i-th hypothesis is made of the i-th of each sentence. log_prob: their sum; score: the
-    mean of their scores.
+    """Return the translation of a paragraph: its i-th hypothesis joins the i-th of each sentence.
+
+    log_prob is their sum, score the mean of their scores.
     """
     hypotheses = []
     for parts in zip(*(translation.hypotheses for translation in translations), strict=True):

@@ -21,7 +21,7 @@ EXACT_MATCH = "all brackets match; tags and punctuation are not compared"
 
 
 def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
-    """int64 [7]: the `COUNTS` of one sentence, from two trees over the same words.
+    """Return int64 [7]: the `COUNTS` of one sentence, from two trees over the same words.
 
     skipped_by_evalb: 1 if EVALB would skip the sentence, because the tags of the two trees delete
     different words. Raises ValueError if the words differ.
@@ -39,7 +39,10 @@ def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
 
 
 def brackets(tree: Node, counted: Sequence[bool]) -> Counter[tuple[str, int, int]]:
-    """(label, first word, last word + 1) of every constituent, in positions among the counted words."""
+    """Count (label, first word, last word + 1) of every constituent.
+
+    Positions are among the counted words.
+    """
     before = np.concatenate([[0], np.cumsum(counted)]).tolist()
     out: Counter[tuple[str, int, int]] = Counter()
 
@@ -58,6 +61,6 @@ def brackets(tree: Node, counted: Sequence[bool]) -> Counter[tuple[str, int, int
 
 
 def f1(sums: np.ndarray) -> float:
-    """F1 in percent from `COUNTS` summed over sentences."""
+    """Return F1 in percent from `COUNTS` summed over sentences."""
     matched, gold, predicted = (float(n) for n in sums[:3])
     return 200.0 * matched / (gold + predicted) if gold + predicted else 100.0

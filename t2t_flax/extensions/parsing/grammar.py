@@ -1,4 +1,7 @@
-"""A rule on tokens under which every output is a tree over the words of its sentence, as `trees.from_linear` reads it."""
+"""Token rule under which every output is a tree over the words of its sentence.
+
+`trees.from_linear` reads such a tree.
+"""
 
 import dataclasses
 from collections.abc import Sequence
@@ -16,18 +19,22 @@ from t2t_flax.extensions.parsing.trees import is_bracket
 from t2t_flax.extensions.shared.token_rules import RuledStep, forbid
 
 DEPTH = 64
-"""Most constituents around a word."""
+"""Maximum constituents around a word."""
 NEVER, END, TAG, OPEN, CLOSE = range(5)
 
 
 @dataclasses.dataclass(frozen=True)
 class Grammar:
-    """A `TokenRule`. kinds: one byte for each token. labels: of brackets, one number for both of a pair; of tags, the number of
-    their word modulo `count`.
-    `Sentences.more["words"]` is the number of words of each sentence.
+    """A `TokenRule`.
 
-    Constituents are closed by their own label and not empty, each word gets one tag, and EOS comes at the end of a tree. What
-    would leave no room for the rest is not written.
+    `Sentences.more["words"]` is the number of words of each sentence. Constituents are closed by
+    their own label and not empty, each word gets one tag, and EOS comes at the end of a tree. A
+    token that would leave no room for the rest is not written.
+
+    Args:
+        kinds: one byte for each token.
+        labels: one number for both brackets of a pair; for tags, the number of their word modulo
+            `count`.
     """
 
     kinds: bytes
@@ -35,7 +42,7 @@ class Grammar:
     count: int = 1
 
     def start(self, sentences: Sentences, width: int, length: int) -> dict[str, dict]:
-        """No open constituent and no word."""
+        """Return the state without open constituents and words."""
         shape = (len(sentences.caps_B), width)
         zero, filled = jnp.zeros(shape, jnp.int32), jnp.ones(shape, bool)
         return {
@@ -43,7 +50,7 @@ class Grammar:
         }
 
     def apply(self, sentences: Sentences, state, tokens_BxK, position, logits_BxKxV):
-        """Writes the latest token into the state; forbids those that lead to no tree."""
+        """Write the latest token into the state; forbid tokens that lead to no tree."""
         V = logits_BxKxV.shape[-1]
         kinds_V = jnp.asarray(np.frombuffer(self.kinds.ljust(V, bytes([NEVER])), np.uint8))
         labels_V = jnp.asarray(np.array([*self.labels, *[0] * (V - len(self.labels))], np.int32))
@@ -76,12 +83,15 @@ class Grammar:
 
 
 def step(inner: Any, config: Config, tokenizers: TokenizerPair) -> RuledStep:
-    """The step under the grammar; see `registry.STEPS`."""
+    """Return the step under the grammar; see `registry.STEPS`."""
     return RuledStep(inner, token_rule(config, tokenizers))
 
 
 def token_rule(config: Config, tokenizers: TokenizerPair) -> Grammar:
-    """The rule for the symbols that a run's targets have. A bracket without the other one of its label is never written."""
+    """Return the rule for the symbols that a run's targets have.
+
+    A bracket whose label lacks the other bracket is never written.
+    """
     symbols = tokenizers.target.pieces(range(tokenizers.target.vocab_size))
     labels = sorted({s[1:] for s in symbols if s[0] == "(" and len(s) > 1} & {s[1:] for s in symbols if s[0] == ")"})
     count = tokenizers.target.count if isinstance(tokenizers.target, NumberedSymbols) else 0
@@ -101,5 +111,5 @@ def token_rule(config: Config, tokenizers: TokenizerPair) -> Grammar:
 def prepare(
     config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
 ) -> tuple[Sequence[str], dict[str, np.ndarray]]:
-    """The lines, and the number of words of each."""
+    """Return the lines, and the number of words of each."""
     return lines, {"words": np.array([len(line.split()) for line in lines], np.int32)}

@@ -1,5 +1,6 @@
-"""Tokenizers that number the words of both sides, so that the model need not count: a token after each source word, and a part
-of each tag (`parsing.word_numbers`).
+"""Tokenizers that number the words of both sides, so that the model need not count.
+
+The number is a token after each source word, and a part of each tag (`parsing.word_numbers`).
 """
 
 import base64
@@ -20,12 +21,12 @@ def _numbers(count: int) -> list[str]:
 
 
 def without_number(symbol: str) -> str:
-    """`NN` of `NN#3`; brackets have none."""
+    """Return `NN` for `NN#3`; brackets have no number."""
     return symbol if is_bracket(symbol) else symbol.rpartition("#")[0]
 
 
 class NumberedWords(Tokenizer):
-    """The pieces of each word by a SentencePiece model, then the word's number modulo `count`."""
+    """Pieces of each word by a SentencePiece model, then the word's number modulo `count`."""
 
     KIND = "SentencePiece model with numbers of words"
 
@@ -40,7 +41,10 @@ class NumberedWords(Tokenizer):
 
     @staticmethod
     def of(sentences: Iterable[str], data: Data, count: int, symbols: Sequence[str] = ()) -> "NumberedWords":
-        """Trains the model on sentences, with control symbols. Raises UserError as `SentencePieceTokenizer.train`."""
+        """Train the model on sentences, with control symbols.
+
+        Raises UserError as `SentencePieceTokenizer.train`.
+        """
         words = SentencePieceTokenizer.train(sentences, data, [*_numbers(count), *symbols])
         model = base64.b64encode(words.data).decode()
         return NumberedWords(json.dumps({"kind": NumberedWords.KIND, "count": count, "model": model}).encode())
@@ -61,7 +65,7 @@ class NumberedWords(Tokenizer):
 
 
 class NumberedSymbols(ListTokenizer):
-    """Symbols of linearized trees, of which the k-th tag has the number k modulo `count`: `NN#3`."""
+    """Symbols of linearized trees; the k-th tag has the number k modulo `count`: `NN#3`."""
 
     KIND, PIECES = "symbols of trees with numbers of words", "symbols"
 
@@ -71,7 +75,7 @@ class NumberedSymbols(ListTokenizer):
 
     @staticmethod
     def of(texts: Iterable[str], count: int) -> "NumberedSymbols":
-        """The tokenizer of all symbols of the texts: each tag with all numbers."""
+        """Build the tokenizer of all symbols of the texts: each tag with all numbers."""
         symbols = SymbolTokenizer.of(texts).content[SymbolTokenizer.PIECES]
         pieces = [s if is_bracket(s) else f"{s}#{k}" for s in symbols for k in range(1 if is_bracket(s) else count)]
         return NumberedSymbols(NumberedSymbols.write(pieces, count=str(count)))

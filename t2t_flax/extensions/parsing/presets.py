@@ -1,4 +1,4 @@
-"""The paper's constituency parser (6.3) as a preset."""
+"""Preset of the paper's constituency parser (6.3)."""
 
 from t2t_flax.config.presets import Preset
 

@@ -46,7 +46,10 @@ class TreeSource(Source):
 
 
 def open_trees(spec: str, *, root: str, key: str) -> TreeSource:
-    """The corpus of the bracket files named by `spec`, relative to `root`. Raises UserError for a missing file."""
+    """Open the corpus of the bracket files named by `spec`, relative to `root`.
+
+    Raises UserError for a missing file.
+    """
     context = Context(root, ("", ""), f"{key} = {spec!r}")
     names = filter(None, (part.strip() for part in spec.split(",")))
     try:

@@ -28,7 +28,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 WORDS = (1, 11, 21, 31, 46, 10**6)
-"""Bounds, in words, of the length groups for which records give F1."""
+"""Bounds, in words, of the length groups whose F1 records give."""
 
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts
@@ -55,7 +55,7 @@ def _percent(part: int, whole: int) -> dict[str, float]:
 
 
 def labelled_f1(predictions: Predictions, config: Config) -> SentenceStatistics:
-    """F1 over the whole set, and over the sentences of each length."""
+    """Return F1 over the whole set, and over the sentences of each length."""
     counts = _counts(predictions)
     words = np.array([len(leaves(_tree(line))) for line in predictions.references[0]])
     by_words = []
@@ -66,7 +66,7 @@ def labelled_f1(predictions: Predictions, config: Config) -> SentenceStatistics:
 
 
 def share(part: str, whole: str) -> Callable[[Predictions, Config], dict[str, Any]]:
-    """A metric: one of `COUNTS` as a percentage of another."""
+    """Return a metric: one of `COUNTS` as a percentage of another."""
 
     def metric(predictions: Predictions, config: Config) -> dict[str, Any]:
         sums = _sums(predictions)
@@ -76,7 +76,7 @@ def share(part: str, whole: str) -> Callable[[Predictions, Config], dict[str, An
 
 
 def evalb_f1(predictions: Predictions, config: Config) -> dict[str, Any]:
-    """F1 over the sentences that EVALB does not skip."""
+    """Return F1 over the sentences that EVALB does not skip."""
     counts = _counts(predictions)
     scored = counts[counts[:, COUNTS.index("skipped_by_evalb")] == 0]
     return {
@@ -92,7 +92,7 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
 
 
 def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
-    """The share of raw outputs that are valid trees with one tag per word, without repair."""
+    """Return the share of raw, unrepaired outputs that are valid trees with one tag per word."""
     pairs = zip(predictions.outputs, predictions.sources, strict=True)
     count = sum(from_linear(output, source.split())[1] for output, source in pairs)
     return _percent(count, len(predictions.outputs))
@@ -110,7 +110,7 @@ METRICS = [
 
 
 class Parsing(Task):
-    """Sources are words, targets linearized trees; users see bracketed trees."""
+    """Words to linearized trees; users see bracketed trees."""
 
     metrics = METRICS
     supports_prefixes = False

@@ -1,4 +1,4 @@
-"""Constituency trees: reading and writing of Penn Treebank bracket files, and linearization for the model."""
+"""Constituency trees: Penn Treebank bracket files, and linearization for the model."""
 
 import dataclasses
 import re
@@ -11,7 +11,7 @@ ROOTS = ("", "TOP", "ROOT", "S1")
 ROOT = "TOP"
 UNKNOWN_TAG = "XX"
 MAX_DEPTH = 200
-"""Maximum nesting: far above that of real sentences, below Python's recursion limit."""
+"""Maximum nesting: far above real sentences, below Python's recursion limit."""
 _TOKEN = re.compile(r"[()]|[^()\s]+")
 
 
@@ -32,11 +32,13 @@ class Node:
 
 
 def read_trees(lines: Iterable[str], name: str) -> Iterator[tuple[int, Node]]:
-    """Yields (first line, tree) for each tree of a bracket file: one per line, or over several lines as in .mrg.
+    r"""Yield (first line, tree) for each tree of a bracket file.
 
-    Traces (-NONE-) and constituents that are empty without them are removed, as are function tags and indices (NP-SBJ-1
-    becomes NP). The root is always TOP. The Penn Treebank's \\/ and \\* become / and *. Raises UserError, with file and
-    line, for unbalanced brackets, an empty constituent or label, a tree without words, or text outside of trees.
+    A tree is on one line, or on several as in .mrg. Traces (-NONE-) and constituents that are empty
+    without them are removed, as are function tags and indices (NP-SBJ-1 becomes NP). The root is
+    always TOP. The Penn Treebank's \/ and \* become / and *. Raises UserError, with file and line,
+    for unbalanced brackets, an empty constituent or label, a tree without words, or text outside of
+    trees.
     """
     stack: list[tuple[int, list]] = []  # (line of the opening bracket, contents so far)
     for number, line in enumerate(lines, 1):
@@ -86,7 +88,7 @@ def _remove_traces(tree: Node | Leaf) -> Node | Leaf | None:
 
 
 def _label(text: str) -> str:
-    """The label without function tags and indices."""
+    """Return the label without function tags and indices."""
     return text if text.startswith("-") else re.split(r"[-=|]", text)[0]
 
 
@@ -97,29 +99,32 @@ def _add_root(tree: Node | Leaf | None) -> Node | None:
 
 
 def leaves(tree: Node | Leaf) -> list[Leaf]:
-    """The words with their tags, left to right."""
+    """Return the words with their tags, left to right."""
     return [tree] if isinstance(tree, Leaf) else [leaf for child in tree.children for leaf in leaves(child)]
 
 
 def unescaped(text: str) -> str:
-    """Removes the backslashes that the Penn Treebank puts before / and *."""
+    """Remove the backslashes that the Penn Treebank puts before / and *."""
     return text.replace("\\/", "/").replace("\\*", "*")
 
 
 def escaped(text: str) -> str:
-    """Replaces round brackets with -LRB- and -RRB-, as treebanks do."""
+    """Replace round brackets with -LRB- and -RRB-, as treebanks do."""
     return text.replace("(", "-LRB-").replace(")", "-RRB-")
 
 
 def bracketed(tree: Node | Leaf) -> str:
-    """The tree on one line, `(TOP (S (NP (DT The) ...`; the inverse of `read_trees`."""
+    """Return the tree on one line, `(TOP (S (NP (DT The) ...`; the inverse of `read_trees`."""
     if isinstance(tree, Leaf):
         return f"({tree.tag} {escaped(tree.word)})"
     return f"({tree.label} {' '.join(map(bracketed, tree.children))})"
 
 
 def linear(tree: Node) -> str:
-    """`(S (NP DT NN )NP (VP VBD )VP . )S`: the tree without its words and TOP (Vinyals et al. 2015)."""
+    """Return the tree without its words and TOP: `(S (NP DT NN )NP (VP VBD )VP . )S`.
+
+    See Vinyals et al. 2015.
+    """
 
     def symbols(tree: Node | Leaf) -> Iterator[str]:
         if isinstance(tree, Leaf):
@@ -134,11 +139,12 @@ def linear(tree: Node) -> str:
 
 
 def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
-    """(tree of a linearized form over these words, whether the form was well-formed).
+    """Return (tree of a linearized form over these words, whether the form was well-formed).
 
-    A malformed one is repaired. A bracket that closes an outer constituent closes those inside it too; a closing bracket
-    without an opening one is ignored; open brackets are closed at the end. Surplus tags are ignored; words without a tag
-    get XX in the last open constituent. Constituents that are empty or nested too deep are removed.
+    A malformed one is repaired. A bracket that closes an outer constituent closes the ones inside
+    it too; a closing bracket without an opening one is ignored; open brackets are closed at the
+    end. Surplus tags are ignored; words without a tag get XX in the last open constituent.
+    Constituents that are empty or nested too deep are removed.
     """
     stack: list[tuple[str, list]] = [(ROOT, [])]
     used, well_formed = 0, True

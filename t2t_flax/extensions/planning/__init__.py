@@ -1,4 +1,4 @@
-"""Planning: how well a run uses its devices, and programs compiled for a machine that is not at hand."""
+"""Planning: device utilization of a run, and programs compiled for an absent machine."""
 
 from dataclasses import dataclass
 

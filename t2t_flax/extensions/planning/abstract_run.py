@@ -1,4 +1,4 @@
-"""The real train step, compiled ahead of time for devices that need not be there."""
+"""The real train step, compiled ahead of time for devices that need not exist here."""
 
 import dataclasses
 import math
@@ -35,7 +35,10 @@ _UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 @dataclasses.dataclass(frozen=True)
 class AbstractRun:
-    """A config on the devices of a topology: mesh, model, optimizer, and the train state as shapes with shardings."""
+    """A config on the devices of a topology.
+
+    Holds mesh, model, optimizer, and the train state as shapes with shardings.
+    """
 
     config: Config
     topology: Topology
@@ -52,9 +55,10 @@ class AbstractRun:
 
 
 def abstract_run(config: Config, topology: Topology) -> AbstractRun:
-    """Raises UserError, naming the key, where the mesh does not fit the machine or the model.
+    """Return the run of a config on a machine.
 
-    train.precision = auto becomes what it will be there: bfloat16 on TPU and GPU.
+    train.precision = auto becomes the value on that machine: bfloat16 on TPU and GPU. Raises
+    UserError, naming the key, if the mesh does not fit the machine or the model.
     """
     if config.train.precision == "auto" and topology.platform != "cpu":
         config = dataclasses.replace(config, train=dataclasses.replace(config.train, precision="bfloat16"))
@@ -68,7 +72,10 @@ def abstract_run(config: Config, topology: Topology) -> AbstractRun:
 
 
 def devices_of(topology: Topology) -> list[jax.Device]:
-    """Devices to compile for, not to run on. Raises UserError where the TPU compiler does not know the shape."""
+    """Return devices to compile for, not to run on.
+
+    Raises UserError if the TPU compiler does not know the shape.
+    """
     if topology.chip is None:
         return jax.devices("cpu")[: topology.devices]
     if topology.platform == "gpu":
@@ -91,7 +98,7 @@ def devices_of(topology: Topology) -> list[jax.Device]:
 
 
 def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
-    """One update of this shape, traced for the devices of the run."""
+    """Return one update of this shape, traced for the devices of the run."""
     batch = batch_struct(shape.array_shape, mesh_lib.named(run.mesh, mesh_lib.MICRO_ROWS))
     step = make_train_step(run.config, run.model, run.tx, run.mesh, run.shardings)
     with mesh_lib.use(run.mesh):
@@ -99,12 +106,14 @@ def trace_train_step(run: AbstractRun, shape: Shape) -> jax.stages.Traced:
 
 
 def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
-    """What the compiler says about one update of this shape. `fits`; `memory`: bytes on a device; `collectives`,
-    `gradient_exchanges`: see `DeviceLayout`; `custom_calls`: kernels that XLA calls; `traffic` on GPUs, else None: see
+    """Return the compiler's results for one update of this shape.
+
+    Keys: `fits`; `memory`: bytes on a device; `collectives`, `gradient_exchanges`: see
+    `DeviceLayout`; `custom_calls`: kernels that XLA calls; `traffic` on GPUs, else None: see
     `gpu_traffic`; `estimate` on TPUs, else None: see `tpu_estimate`.
 
-    A program that the TPU compiler refuses has only `fits`, `needed_bytes` and `available_bytes`. The GPU compiler refuses
-    nothing: there, `fits` compares the peak.
+    A program that the TPU compiler refuses has only `fits`, `needed_bytes` and `available_bytes`.
+    The GPU compiler refuses nothing: there, `fits` compares the peak.
     """
     traced, start = trace_train_step(run, shape), time.perf_counter()
     try:

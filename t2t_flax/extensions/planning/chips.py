@@ -37,8 +37,10 @@ DATA_SHEET_TFLOPS = {
 
 @dataclasses.dataclass(frozen=True)
 class GpuTarget:
-    """What XLA's GPU compiler asks about a GPU: streaming multiprocessors, float32 units in each, bytes of L2 and of
-    shared memory, and the compute capability.
+    """Properties of a GPU that XLA's GPU compiler needs.
+
+    Streaming multiprocessors, float32 units in each, bytes of L2 and of shared memory, and the
+    compute capability.
     """
 
     name: str
@@ -55,11 +57,19 @@ class GpuTarget:
 
 @dataclasses.dataclass(frozen=True)
 class Chip:
-    """Bandwidths in bytes/s of one chip: `link_bandwidth` of one link (on a GPU all of NVLink), one way;
-    `network_bandwidth` between slices or hosts. `axes`: of a TPU slice's torus. `wraps`: the size from which an axis
-    closes to a ring. `largest`: chips of the largest slice or host. `devices`: JAX devices of a chip.
-    `cores_in_name`: what the number in the vendor's name counts for each chip. `clock_ghz`: of a TPU core, where published
-    (v3, v4: Jouppi et al.) or implied by the peak and the size of the matrix units.
+    """Data sheet of a chip, with bandwidths in bytes/s.
+
+    Args:
+        link_bandwidth: one link (on a GPU all of NVLink), one way.
+        network_bandwidth: between slices or hosts.
+        axes: axes of a TPU slice's torus.
+        wraps: smallest size at which an axis closes to a ring.
+        largest: chips of the largest slice or host.
+        devices: JAX devices of a chip.
+        cores_in_name: units that the number in the vendor's name counts for each chip.
+        clock_ghz: clock of a TPU core, where published (v3, v4: Jouppi et al.) or implied by the
+            peak
+            and the size of the matrix units.
     """
 
     kind: str
@@ -84,8 +94,10 @@ class Chip:
 
     @property
     def usable_bytes(self) -> float:
-        """Memory that programs may use on a JAX device: on TPU all but 0.25 GiB (the compiler offers 15.75 of the 16
-        GiB of a v5e); on GPU the 75 % that JAX allocates unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
+        """Memory that programs may use on a JAX device.
+
+        On TPU all but 0.25 GiB (the compiler offers 15.75 of the 16 GiB of a v5e); on GPU the 75 %
+        that JAX allocates unless XLA_PYTHON_CLIENT_MEM_FRACTION says otherwise.
         """
         return 0.75 * self.hbm_bytes if self.target else self.hbm_bytes / self.devices - 0.25 * GIB
 
@@ -134,13 +146,13 @@ GPUS = {
 
 
 def data_sheet_peak(device: Any) -> float | None:
-    """bfloat16 FLOP/s of a known `jax.Device`, else None."""
+    """Return the bfloat16 FLOP/s of a known `jax.Device`, else None."""
     kinds = [k for k in DATA_SHEET_TFLOPS if device.device_kind.lower().startswith(k.lower())]
     return DATA_SHEET_TFLOPS[max(kinds, key=len)] * 1e12 if kinds else None
 
 
 def target_config(chip: Chip) -> str:
-    """The text of the `GpuTargetConfigProto` from which XLA compiles for a GPU that is not there."""
+    """Return the text of the `GpuTargetConfigProto` with which XLA compiles for an absent GPU."""
     gpu = chip.target
     assert gpu
     return f"""

@@ -1,5 +1,6 @@
-"""The collectives of an optimized XLA program: what devices exchange, how often, beside which other work,
-and over which links of their machine.
+"""Collectives of an optimized XLA program.
+
+They say what devices exchange, how often, beside which other work, and over which links.
 """
 
 import dataclasses
@@ -25,11 +26,19 @@ _CHANNEL = re.compile(r"channel_id=(\d+)")
 
 @dataclasses.dataclass(frozen=True)
 class Collective:
-    """`bytes`: of the whole array on one device each time it runs (all-gather: the gathered one). `group`: positions
-    in the mesh of the first group's devices. `across_slices`: the part of one that TPU slices exchange over the
-    data-centre network. `times`: runs in one run of the program; `known` False: in a loop of unknown trip count,
-    counted once. `overlaps`: other work is scheduled between its start and its end. `in_loop`: it runs in a loop. `sums`: it
-    sums arrays of several elements that each device has whole, and not only numbers, or parts that together are one array.
+    """A collective operation.
+
+    Args:
+        bytes: bytes of the whole array on one device each time it runs (all-gather: the gathered
+            one).
+        group: positions in the mesh of the first group's devices.
+        times: runs in one run of the program.
+        known: False in a loop of unknown trip count, which is counted once.
+        overlaps: whether other work is scheduled between its start and its end.
+        across_slices: whether it is the part that TPU slices exchange over the data-centre network.
+        in_loop: whether it runs in a loop.
+        sums: whether it sums arrays of several elements that each device has whole, and not only
+            numbers, or parts that together are one array.
     """
 
     kind: str
@@ -44,11 +53,12 @@ class Collective:
 
 
 def collectives(program: Program, devices: int) -> list[Collective]:
-    """Every collective that moves data between devices, in program order.
+    """Return every collective that moves data between devices, in program order.
 
-    GPU programs and most TPU programs have pairs of a start and a done, or single instructions. The TPU compiler also
-    writes them inside fusions, where one that runs beside products appears in each of these with the same channel;
-    and, between slices, as transfers of each device to the host and back, which name the operation.
+    GPU programs and most TPU programs have pairs of a start and a done, or single instructions. The
+    TPU compiler also writes them inside fusions, where one that runs beside products appears in
+    each of these with the same channel; and, between slices, as transfers of each device to the
+    host and back, which name the operation.
     """
     result: list[Collective] = []
     channels: dict[str, int] = {}
@@ -89,7 +99,10 @@ def collectives(program: Program, devices: int) -> list[Collective]:
 
 
 def _sums_whole_arrays(program: Program, home: Computation, collective: Instruction) -> bool:
-    """The TPU compiler gathers small arrays by a sum of their parts, each of which was written into zeros."""
+    """Return True if a collective sums whole arrays.
+
+    The TPU compiler gathers small arrays by a sum of their parts, each written into zeros.
+    """
 
     def is_part(operand: Instruction) -> bool:
         inside = program.computations.get(operand.called[0]) if operand.op == "fusion" and operand.called else None
@@ -106,7 +119,7 @@ def _kind(instruction: Instruction) -> str | None:
 
 
 def _fused(program: Program, it: Instruction) -> tuple[Computation, Instruction] | None:
-    """The collective inside a fusion, with its computation."""
+    """Return the collective inside a fusion, with its computation."""
     if it.op != "fusion" or not it.called or it.called[0] not in program.computations:
         return None
     home = program.computations[it.called[0]]
@@ -122,7 +135,7 @@ def _overlaps(visit: Visit) -> bool:
 
 
 def _work_before_answer(computation: Computation, send: Instruction) -> bool:
-    """Whether something is computed between a transfer to other slices and the arrival of its answer."""
+    """Return True if there is work between a transfer to other slices and its answer."""
     rendezvous = _RENDEZVOUS.search(send.attributes)
     if rendezvous is None:
         raise ValueError(f"{send.name} names no rendezvous")
@@ -132,7 +145,7 @@ def _work_before_answer(computation: Computation, send: Instruction) -> bool:
 
 
 def _works_until(computation: Computation, start: Instruction, end: str, operands: set[str]) -> bool:
-    """Whether something is computed after `start`, before an instruction `end` of one of these operands."""
+    """Return True if there is work between `start` and an `end` of one of these operands."""
     for later in computation.after(start):
         if later.op.endswith(end) and operands & set(later.operands):
             return False
@@ -142,7 +155,10 @@ def _works_until(computation: Computation, start: Instruction, end: str, operand
 
 
 def first_group(attributes: str, devices: int) -> tuple[int, ...]:
-    """Positions in the mesh of the first group of `replica_groups`, in any of XLA's notations; all where it is empty."""
+    """Return positions in the mesh of the first group of `replica_groups`; all if it is empty.
+
+    It reads any of XLA's notations.
+    """
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", attributes)
     if pairs:
         return tuple(sorted({int(pairs[1]), int(pairs[2])}))
@@ -164,8 +180,10 @@ def first_group(attributes: str, devices: int) -> tuple[int, ...]:
 
 
 def _mesh_group(mesh: str, order_sizes: str | None, order: str | None, axes: str) -> tuple[int, ...]:
-    """`'a'=4,'b'=2` and `'a'`, or a part of an axis: `'a':(2)2` is the 2 after the first 2 of a. Devices are numbered
-    row by row, or as in a mesh of `order_sizes` whose axes are permuted by `order`.
+    """Parse a mesh `'a'=4,'b'=2` and axes such as `'a'`, or a part of an axis.
+
+    `'a':(2)2` is the 2 after the first 2 of a. Devices are numbered row by row, or as in a mesh of
+    `order_sizes` whose axes are permuted by `order`.
     """
     sizes = {name: int(n) for name, n in re.findall(r"'(\w+)'=(\d+)", mesh)}
     positions = np.arange(np.prod(list(sizes.values())))
@@ -186,8 +204,12 @@ def _mesh_group(mesh: str, order_sizes: str | None, order: str | None, axes: str
 
 @dataclasses.dataclass(frozen=True)
 class DeviceLayout:
-    """Where the devices of a mesh are in their machine. For each in mesh order: its slice (GPU: its host), and its chip's
-    coordinates there. `mesh`: the size of each axis.
+    """Places of a mesh's devices in their machine.
+
+    Args:
+        slices: slice (GPU: host) of each device, in mesh order.
+        coordinates: its chip's coordinates there.
+        mesh: size of each axis.
     """
 
     slices: tuple[int, ...]
@@ -208,14 +230,15 @@ class DeviceLayout:
         return cls(tuple(slices), tuple(coordinates), topology, dict(mesh.shape))
 
     def axes(self, group: tuple[int, ...]) -> str:
-        """The mesh axes along which the devices of a group differ, such as "data" or "data fsdp"."""
+        """Return the mesh axes along which the devices of a group differ, such as "data fsdp"."""
         index = np.unravel_index(group, tuple(self.mesh.values()))
         return " ".join(axis for axis, positions in zip(self.mesh, index, strict=True) if len(set(positions)) > 1)
 
     def links(self, group: tuple[int, ...]) -> tuple[int, int]:
-        """(links over which a chip of the group can send at once, hops across the group), within one slice.
+        """Return (links over which a chip of the group can send at once, hops across the group).
 
-        An axis that the group spans whole and that closes to a ring gives two links, any other axis one.
+        Both are within one slice. An axis that the group spans whole and that closes to a ring
+        gives two links, any other axis one.
         """
         if self.topology.platform == "gpu":  # a switch
             return 1, 1
@@ -234,14 +257,16 @@ class DeviceLayout:
         chip, shape = self.topology.chip, self.topology.shape
         if chip is None:
             return False
-        # Three axes close when the slice consists of cubes of 4 x 4 x 4, two when an axis is as long as the pod.
+        # Three axes close when the slice consists of cubes of 4 x 4 x 4, two when an axis is as
+        # long as the pod.
         return all(n % chip.wraps == 0 for n in shape) if chip.axes == 3 else shape[axis] == chip.wraps
 
     def summary(self, collectives: list[Collective]) -> list[dict[str, Any]]:
-        """The collectives by kind, group and overlap, as plain values; bytes are sums over all runs.
+        """Return the collectives by kind, group and overlap, as plain values.
 
-        axes: of the mesh; in_loop: runs in a loop; devices: of a group in one slice; slices: that it spans; links, hops:
-        see `links`; known: False where a loop's trip count is unknown and one turn is counted.
+        Bytes are sums over all runs. axes: mesh axes; in_loop: runs in a loop; devices: devices of
+        a group in one slice; slices: slices that it spans; links, hops: see `links`; known: False
+        if a loop's trip count is unknown and one turn is counted.
         """
         rows: dict[tuple, dict[str, Any]] = {}
         for c in collectives:
@@ -257,10 +282,11 @@ class DeviceLayout:
         return list(rows.values())
 
     def gradient_exchanges(self, collectives: list[Collective]) -> dict[str, Any]:
-        """`times`: how often an update sums gradients over devices; `in_loop`: whether one of these sums is in a loop, such as
-        that over microbatches; `bytes`: of the summed arrays, in all runs.
+        """Return how an update sums gradients over devices.
 
-        Gradients are the only arrays of more than one number that are summed along the axes that divide the batch.
+        `times`: number of sums; `in_loop`: whether one of them is in a loop, such as the loop over
+        microbatches; `bytes`: bytes of the summed arrays, in all runs. Gradients are the only
+        arrays of more than one number that are summed along the axes that divide the batch.
         """
         sums = [
             c for c in collectives if c.sums and (c.across_slices or {"data", "fsdp"} & set(self.axes(c.group).split()))

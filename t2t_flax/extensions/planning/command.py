@@ -1,6 +1,7 @@
-"""`plan`: compiles the train step for a machine that is not at hand; reports memory, collectives, traffic and the least time.
+"""`plan`: compile the train step for an absent machine.
 
-The command starts again in an environment of its own, which JAX and XLA read once.
+It reports memory, collectives, traffic and the least time. The command starts again in a separate
+environment, which JAX and XLA read once.
 """
 
 import importlib.machinery
@@ -32,7 +33,7 @@ minutes on two cores."""
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0, even if a step does not fit: that is a result, not an error."""
+    """Return exit code 0, even if a step does not fit: that is a result, not an error."""
     parser = arguments.parser("plan", _DESCRIPTION, epilog=f"{arguments.OVERRIDE_HELP}\n\n{_MACHINES}")
     arguments.add_config(parser)
     parser.add_argument(
@@ -81,8 +82,9 @@ def run_with_compilers(machines: list[Topology], command: list[str]) -> None:
 
 
 def compiler_environment(machines: list[Topology]) -> dict[str, str]:
-    """Variables of the process that compiles: JAX runs on the CPU, which the largest `cpu:N` of the machines divides into
-    devices.
+    """Return the environment variables of the process that compiles.
+
+    JAX runs on the CPU, which the largest `cpu:N` of the machines divides into devices.
     """
     return {
         COMPILES: "1",
@@ -104,7 +106,7 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
 
 
 def require_compilers(machines: list[Topology]) -> None:
-    """Raises UserError, with the command that installs it, where the compiler of a machine is missing."""
+    """Raise UserError, with the command that installs it, for a missing compiler of a machine."""
     compilers = {
         "tpu": (has_tpu_compiler, "the TPU compiler (0.7 GB, works without a TPU)", "plan"),
         "gpu": (has_gpu_compiler, "XLA's GPU compiler (2.5 GB, works without a GPU)", "plan-gpu"),
@@ -118,12 +120,12 @@ def require_compilers(machines: list[Topology]) -> None:
 
 
 def has_tpu_compiler() -> bool:
-    """Whether libtpu is installed, also where this process leaves it out, see `runs_on_cpu`."""
+    """Return True if libtpu is installed, even if this process leaves it out, see `runs_on_cpu`."""
     return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
 
 
 def has_gpu_compiler() -> bool:
-    """Whether JAX's CUDA plugin is installed, for CUDA 12 or 13."""
+    """Return True if JAX's CUDA plugin is installed, for CUDA 12 or 13."""
     if importlib.util.find_spec("jax_plugins") is None:
         return False
     return any(importlib.util.find_spec(f"jax_plugins.xla_cuda{version}") for version in (12, 13))

@@ -1,4 +1,7 @@
-"""Reads the text of an optimized XLA program for TPU, GPU or CPU: computations, loops, and what runs how often."""
+"""Parser of optimized XLA programs for TPU, GPU or CPU.
+
+It reads computations, loops, and how often each instruction runs.
+"""
 
 import collections
 import math
@@ -20,7 +23,7 @@ _BOOKKEEPING = re.compile("ConcatBitcast|AllocateBuffer|AsyncCollective|AssumeGa
 
 
 class Array(NamedTuple):
-    """One array of a shape. `sizes`: of its axes."""
+    """One array of a shape, with the sizes of its axes."""
 
     bytes: int
     sizes: tuple[int, ...] = ()
@@ -31,8 +34,13 @@ class Array(NamedTuple):
 
 
 class Instruction(NamedTuple):
-    """`operands`: names; `text`: what is between the parentheses; `attributes`: what follows; `index`: its place in the
-    schedule.
+    """An instruction of a computation.
+
+    Args:
+        operands: their names.
+        text: text between the parentheses.
+        attributes: text after them.
+        index: place in the schedule.
     """
 
     name: str
@@ -45,12 +53,12 @@ class Instruction(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        """Of the result."""
+        """Bytes of the result."""
         return sum(a.bytes for a in self.arrays)
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that it runs: of a fusion, a call, a loop, or the branches of a conditional."""
+        """Computations that it runs: of a fusion, a call, a loop, or a conditional's branches."""
         branches = _BRANCHES.search(self.attributes)
         return (*_CALLS.findall(self.attributes), *(_NAME.findall(branches[1]) if branches else ()))
 
@@ -60,24 +68,31 @@ class Computation(NamedTuple):
     root: str
 
     def operands(self, instruction: Instruction) -> list[Instruction]:
-        """The instructions whose results are its operands."""
+        """Return the instructions whose results are its operands."""
         return [self.instructions[n] for n in instruction.operands if n in self.instructions]
 
     def after(self, instruction: Instruction) -> list[Instruction]:
-        """The rest of the schedule."""
+        """Return the rest of the schedule."""
         return list(self.instructions.values())[instruction.index + 1 :]
 
 
 class Program(NamedTuple):
-    """Computations by name; `entry` is the name of the one that runs."""
+    """Computations by name.
+
+    Args:
+        entry: name of the computation that runs.
+    """
 
     computations: dict[str, Computation]
     entry: str
 
 
 class Visit(NamedTuple):
-    """An instruction that runs `times` times; `known` is False in a loop whose trip count the text does not say; `in_loop`: in
-    the body or condition of a loop.
+    """An instruction that runs `times` times.
+
+    Args:
+        known: False in a loop whose trip count the text does not say.
+        in_loop: whether it is in the body or condition of a loop.
     """
 
     computation: Computation
@@ -89,7 +104,7 @@ class Visit(NamedTuple):
 
 
 def parse(text: str) -> Program:
-    """The program of `Compiled.as_text()`, compiled for a TPU, a GPU or a CPU."""
+    """Parse the program of `Compiled.as_text()`, compiled for a TPU, a GPU or a CPU."""
     computations: dict[str, Computation] = {}
     body: dict[str, Instruction] = {}
     entry, name, root = "", None, ""
@@ -143,7 +158,10 @@ def _arrays(shape: str) -> tuple[Array, ...]:
 def visits(
     program: Program, start: str = "", times: int = 1, known=True, asynchronous=False, in_loop=False
 ) -> Iterator[Visit]:
-    """Every instruction that runs, and how often; the inside of a fusion counts as its one instruction."""
+    """Yield every instruction that runs, and how often.
+
+    The inside of a fusion counts as its one instruction.
+    """
     computation = program.computations[start or program.entry]
     for instruction in computation.instructions.values():
         yield Visit(computation, instruction, times, known, asynchronous, in_loop)
@@ -160,14 +178,17 @@ def visits(
 
 
 def _computation(part: str, loop: Instruction) -> str:
-    """The name of the body or the condition of a `while`."""
+    """Return the name of the body or the condition of a `while`."""
     found = re.search(rf"{part}=%?([\w.\-]+)", loop.attributes)
     assert found, loop.text
     return found[1]
 
 
 def trip_count(program: Program, computation: Computation, loop: Instruction) -> int | None:
-    """Of a `while`: as XLA states it, or the constant with which its condition compares a counter from 0; else None."""
+    """Return the trip count of a `while`, or None.
+
+    XLA states it, or its condition compares a counter from 0 with a constant.
+    """
     stated = _TRIPS.search(loop.attributes)
     if stated:
         return int(stated[1])

@@ -14,7 +14,10 @@ from t2t_flax.training.parts import DeviceBatch, TrainingSetup, TrainProgress
 
 
 def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """A hook that adds `mfu_*` to the lines of metrics.jsonl: utilization since the line before."""
+    """Return a hook that adds `mfu_*` to the lines of metrics.jsonl.
+
+    The value is the utilization since the line before.
+    """
     products = training_products(setup.config, setup.model.target_vocab, setup.abstract.params, setup.parameters)
     peaks = peaks_of(setup)
     hardware = useful = tokens = 0.0
@@ -39,7 +42,10 @@ def update_flops(run: TrainingSetup, batch: Batch, products: Products) -> tuple[
 
 
 def peaks_of(run: TrainingSetup) -> dict[str, float | None]:
-    """FLOP/s of all devices of a run: measured, and by data sheet; None where it has none or products are not bfloat16."""
+    """Return the FLOP/s of all devices of a run: measured, and by data sheet.
+
+    None where there is no data sheet or products are not bfloat16.
+    """
     count = run.mesh.size
     sheet = data_sheet_peak(jax.devices()[0]) if run.model.dtype == jnp.bfloat16 else None
     measured = measured_peak(run.model.dtype, precision=run.model.matmul_precision)
@@ -51,7 +57,12 @@ def peaks_of(run: TrainingSetup) -> dict[str, float | None]:
 
 
 def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str | None = None) -> float:
-    """FLOP/s of one device in a square product of this type and `jax.default_matmul_precision`; the best of three."""
+    """Return the FLOP/s of one device in a square product, the best of three.
+
+    Args:
+        dtype: type of the product.
+        precision: its `jax.default_matmul_precision`.
+    """
     size = size or (1024 if jax.default_backend() == "cpu" else 8192)
     # Processors at their power limit multiply ones faster than the numbers of a training.
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
@@ -66,7 +77,10 @@ def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str |
 
 
 def mfu(hardware_flops: float, useful_flops: float, seconds: float, peaks: dict[str, float | None]) -> dict[str, float]:
-    """`mfu_hardware_measured`, ...: FLOP/s of all tokens and of real ones, over each known peak of all devices."""
+    """Return `mfu_hardware_measured`, ...: FLOP/s over each known peak of all devices.
+
+    FLOP/s are counted for all tokens and for real ones.
+    """
     return {
         f"mfu_{name}_{kind}": flops / seconds / peak
         for kind, peak in peaks.items()

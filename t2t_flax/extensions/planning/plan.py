@@ -1,4 +1,4 @@
-"""Plan of a config on a machine, as plain values: memory, collectives, traffic and the least time.
+"""Plan of a config on a machine, as plain values: memory, collectives, traffic, least time.
 
 Runs in the environment of `command.compiler_environment`.
 """
@@ -113,7 +113,7 @@ class Roofline:
 
     @property
     def seconds(self) -> float:
-        """The longest of what runs at the same time, plus the collectives that overlap with nothing."""
+        """Longest time of concurrent work, plus the collectives that overlap with nothing."""
         alone = self.ici + self.dcn - self.overlapping
         return max(self.compute, self.memory, self.overlapping) + alone
 
@@ -161,7 +161,10 @@ def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
 
 
 def collective_seconds(topology: Topology, row: dict[str, Any]) -> tuple[float, float]:
-    """Return seconds (within the slice, between slices): bytes over the links that the group can use, and hops."""
+    """Return seconds (within the slice, between slices).
+
+    They are bytes over the links that the group can use, and hops.
+    """
     chip = topology.chip
     assert chip is not None, "CPUs have no links that are known"
     near, far = sent_bytes(row)

@@ -1,7 +1,8 @@
-"""Names of machines: TPU slices by size (`v5e-16`) or shape (`v5p:4x4x4`), GPUs (`h100-8`), simulated devices (`cpu:8`).
+"""Machine names: TPU slices, GPUs (`h100-8`), simulated devices (`cpu:8`).
 
-`2xv5e-256` is two slices, `2xh100-8` or `h100-16` two hosts. The number in v3-, v4-, v5p- and tpu7x- names counts
-TensorCores, two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape always counts chips.
+A TPU slice is named by size (`v5e-16`) or shape (`v5p:4x4x4`). `2xv5e-256` is two slices,
+`2xh100-8` or `h100-16` two hosts. The number in v3-, v4-, v5p- and tpu7x- names counts TensorCores,
+two to a chip; in v5e-, v6e- and GPU names it counts chips. A shape always counts chips.
 """
 
 import dataclasses
@@ -23,8 +24,12 @@ _SHAPES = {"v5e": _PLANE, "v6e": _PLANE, "v3": _PLANE_V3, "v4": _SOLID, "v5p": (
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """`shape`: chips along each axis of a slice, or GPUs of a host; `slices`: of them, joined by the network.
-    `platform`: tpu, gpu or cpu.
+    """A machine.
+
+    Args:
+        shape: chips along each axis of a slice, or GPUs of a host.
+        slices: number of slices or hosts, joined by the network.
+        platform: tpu, gpu or cpu.
     """
 
     name: str
@@ -44,11 +49,11 @@ class Topology:
 
     @property
     def family(self) -> str:
-        """Such as v5e or h100; cpu for simulated devices."""
+        """Family such as v5e or h100; cpu for simulated devices."""
         return next((name for name, chip in (TPUS | GPUS).items() if chip is self.chip), "cpu")
 
     def describe(self) -> str:
-        """Such as "v5p-128: 64 chips (TPU v5p, 4x4x4), 64 JAX devices"."""
+        """Return a text such as "v5p-128: 64 chips (TPU v5p, 4x4x4), 64 JAX devices"."""
         if self.platform == "cpu":
             return f"{self.name}: {self.devices} simulated devices of this machine's CPU"
         assert self.chip
@@ -61,7 +66,7 @@ class Topology:
 
 
 def parse(name: str) -> Topology:
-    """The machine of that name. Raises UserError for one that no machine has."""
+    """Return the machine of that name. Raises UserError for a name without a machine."""
     match = re.fullmatch(r"(?:(\d+)x(?=[a-z]))?([a-z]\w*?)(?:-(\d+)|:([\w]+))", name.strip().lower())
     if not match:
         raise _unknown(name)
@@ -79,7 +84,7 @@ def parse(name: str) -> Topology:
 
 
 def parse_all(names: list[str]) -> list[Topology]:
-    """The machines of all names, comma-separated or one each. Raises UserError."""
+    """Return the machines of all names, comma-separated or one each. Raises UserError."""
     return [parse(part) for name in names for part in name.split(",") if part.strip()]
 
 

@@ -14,7 +14,8 @@ FEED_FORWARD, NORM, EMBEDDINGS = "feed-forward", "norm, dropout, residual", "emb
 OTHER = "optimizer, other"
 PARTS = (LOSS, ATTENTION, PROJECTIONS, FEED_FORWARD, NORM, EMBEDDINGS, OTHER)
 
-# The first pattern that an op_name contains decides. "jvp(": differentiated, but in no module of the model.
+# The first pattern that an op_name contains decides. "jvp(": differentiated, but in no module of
+# the model.
 _PATTERNS = (
     (LOSS, re.compile(r"\blogits\b")),
     (FEED_FORWARD, re.compile(r"\bfeed_forward\b")),
@@ -30,7 +31,7 @@ _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _CONTRACTED = re.compile(r'lhs_contracting_dim(?:ension)?s"?[=:]\s*[{\[]([^}\]]*)')
 _FMHA_SCORES = re.compile(r'"intermediate_tensor_shape":.*?"dimensions":\s*\[([^\]]*)')
 
-# These start no kernel. What an async-start or a while runs is visited by itself.
+# These start no kernel. Instructions inside an async-start or a while are visited themselves.
 _NO_KERNEL = {"parameter", "constant", "tuple", "get-tuple-element", "bitcast", "add-dependency", "opt-barrier"}
 _NO_KERNEL |= {"while", "call", "conditional", "async-start", "async-update", "after-all", "partition-id", "replica-id"}
 # These read all of an operand, however little of their result is used.

@@ -1,17 +1,26 @@
-"""The WMT workload of AlgoPerf, by mlcommons/algorithmic-efficiency at 2c90454 (rules 0.6). Its files are named where a value
-is from them; those of model, data, search and targets are in algoperf/workloads/wmt.
+"""The WMT workload of AlgoPerf, by mlcommons/algorithmic-efficiency at 2c90454 (rules 0.6).
 
-Not as there:
-- Packing: it fills 128 rows of 256 tokens, sentence by sentence, in the order of a buffer of 1,024; here an update has as many
-  real tokens as 128 such rows hold, in rows that are filled better, from a shuffled pass. Its fill is an estimate: 0.86 of the
-  source and 0.91 of the target slots with the lengths of newstest2013 and newstest2014.
-- Tokenizer: it is trained on the first 10 million characters (datasets/dataset_setup.py), here on data.tokenizer_sentences.
-- Padding is <unk> there, so that an <unk> is neither seen nor predicted. Biases start at 0, there with std 1e-6.
-- References are scored as they are, there as the tokenizer writes them; pairs above 256 tokens are scored too.
-- NAdamW corrects the bias of the momentum with t + 1, as optax does; weight decay leaves out biases and norms.
-- Evaluations come after a number of updates, there of minutes (14), and the test set is scored at the end alone.
+Comments name the file of a value; values of model, data, search and targets are in
+algoperf/workloads/wmt.
 
-Published times: the fastest trial of each study (five by rules 0.5, three by 0.6); mlcommons/submissions_algorithms at 12c8e4e.
+Differences:
+- Packing: it fills 128 rows of 256 tokens, sentence by sentence, in the order of a buffer of 1,024;
+  here an update has as many real tokens as 128 such rows hold, in rows that are filled better, from
+  a shuffled pass. Its fill is an estimate: 0.86 of the source and 0.91 of the target slots with the
+  lengths of newstest2013 and newstest2014.
+- Tokenizer: it is trained on the first 10 million characters (datasets/dataset_setup.py), here on
+  data.tokenizer_sentences.
+- Padding is <unk> there, so that an <unk> is neither seen nor predicted. Biases start at 0, there
+  with std 1e-6.
+- References are scored unchanged, there as the tokenizer writes them; pairs above 256 tokens are
+  scored too.
+- NAdamW corrects the bias of the momentum with t + 1, as optax does; weight decay leaves out biases
+  and norms.
+- Evaluations come after a number of updates, there of minutes (14), and the test set is scored at
+  the end alone.
+
+Published times: the fastest trial of each study (five by rules 0.5, three by 0.6);
+mlcommons/submissions_algorithms at 12c8e4e.
 """
 
 from t2t_flax.config.presets import Preset

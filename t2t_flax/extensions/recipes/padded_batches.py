@@ -1,4 +1,7 @@
-"""Updates made of groups of similar sentences, whose size includes padding, as in fairseq and tensor2tensor."""
+"""Updates made of groups of similar sentences, whose size includes padding.
+
+fairseq and tensor2tensor batch in this way.
+"""
 
 import dataclasses
 import itertools
@@ -18,22 +21,32 @@ from t2t_flax.data.hooks import DataHook
 from t2t_flax.errors import UserError
 
 GROUP_MULTIPLE = 8
-"""Sizes of groups are multiples of this (fairseq's required-batch-size-multiple)."""
+"""Group sizes are multiples of this (fairseq's required-batch-size-multiple)."""
 _WINDOW_UPDATES, _FILLED = 8, 0.99
-"""A window has at least the pairs of so many updates, each of which is filled to this part."""
+"""Minimum updates of a window, and the share of each update that the window's pairs fill."""
 _SAMPLE, _SAMPLED_WINDOWS = 64, 4
-"""Updates that are enough for a sample, from which sizes are chosen, and the most windows in it."""
+"""Updates in a sample, which determines the sizes, and its maximum windows."""
 _TRIES = 10
 _ROOM = 1.02
-"""Rows relative to the most in the sample for updates of several groups: other windows combine other groups."""
+"""Rows relative to the sample's maximum for updates of several groups.
+
+Other windows combine other groups.
+"""
 _LEVELS = 4
 _TOLERANCE = 0.003
 _SLOTS = 2
-"""The longest rows of buckets have this many times data.batch_tokens slots where the sample has none of them."""
+"""Slots of the longest bucket rows in multiples of data.batch_tokens.
+
+Applies if the sample has none of these rows.
+"""
 
 
 class _Rows(NamedTuple):
-    """The rows of an update, and the smallest size that holds them. pairs: indices into the window's samples."""
+    """Rows of an update, and the smallest size that holds them.
+
+    Args:
+        pairs: indices into the window's samples.
+    """
 
     pairs: np.ndarray
     row: np.ndarray
@@ -43,14 +56,15 @@ class _Rows(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PaddedLayouter(Layouter):
-    """Each update is `groups` groups; (pairs of a group) * (its longest side) is at most data.batch_tokens / groups.
+    """Layouter whose updates have `groups` groups.
 
-    A window's pairs are sorted by source, then target length (ties in an order drawn once) and cut into groups. An update is
-    drawn from them, and all updates of a window are drawn again where one fits into no size.
+    (pairs of a group) * (its longest side) is at most data.batch_tokens / groups. A window's pairs
+    are sorted by source, then target length (ties in an order drawn once) and cut into groups. An
+    update is drawn from them, and all updates of a window are drawn again if one fits into no size.
 
     Args:
-      groups: groups in an update.
-      closed: sizes of updates, ascending.
+        groups: groups in an update.
+        closed: sizes of updates, ascending.
     """
 
     groups: int = 1
@@ -81,7 +95,10 @@ class PaddedLayouter(Layouter):
         return Layout(order, samples.pairs[order], row, (source_start, target_start), ends, sizes, sides)
 
     def with_sizes(self) -> "PaddedLayouter":
-        """Return the layouter with the sizes of a sample: its first windows, a whole epoch if it has only a few."""
+        """Return the layouter with the sizes of a sample.
+
+        The sample is its first windows, or a whole epoch if it has only a few.
+        """
         needed: Counter[Size] = Counter()
         most = min(self.windows.per_epoch, _SAMPLED_WINDOWS)
         whole = self.windows.per_epoch <= _SAMPLED_WINDOWS and not self.reader.draws
@@ -97,7 +114,7 @@ class PaddedLayouter(Layouter):
         return samples, self.reader.read(samples)
 
     def _cuts(self, sides: Sides, window: int) -> Iterator[list[np.ndarray]]:
-        """Ways to combine the groups of a window: indices of the pairs of each update."""
+        """Yield ways to combine the groups of a window: indices of the pairs of each update."""
         source, target = (side.lengths for side in sides)
         order = permutation(len(source), key_of(self.seed, 6, 0))
         order = order[np.lexsort((target[order], source[order]))]
@@ -109,7 +126,7 @@ class PaddedLayouter(Layouter):
             yield [np.concatenate(shuffled[i : i + self.groups]) for i in range(0, len(groups), self.groups)]
 
     def _fitting(self, sides: Sides, cut: list[np.ndarray]) -> list[_Rows] | None:
-        """Return the rows of all updates of a cut, or None where one fits into no size."""
+        """Return the rows of all updates of a cut, or None if one fits into no size."""
         laid_out = (self._rows(sides, pairs) for pairs in cut)
         rows = list(itertools.takewhile(lambda rows: smallest_fitting(self.closed, rows.needed) is not None, laid_out))
         return rows if len(rows) == len(cut) else None
@@ -134,8 +151,10 @@ class PaddedLayouter(Layouter):
         return _Rows(pairs, row, [0 * row] * 2, (max(int(source.max()), int(target.max())), len(pairs)))
 
     def _closed(self, needed: Counter[Size]) -> list[Size]:
-        """Sizes for a sample of updates: a few numbers of packed rows, since real tokens differ from update to update; one for
-        each length of a bucket.
+        """Return sizes for a sample of updates.
+
+        These are a few numbers of packed rows, since real tokens differ from update to update; in
+        buckets, one for each length.
         """
         if self.packed:
             rows: Counter[int] = Counter()
@@ -194,11 +213,12 @@ def windows_of(reader: PairReader, config: Data, seed: int) -> EpochWindows:
 
 
 def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
-    """Where the groups after the first begin: greedy, (pairs) * (longest) at most `cap`, sizes in multiples of GROUP_MULTIPLE.
+    """Return the starts of the groups after the first.
 
-    A group that is too small for a multiple keeps its size, and the pairs beyond a multiple open the next group, as in
-    fairseq's `batch_by_size`; a longer pair after it can close that group too. Raises UserError if a single
-    pair is over the cap.
+    Greedy, (pairs) * (longest) at most `cap`, sizes in multiples of GROUP_MULTIPLE. A group that is
+    too small for a multiple keeps its size, and the pairs beyond a multiple open the next group, as
+    in fairseq's `batch_by_size`; a longer pair after it can close that group too. Raises UserError
+    if a single pair is over the cap.
     """
     if len(lengths) and lengths.max() > cap:
         raise UserError(
@@ -217,8 +237,12 @@ def group_starts(lengths: np.ndarray, cap: int) -> list[int]:
 
 
 def levels(rows: Counter[int], at_most: int) -> list[int]:
-    """Numbers of rows, ascending, to which updates that need `rows` (with how many need each) are padded: the fewest,
-    and at most `at_most`, whose slots are within 0.3 % of the fewest possible.
+    """Return the numbers of rows, ascending, to which updates are padded.
+
+    They are the fewest, and at most `at_most`, whose slots are within 0.3 % of the fewest possible.
+
+    Args:
+        rows: needed rows, with how many updates need each number.
     """
     # Of many values only every n-th is a candidate, so that the table below stays small.
     grain = math.ceil(max(rows) / 512)

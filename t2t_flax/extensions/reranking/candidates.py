@@ -1,4 +1,8 @@
-"""Candidates of each source line: a flat file with N lines a source, or n-best lists as `translate --n-best` writes them."""
+"""Candidates of each source line.
+
+They come from a flat file with N lines a source, or from n-best lists as `translate --n-best`
+writes them.
+"""
 
 import contextlib
 import itertools
@@ -10,20 +14,23 @@ from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.errors import UserError
 
 _BESIDE = re.compile(r"\S+=.*|(\d+-\d+( |$))*")
-"""Features and word alignments, which Marian and Moses write between a translation and its score."""
+"""Features and word alignments between a translation and its score, as in Marian and Moses."""
 
 
 class Candidate(NamedTuple):
-    """A translation, and the score that its n-best list gives it."""
+    """A translation and its score in the n-best list."""
 
     text: str
     score: float | None = None
 
 
 def read_candidates(name: str, count: int | None) -> Iterator[list[Candidate]]:
-    """The candidates of each source. count: lines of each in a flat file; None = lines `N ||| text`,
-    `N ||| text ||| score` or `N ||| text ||| features ||| score`, where N is the number of the source from 0, in order. Raises
-    UserError with the line.
+    """Yield the candidates of each source. Raises UserError with the line.
+
+    Args:
+        count: lines per source in a flat file; None = lines `N ||| text`, `N ||| text ||| score` or
+            `N ||| text ||| features ||| score`, where N is the number of the source from 0, in
+            order.
     """
     lines = iterate_lines(name)
     return _n_best(name, lines) if count is None else _flat(name, lines, count)
@@ -63,7 +70,9 @@ def _n_best(name: str, lines: Iterator[str]) -> Iterator[list[Candidate]]:
 
 
 def _candidate(name: str, at: int, rest: str) -> Candidate:
-    """The candidate of the fields after the number: its text, then features and alignments, last its score. Raises UserError for
+    """Return the candidate from the fields after the number.
+
+    The fields are its text, then features and alignments, last its score. Raises UserError for
     other fields.
     """
     text, *others = rest.split(" ||| ")

@@ -1,4 +1,4 @@
-"""A weighted sum of scores of candidates, and the weights that are best on a validation set."""
+"""Weighted sums of candidate scores, and the best weights on a validation set."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,10 +9,14 @@ _SHRINKS = 8
 
 
 def choose(features: np.ndarray, starts: Sequence[int], weights: np.ndarray) -> np.ndarray:
-    """int [sources]: the candidate of each source with the highest weighted sum, the first of equal ones.
+    """Return int [sources]: the candidate of each source with the highest weighted sum.
 
-    features: [candidates of all sources, features]; a candidate with one that is not finite is chosen only where all have one.
-    starts: the first candidate of each source.
+    The first of equal ones wins. A candidate with a feature that is not finite is chosen only if
+    all have one.
+
+    Args:
+        features: [candidates of all sources, features].
+        starts: first candidate of each source.
     """
     finite = np.isfinite(features).all(1)
     sums = np.where(finite, np.where(finite[:, None], features, 0) @ weights, -np.inf)
@@ -26,11 +30,14 @@ def tune(
     statistics: np.ndarray,
     score: Callable[[np.ndarray], float],
 ) -> tuple[np.ndarray, float]:
-    """(weights, their score): the best that a search finds for a corpus metric, higher is better.
+    """Return (weights, their score): the best of a search for a corpus metric, higher is better.
 
-    statistics: [candidates, S], whose sum over the chosen ones `score` takes. It tries each feature alone, equal weights and
-    random ones of features of standard deviation 1, then changes one weight at a time by ever smaller steps. The largest
-    weight is 1 in size, unless all are 0, which chooses the first candidates.
+    It tries each feature alone, equal weights and random ones of features of standard deviation 1,
+    then changes one weight at a time by ever smaller steps. The largest weight is 1 in size, unless
+    all are 0, which chooses the first candidates.
+
+    Args:
+        statistics: [candidates, S]; `score` takes their sum over the chosen candidates.
     """
     count = features.shape[1]
     finite = np.isfinite(features).all(1)

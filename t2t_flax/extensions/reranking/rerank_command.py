@@ -1,4 +1,4 @@
-"""`rerank`: of the candidates of each line, the one with the highest weighted sum of scores."""
+"""`rerank`: choose the candidate of each line with the highest weighted sum of scores."""
 
 import argparse
 import math
@@ -21,7 +21,7 @@ _OWN = ("nbest", "words")
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the output is written."""
+    """Return exit code 0 when the output is written."""
     parser = arguments.parser(
         "rerank",
         "Writes for each source line the candidate with the highest weighted sum of scores: the score in the n-best list\n"
@@ -101,7 +101,7 @@ def run(argv: list[str]) -> int:
 
 
 def _unique(names: list[str]) -> list[str]:
-    """The names, with "-2", "-3" ... added where one is taken."""
+    """Return the names, with "-2", "-3" ... added where one is taken."""
     made: list[str] = []
     for base in names:
         name, number = base, 1
@@ -134,7 +134,7 @@ def _columns(
     groups: list[list[Candidate]],
     wanted: Sequence[str],
 ) -> Iterator[tuple[str, list[float]]]:
-    """The wanted scores of all candidates, by name."""
+    """Yield the wanted scores of all candidates, by name."""
     candidates = [candidate for group in groups for candidate in group]
     yield "words", [float(len(candidate.text.split())) for candidate in candidates]
     if "nbest" in wanted:
@@ -155,7 +155,11 @@ def _columns(
 def _log_probs(
     workdir: str, overrides: dict[str, str], flags: dict[str, str], pairs: list[tuple[str, str]], *, first: bool
 ) -> list[float]:
-    """nan for a pair that has no score. flags: see `arguments.Changes`."""
+    """Return log-probabilities; nan for a pair that has no score.
+
+    Args:
+        flags: see `arguments.Changes`.
+    """
     from t2t_flax.evaluation.restore import load
     from t2t_flax.evaluation.scoring import encode_pair, score_pairs
 
@@ -191,7 +195,10 @@ def _numbers(file: str, count: int) -> list[float]:
 
 
 def _scoring_config(args: argparse.Namespace, overrides: dict[str, str]) -> Config:
-    """The config of the first run, or of the target language that the name of the file of references says."""
+    """Return the config of the first run, or one with the references' target language.
+
+    The name of their file says it.
+    """
     from t2t_flax.evaluation.restore import stored_config
 
     stored = stored_config(args.workdir[0]) if args.workdir else Config()
@@ -212,7 +219,11 @@ def _tuned(
     starts: Sequence[int],
     candidates: Sequence[Candidate],
 ) -> tuple[np.ndarray, str]:
-    """(weights, a line of text on them). name: file of the references."""
+    """Return (weights, a line of text on them).
+
+    Args:
+        name: file of the references.
+    """
     from t2t_flax.tasks import Predictions
     from t2t_flax.tasks.translation import recipe, sacrebleu_statistics
 

@@ -10,7 +10,7 @@ _IN_ORDER = ("filters.copies", "filters.scorer", "constraints.lines", "constrain
 
 
 def reverse_words(text: str) -> str:
-    """The words of a line in reverse order."""
+    """Return the words of a line in reverse order."""
     return " ".join(reversed(text.split()))
 
 
@@ -28,12 +28,12 @@ class ReversedTargets(DerivedSource):
 
 
 class RightToLeft(Translation):
-    """Translation whose model writes the words of a target in reverse order; users see them in theirs."""
+    """Translation whose model writes the words of a target in reverse; users see their order."""
 
     supports_prefixes = False
 
     def validate_config(self) -> None:
-        """Raises UserError as `Translation` does, and for keys that need words in order."""
+        """Raise UserError as `Translation` does, and for keys that need words in order."""
         super().validate_config()
         if self.config.data.on_too_long == "truncate":
             raise UserError(
@@ -48,13 +48,13 @@ class RightToLeft(Translation):
                 )
 
     def open_source(self, spec: str, *, key: str) -> Source:
-        """The pairs, with reversed targets."""
+        """Return the pairs, with reversed targets."""
         return ReversedTargets(super().open_source(spec, key=key))
 
     def preprocess_target(self, source: str, text: str) -> str:
-        """The words in the order of the model."""
+        """Return the words in the order of the model."""
         return reverse_words(text)
 
     def postprocess(self, source: str, output: str) -> str:
-        """The words in the order of the text."""
+        """Return the words in the order of the text."""
         return reverse_words(output)

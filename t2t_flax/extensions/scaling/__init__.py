@@ -1,4 +1,7 @@
-"""Scaling: laws of the loss fitted to runs, and the critical batch size of a run, by branches from a checkpoint."""
+"""Scaling: laws of the loss fitted to runs, and the critical batch size of a run.
+
+Branches from a checkpoint measure the critical batch size.
+"""
 
 from t2t_flax.registry import COMMANDS, Command
 

@@ -1,4 +1,4 @@
-"""`branch`: measures the critical batch size of a run after one of its updates."""
+"""`branch`: measure the critical batch size of a run after one of its updates."""
 
 import argparse
 import contextlib
@@ -20,7 +20,10 @@ from t2t_flax.training.workdir import MARKER
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when all branches are trained or have diverged, 75 when one was stopped by a signal, saved."""
+    """Return exit code 0 when all branches are trained or have diverged.
+
+    75 when one was stopped by a signal, saved.
+    """
     parser = arguments.parser(
         "branch",
         "Trains branches of a run from one of its checkpoints on, with multiples of its batch size, each over the same tokens\n"
@@ -90,7 +93,10 @@ def run(argv: list[str]) -> int:
 
 @contextlib.contextmanager
 def _alone() -> Iterator[None]:
-    """Train as a run of one process, also on a TPU VM, where JAX would look for others after the devices were used."""
+    """Train as a run of one process, also on a TPU VM.
+
+    There JAX would look for other processes after the devices were used.
+    """
     before = os.environ.get(ALONE)
     os.environ[ALONE] = "1"
     try:
@@ -101,7 +107,7 @@ def _alone() -> Iterator[None]:
 
 
 def _factors(text: str) -> list[Fraction]:
-    """Those of --factors, ascending. Raises UserError."""
+    """Return the factors of --factors, ascending. Raises UserError."""
     try:
         factors = sorted({Fraction(part.strip()) for part in text.split(",")})
     except (ValueError, ZeroDivisionError):
@@ -112,7 +118,7 @@ def _factors(text: str) -> list[Fraction]:
 
 
 def _noise(args: argparse.Namespace, output: epath.Path, workdir: epath.Path, smallest) -> Interval:
-    """The noise scale at the checkpoint, in target tokens."""
+    """Return the noise scale at the checkpoint, in target tokens."""
     from t2t_flax.data.dataset import prepare_corpus
     from t2t_flax.extensions.scaling.noise_scale import measure, noise_scale
     from t2t_flax.tasks import task_of

@@ -1,5 +1,7 @@
-"""Branches of a run: from one of its checkpoints on, with other batch sizes, over the same tokens (Merrill et al. 2025, arXiv
-2505.23971). A branch is a workdir whose first checkpoint is the run's, so that `train` resumes it as any other.
+"""Branches of a run: from one of its checkpoints on, with other batch sizes, over the same tokens.
+
+See Merrill et al. 2025, arXiv 2505.23971. A branch is a workdir whose first checkpoint is the
+run's, so that `train` resumes it as any other.
 """
 
 import dataclasses
@@ -24,12 +26,17 @@ from t2t_flax.training.workdir import MARKER
 
 _READ_TEST = ("filters.held_out", "languages.directions")
 _FILE = "branches.txt"
-"""In the folder of the branches: what they are."""
+"""File in the folder of the branches that describes them."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Branch:
-    """factor: of data.batch_tokens. start, end: the numbers of the update that it begins after, and of its last one."""
+    """A branch of a run.
+
+    Args:
+        factor: its batch size as a multiple of data.batch_tokens.
+        start, end: numbers of the update that it begins after, and of its last one.
+    """
 
     factor: Fraction
     seed: int
@@ -51,12 +58,14 @@ def plan(
     overrides: dict[str, str],
     cache: str,
 ) -> list[Branch]:
-    """The branches of a run with this config after update `step`, over `tokens` of its batches' size each.
+    """Return the branches of a run with this config after update `step`.
 
-    The learning rate is that of update `step` times the root of the factor, as Adam's should grow. The updates are numbered as if
-    the run had had the batch size from its start, so that a branch reads on where the run stood in its corpus. Seed 0 has the
-    run's own order of pairs and dropout, seed s adds s to them. Raises UserError for a batch that is too small, for fewer
-    tokens than two of the largest batches, and after an update at rate 0.
+    Each is over `tokens` of its batches' size. The learning rate is the rate of update `step` times
+    the root of the factor, as Adam's should grow. The updates are numbered as if the run had had
+    the batch size from its start, so that a branch reads on where the run stood in its corpus. Seed
+    0 has the run's own order of pairs and dropout, seed s adds s to them. Raises UserError for a
+    batch that is too small, for fewer tokens than two of the largest batches, and after an update
+    at rate 0.
     """
     rate, batch = float(learning_rate_schedule(stored)(step)), stored.data.batch_tokens
     if tokens < 2 * batch * max(factors):
@@ -65,7 +74,8 @@ def plan(
         )
     if not rate:
         raise UserError(f"--step={step}: the learning rate of that update is 0: name an earlier checkpoint.")
-    # Keys that name the test sets, or take what is in them out of the training data, which must stay the same.
+    # Keys that name the test sets, or take what is in them out of the training data, which must
+    # stay the same.
     reads_test = any(stored.value(key) for key in _READ_TEST if key in fields())
     branches = []
     for factor in factors:
@@ -101,8 +111,10 @@ def plan(
 
 
 def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
-    """Raises UserError for a run without a local checkpoint of this update, for one without a validation set, and for one whose
-    batches grow or whose mixture changes.
+    """Raise UserError for a run that cannot have branches.
+
+    That is a run without a local checkpoint of this update or without a validation set, or one
+    whose batches grow or whose mixture changes.
     """
     if is_remote(workdir):
         raise UserError(f"{workdir} is in an object store: copy it to a disk, from where its branches can begin.")
@@ -116,7 +128,7 @@ def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
             f"{workdir} has batches that grow, config.mixtures.batch_tokens = {grown!r}, and those of a branch have one size: "
             "branch off a run without them."
         )
-    # Its updates are counted, and those of a branch have other numbers.
+    # The shares count updates, and a branch numbers its updates differently.
     if "mixtures" in GROUPS and ";" in (shares := stored.value("mixtures.shares")):
         raise UserError(
             f"{workdir} has shares that change, config.mixtures.shares = {shares!r}: branch off a run with the same ones "
@@ -125,8 +137,9 @@ def check_run(workdir: epath.Path, stored: Config, step: int) -> None:
 
 
 def claim(output: epath.Path, workdir: epath.Path, step: int, tokens: int) -> None:
-    """Makes the folder of the branches and writes into it what they are. Raises UserError where it holds others, whose losses
-    would be taken for these.
+    """Make the folder of the branches and write their description into it.
+
+    Raises UserError if it holds other branches, whose losses would be taken for these.
     """
     wanted = f"branches of {workdir.resolve()} after update {step}, {tokens} tokens each"
     found = read_if_exists(output / _FILE)
@@ -139,8 +152,10 @@ def claim(output: epath.Path, workdir: epath.Path, step: int, tokens: int) -> No
 
 
 def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> None:
-    """Writes the workdir of a branch, whole or not at all: the run's tokenizer and its checkpoint of update `step`, which counts
-    as that of `branch.start`. Raises UserError if the folder exists.
+    """Write the workdir of a branch, whole or not at all.
+
+    It gets the run's tokenizer and its checkpoint of update `step`, which counts as the checkpoint
+    of `branch.start`. Raises UserError if the folder exists.
     """
     refuse_existing(output, "--output")
     with atomic_directory(output, replace=False) as partial:
@@ -162,7 +177,7 @@ def fork(workdir: epath.Path, step: int, branch: Branch, output: epath.Path) -> 
 
 
 def final_loss(workdir: epath.Path) -> float:
-    """The validation loss at the end of a branch; NaN for one that diverged."""
+    """Return the validation loss at the end of a branch; NaN for one that diverged."""
     if (workdir / MARKER).exists():
         return math.nan
     values = [line["valid_nll"] for line in read_metrics(workdir) if "valid_nll" in line]
@@ -170,8 +185,10 @@ def final_loss(workdir: epath.Path) -> float:
 
 
 def critical_factor(losses: Sequence[tuple[Fraction, float]], tolerance: float) -> tuple[Fraction, bool]:
-    """(the largest factor up to which no loss is more than `tolerance` above that of the smallest one, whether a larger one
-    follows: else it is a lower bound).
+    """Return (critical factor, whether a larger factor follows; else it is a lower bound).
+
+    It is the largest factor up to which no loss is more than `tolerance` above the loss of the
+    smallest factor.
     """
     ordered = sorted(losses)
     critical, smallest = ordered[0]

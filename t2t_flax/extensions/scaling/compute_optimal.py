@@ -1,5 +1,6 @@
-"""The best size for a budget of FLOPs, by parabolas of the losses that runs of equal FLOPs have by size (approach 2 of Hoffmann
-et al. 2022).
+"""Best size for a budget of FLOPs (approach 2 of Hoffmann et al. 2022).
+
+Parabolas are fitted to the losses by size of runs with equal FLOPs.
 """
 
 import dataclasses
@@ -18,16 +19,24 @@ _SAME_BUDGET = 0.1
 
 @dataclasses.dataclass(frozen=True)
 class Optimum:
-    """N_opt = k * FLOPs^exponent. best: (FLOPs, N_opt) of each budget."""
+    """N_opt = k * FLOPs^exponent.
+
+    Args:
+        best: (FLOPs, N_opt) of each budget.
+    """
 
     exponent: Interval
     best: list[tuple[float, float]]
 
 
 def iso_flop(points: Sequence[Point], *, draws: int, seed: int = 0) -> Optimum:
-    """By parabolas of log loss over log parameters, one for each budget. points: with inputs (parameters, FLOPs).
+    """Fit parabolas of log loss over log parameters, one for each budget.
 
-    Raises UserError for fewer than two budgets, for one with fewer than four sizes, and for a parabola without lowest point.
+    Raises UserError for fewer than two budgets, for one with fewer than four sizes, and for a
+    parabola without lowest point.
+
+    Args:
+        points: points with inputs (parameters, FLOPs).
     """
     budgets: list[list[Point]] = []
     for point in sorted(points, key=lambda point: point.inputs[1]):

@@ -1,4 +1,4 @@
-"""`fit_scaling`: fits a law of the loss to runs."""
+"""`fit_scaling`: fit a law of the loss to runs."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from t2t_flax.extensions.scaling.laws import LAWS
 from t2t_flax.extensions.scaling.points import Point, RunPoint, group, read_runs
 
 ISO_FLOP = "iso_flop"
-"""Finds the best size for a budget of FLOPs, beside the law `size_data`."""
+"""Name of the search for the best size for a budget of FLOPs, beside the law `size_data`."""
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the law is fitted."""
+    """Return exit code 0 when the law is fitted."""
     forms = "\n".join(f"  {law.name:10} {law.formula}" for law in LAWS.values())
     parser = arguments.parser(
         "fit_scaling",
@@ -63,7 +63,10 @@ def run(argv: list[str]) -> int:
 
 
 def _runs(workdirs: Sequence[str]) -> list[RunPoint]:
-    """The runs to fit to; names those that are left out. Raises UserError where there is none."""
+    """Return the runs to fit to; name the runs that are left out.
+
+    Raises UserError if none is left.
+    """
     runs, left_out = read_runs(workdirs)
     if left_out:
         print(f"left out, not complete: {', '.join(left_out)}")
@@ -82,7 +85,7 @@ def _check_picture(path: str) -> None:
 
 
 def _inputs(text: str, names: Sequence[str]) -> tuple[float, ...]:
-    """The inputs of --predict. Raises UserError."""
+    """Return the inputs of --predict. Raises UserError."""
     try:
         values = tuple(float(part) for part in text.split(","))
     except ValueError:
@@ -97,7 +100,7 @@ def _inputs(text: str, names: Sequence[str]) -> tuple[float, ...]:
 def _text(
     found: LawFit, points: Sequence[Point], further: Sequence[tuple[float, ...]], measured: Sequence[float | None]
 ) -> str:
-    """The points, the parameters and the predictions as a table."""
+    """Return the points, the parameters and the predictions as a table."""
     law, runs = found.law, sum(len(point.runs) for point in points)
     centre = ", ".join(f"{name} / {value:.4g}" for name, value in zip(law.inputs, found.centre, strict=True))
     lines = [f"{law.formula}, fitted to {len(points)} points ({runs} runs), of {centre}", ""]
@@ -126,8 +129,9 @@ def _text(
 
 
 def misfit_p(found: LawFit, points: Sequence[Point]) -> float:
-    """The probability of points as far off the law, if they were off by what their seeds spread alone (F test); 1 where no point
-    has several seeds.
+    """Return the p-value of an F test: how likely points are this far off the law.
+
+    The expected deviation comes from the spread of their seeds. 1 where no point has several seeds.
     """
     from scipy import stats
 

@@ -1,4 +1,6 @@
-"""Intervals by bootstrap: the law is fitted again to its own predictions with drawn residuals, each estimate in units of its
+"""Bootstrap intervals of a fitted law.
+
+The law is fitted again to its predictions with drawn residuals, each estimate in units of its
 standard error.
 """
 
@@ -12,8 +14,11 @@ LEVEL = 0.95
 
 
 class Estimates(NamedTuple):
-    """Of M data sets: values and standard errors [M, K], spread of a point's noise [M]. start: from which fits to data near by
-    begin [M, P].
+    """Estimates of M data sets: values and standard errors [M, K].
+
+    Args:
+        spread: spread of a point's noise [M].
+        start: starting point for fits to nearby data [M, P].
     """
 
     values: np.ndarray
@@ -23,7 +28,7 @@ class Estimates(NamedTuple):
 
 
 Estimate = Callable[[np.ndarray, np.ndarray], Estimates]
-"""(data sets [M, n], start of each [M, P]) -> `Estimates`."""
+"""Maps (data sets [M, n], start of each [M, P]) to `Estimates`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,10 +49,14 @@ def bootstrap(
     seed: int = 0,
     new: int = 0,
 ) -> list[Interval]:
-    """An interval for each value of `found` (M = 1), fitted to n points with these predictions and residuals.
+    """Return an interval for each value of `found` (M = 1).
 
-    Each point counts once, however many seeds it is the mean of: what a size deviates from the law by is common to its seeds.
-    new: how many values, the last ones, are losses of points that are yet to be measured, whose noise joins the interval.
+    It is fitted to n points with these predictions and residuals. Each point counts once, however
+    many seeds are averaged in it: a size's deviation from the law is common to its seeds.
+
+    Args:
+        new: how many values, the last ones, are losses of points that are yet to be measured; their
+            noise joins the interval.
     """
     rng = np.random.default_rng(seed)
     noise = residuals / np.sqrt(np.maximum(1 - leverages, 1e-3))
@@ -66,5 +75,5 @@ def bootstrap(
 
 
 def _drawn(rng: np.random.Generator, noise: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-    """Residuals drawn with replacement."""
+    """Return residuals drawn with replacement."""
     return noise[rng.integers(0, len(noise), shape)]

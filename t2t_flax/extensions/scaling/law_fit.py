@@ -15,9 +15,12 @@ DRAWS = 1000
 
 @dataclasses.dataclass(frozen=True)
 class LawFit:
-    """A law fitted to losses at inputs [n, I]. parameters: by name, factors at the `centre` [I] of the inputs; the last one is 0,
-    without an interval, where it cannot be told from 0. losses: predicted for further points, each that of a new measurement
-    there.
+    """A law fitted to losses at inputs [n, I].
+
+    Args:
+        parameters: intervals by name, factors at the `centre` [I] of the inputs. The last one is 0,
+            without an interval, if it cannot be told from 0.
+        losses: predictions for further points, each as a new measurement there.
     """
 
     law: Law
@@ -30,7 +33,7 @@ class LawFit:
     losses: list[Interval]
 
     def predict(self, inputs: np.ndarray) -> np.ndarray:
-        """The losses [n] at inputs [n, I]."""
+        """Return the losses [n] at inputs [n, I]."""
         return np.exp(self.law.terms(self.theta[None], np.log(inputs / self.centre)[None])[0][0])
 
 
@@ -43,9 +46,10 @@ def fit_law(
     draws: int = DRAWS,
     seed: int = 0,
 ) -> LawFit:
-    """Fits a law to losses at inputs [n, I], and predicts those at `further` [m, I].
+    """Fit a law to losses at inputs [n, I], and predict losses at `further` [m, I].
 
-    Raises UserError for fewer points than the law's parameters and one, and for inputs that do not vary enough.
+    Raises UserError for fewer points than the law's parameters and one, and for inputs that do not
+    vary enough.
     """
     points, y = np.asarray(inputs, np.float64), np.log(np.asarray(loss, np.float64))
     needed = len(law.parameters) + 1

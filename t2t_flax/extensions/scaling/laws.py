@@ -1,6 +1,7 @@
-"""Laws of the loss in sizes and data, fitted to its logarithm: many data sets at a time, by Levenberg and Marquardt.
+"""Laws of the loss in sizes and data, fitted to its logarithm.
 
-Inputs are divided by their geometric means over the points, so that factors are losses in the middle of them.
+Many data sets are fitted at a time, by Levenberg and Marquardt. Inputs are divided by their
+geometric means over the points, so that factors are losses in the middle of them.
 """
 
 import dataclasses
@@ -12,16 +13,23 @@ import numpy as np
 Terms = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 _ITERATIONS, _CONVERGED = 60, 1e-10
 _NEGLIGIBLE = 7.0
-"""A part of exp(-7) of the lowest loss, or of the inverse of the most data, is as good as none."""
+"""A part of exp(-7) of the lowest loss, or of the inverse of the most data, counts as none."""
 _LARGEST_STEP = 2.0
-"""Of an update of a parameter, in logarithms or exponents."""
+"""Largest update of a parameter, in logarithms or exponents."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Law:
-    """A law of the loss. inputs: of each point. parameters: those that are fitted; a name that ends in "*" stands for its
-    logarithm. grid: values of each that the search starts from; of logarithms, but for C, what they add to the median log
-    loss. terms: (theta [..., P], log of the centred inputs [..., n, I]) -> (log loss [..., n], its derivatives [..., n, P]).
+    """A law of the loss.
+
+    Args:
+        inputs: names of the inputs of each point.
+        parameters: fitted parameters; a name that ends in "*" stands for its logarithm.
+        grid: start values of each parameter for the search; for logarithms other than C, offsets to
+            the
+            median log loss.
+        terms: (theta [..., P], log of the centred inputs [..., n, I]) -> (log loss [..., n], its
+            derivatives [..., n, P]).
     """
 
     name: str
@@ -32,23 +40,25 @@ class Law:
     terms: Terms
 
     def lowest(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """The least value of the last parameter, what remains of the loss with all the sizes or data there are, at which it makes
-        no difference: [M] for x [M, n, I], y [M, n].
+        """Return the least useful value of the last parameter: [M] for x [M, n, I], y [M, n].
+
+        The parameter is the part of the loss that remains with all the sizes or data there are. At
+        this value it makes no difference.
         """
         return (-x[..., 0].max(-1) if self.parameters[-1] == "C*" else y.min(-1)) - _NEGLIGIBLE
 
     @property
     def names(self) -> list[str]:
-        """The parameters without marks."""
+        """Parameter names without marks."""
         return [name.rstrip("*") for name in self.parameters]
 
     def values(self, theta: np.ndarray) -> np.ndarray:
-        """The parameters [..., P] as the formula has them."""
+        """Return the parameters [..., P] as in the formula."""
         logs = [name.endswith("*") for name in self.parameters]
         return np.where(logs, np.exp(np.where(logs, theta, 0.0)), theta)
 
     def starts(self, y: np.ndarray) -> np.ndarray:
-        """Where searches for a fit to log losses y [n] start: [S, P]."""
+        """Return start points [S, P] of the searches for a fit to log losses y [n]."""
         middle = float(np.median(y))
         grids = [
             [middle + value for value in values] if name.endswith("*") and name != "C*" else list(values)
@@ -125,7 +135,10 @@ LAWS = {
 
 @dataclasses.dataclass(frozen=True)
 class Fits:
-    """Fits of a law to M data sets of n points. theta [M, P]; cost [M]: see `fit`; residuals [M, n]; jacobian [M, n, P]."""
+    """Fits of a law to M data sets of n points.
+
+    theta [M, P]; cost [M]: see `fit`; residuals [M, n]; jacobian [M, n, P].
+    """
 
     theta: np.ndarray
     cost: np.ndarray
@@ -134,12 +147,15 @@ class Fits:
 
     @property
     def spread(self) -> np.ndarray:
-        """The standard deviation of a point's noise, in log loss: [M]."""
+        """Standard deviation of a point's noise, in log loss: [M]."""
         count, parameters = self.jacobian.shape[-2:]
         return np.sqrt((self.residuals**2).sum(-1) / (count - parameters))
 
     def standard_errors(self, direction: np.ndarray) -> np.ndarray:
-        """That of the sum of theta * direction [M, K, P], in units of `spread`: [M, K]."""
+        """Return the standard error of the sum of theta * direction [M, K, P]: [M, K].
+
+        It is in units of `spread`.
+        """
         scale = np.sqrt((self.jacobian**2).sum(-2, keepdims=True)) + 1e-12  # [M, 1, P]
         unit = self.jacobian / scale
         inverse = np.linalg.pinv(np.swapaxes(unit, -1, -2) @ unit, rcond=1e-10, hermitian=True)
@@ -148,9 +164,12 @@ class Fits:
 
 
 def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Fits:
-    """Fit to log losses y [M, n] at the logs of centred inputs x [n, I] or [M, n, I], from theta `starts` [M, P].
+    """Fit to log losses y [M, n] from theta `starts` [M, P].
 
     Minimizes the sum of squares of log residuals.
+
+    Args:
+        x: logs of centred inputs, [n, I] or [M, n, I].
     """
     theta = np.array(starts, np.float64)
     damping = np.full(len(theta), 1e-2)
@@ -187,7 +206,7 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Fits:
 
 
 def fit_from_grid(law: Law, x: np.ndarray, y: np.ndarray) -> Fits:
-    """The best fit to log losses y [n] from all starts of the law's grid, M = 1."""
+    """Return the best fit to log losses y [n] from all starts of the law's grid, M = 1."""
     starts = law.starts(y)
     fits = fit(law, x, np.broadcast_to(y, (len(starts), len(y))), starts)
     at = int(np.argmin(fits.cost))
@@ -195,5 +214,5 @@ def fit_from_grid(law: Law, x: np.ndarray, y: np.ndarray) -> Fits:
 
 
 def centre(inputs: Sequence[Sequence[float]] | np.ndarray) -> np.ndarray:
-    """The geometric means of inputs [n, I]: [I]."""
+    """Return the geometric means of inputs [n, I]: [I]."""
     return np.exp(np.log(np.asarray(inputs, np.float64)).mean(0))
