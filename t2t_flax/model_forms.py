@@ -1,4 +1,4 @@
-"""What --workdir may name beside the workdir of a run: models that extensions open, see `registry.MODEL_FORMS`."""
+"""Models that --workdir may name in place of a run. Extensions open them, see `registry.MODEL_FORMS`."""
 
 import importlib
 import os
@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 class StoredModel(Protocol):
-    """A model without its run. config: of the run that it comes from. steps: the updates that its parameters are the mean of,
-    newest first. tokenizer: digest of its tokenizers, which are in `tokenizer/` of its folder. dtype: to which the parameters
-    were rounded.
+    """A model without its run.
+
+    Attributes:
+      config: config of the run that it comes from.
+      steps: updates whose mean the parameters are, newest first.
+      tokenizer: digest of its tokenizers, which are in `tokenizer/` of its folder.
+      dtype: type to which the parameters were rounded.
     """
 
     config: "Config"
@@ -25,13 +29,17 @@ class StoredModel(Protocol):
     dtype: str
 
     def params(self, abstract: Any) -> Any:
-        """The parameters in float32, with the shardings of the abstract ones. Raises UserError for other names or shapes."""
+        """Return the parameters in float32, with the shardings of the abstract ones.
+
+        Raises UserError for other names or shapes.
+        """
         ...
 
 
 def open_model(folder: epath.PathLike) -> StoredModel | None:
-    """The model in a folder; None for the workdir of a run, and for a folder of something else. Raises UserError for a model
-    that cannot be read.
+    """Return the model in a folder; None for the workdir of a run or any other folder.
+
+    Raises UserError for a model that cannot be read.
     """
     load_extensions()
     path = epath.Path(folder)
@@ -42,20 +50,18 @@ def open_model(folder: epath.PathLike) -> StoredModel | None:
 
 
 def is_name(workdir: epath.PathLike) -> bool:
-    """Whether a workdir is the name of a model, `PREFIX:NAME`, and not a path."""
+    """Return whether a workdir is the name of a model, `PREFIX:NAME`; else it is a path."""
     return _form_of_name(workdir) is not None
 
 
 def run_folder(workdir: epath.PathLike) -> epath.Path:
-    """The folder that a workdir names: of the name of a model the model's, of a path the path itself. Raises UserError for an
-    unknown name.
-    """
+    """Return the folder of a model's name, or the path itself. Raises UserError for an unknown name."""
     form = _form_of_name(workdir)
     return importlib.import_module(form.module).folder_of(os.fspath(workdir)) if form else epath.Path(workdir)
 
 
 def check_writable(workdir: epath.PathLike, remedy: str) -> None:
-    """Raises UserError, ending with the remedy, for the name of a model, which can only be read."""
+    """Raise UserError, ending with the remedy, for the name of a model, which can only be read."""
     if is_name(workdir):
         raise UserError(f"{workdir} can only be read: {remedy}.")
 

@@ -1,6 +1,7 @@
-"""Tables of components by name, to which extensions add rows: commands, groups of config keys, layers, sources, hooks.
+"""Tables of components by name: commands, groups of config keys, layers, sources, hooks. Extensions add rows.
 
-Rows name modules, which are imported when they are used, so that a run imports only the extensions that it uses.
+A row names a module, which is imported when it is used. So a run imports only the extensions that it uses, and a config is
+resolved without JAX.
 """
 
 import dataclasses
@@ -11,7 +12,11 @@ from typing import Any, TypeVar
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of the command line. module: its function `run(argv)` returns the exit code."""
+    """A command of the command line.
+
+    Attributes:
+      module: has the function `run(argv)`, which returns the exit code.
+    """
 
     module: str
     summary: str
@@ -19,10 +24,15 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class SourceForm:
-    """A way to name a corpus in data.train, data.valid and data.test. shown: as messages show it. module: has `open_spec`, as
-    `t2t_flax.data.sources.text`, and perhaps `writes(spec, root)`: whether opening the source would write files to data.root. A
-    spec has this form if it begins with `prefix:`, or names one file that ends in one of `suffixes`, before that of a
-    compression; columns may follow after a colon. The form of several file names needs neither.
+    """A way to name a corpus in data.train, data.valid and data.test.
+
+    Attributes:
+      shown: text for messages.
+      module: has `open_spec`, as `t2t_flax.data.sources.text`, and perhaps `writes(spec, root)`, which returns whether
+        opening the source writes files to data.root.
+      prefix: a spec that begins with `prefix:` has this form.
+      suffixes: one file with such an ending has this form. The ending of a compression and columns after a colon may
+        follow. A list of several files needs neither prefix nor suffix.
     """
 
     shown: str
@@ -33,9 +43,13 @@ class SourceForm:
 
 @dataclasses.dataclass(frozen=True)
 class ModelForm:
-    """A model that --workdir may name in place of a run's workdir. shown: as help texts show it. prefix: of names, with
-    its colon. file: in a folder that holds such a model. module: has `folder_of(name)` and `open_model(folder)`, see
-    `t2t_flax.model_forms`.
+    """A model that --workdir may name in place of a run.
+
+    Attributes:
+      shown: text for help.
+      module: has `folder_of(name)` and `open_model(folder)`, see `t2t_flax.model_forms`.
+      prefix: start of its names, with the colon.
+      file: file that a folder with such a model holds.
     """
 
     shown: str
@@ -49,9 +63,14 @@ LINES, OUTPUTS = "source lines", "outputs"
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag that an extension adds. commands: the one that has it, or LINES = all that read source lines, OUTPUTS = those of
-    them that print translations. metavar: what a value is called; "" = it takes none. key: the config key that it stands for,
-    by its dotted name. module: where it stands for none, `module:object`, a class as `cli.arguments.Change`.
+    """A flag that an extension adds.
+
+    Attributes:
+      commands: the command that has it, LINES = every command that reads source lines, or OUTPUTS = every one that also
+        prints translations.
+      metavar: name of its value in help texts; "" = no value.
+      key: dotted name of the config key that it sets.
+      module: without a key, `module:object` of a class as `cli.arguments.Change`.
     """
 
     commands: str
@@ -63,8 +82,11 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class MetricRow:
-    """A metric. module: `module:object` of the class `tasks.Metric`. keys: config keys, one of which is set where records may
-    have it.
+    """A metric that an extension adds.
+
+    Attributes:
+      module: `module:object` of a class as `tasks.Metric`.
+      keys: config keys; records may have the metric if one of them is set.
     """
 
     module: str
@@ -75,11 +97,12 @@ Row = TypeVar("Row")
 
 
 class Table(dict[str, Row]):
-    """Rows of one kind by name, such as decoders: `module`, `module:object`, or a record that has a `module`. The choices of a
-    config key are the names in its table.
+    """Rows of one kind by name, such as decoders: `module`, `module:object`, or a record with a `module`.
+
+    The choices of a config key are the names in its table.
 
     Attributes:
-      ignores: config keys that have no effect where a row is chosen, by the row's name.
+      ignores: config keys without effect for a choice, by the row's name.
     """
 
     def __init__(self, rows: Mapping[str, Row] | None = None):
@@ -87,14 +110,14 @@ class Table(dict[str, Row]):
         self.ignores: dict[str, tuple[str, ...]] = {}
 
     def add(self, name: str, row: Row, *, ignores: tuple[str, ...] = ()) -> None:
-        """Adds a row. Raises ValueError for a name that another row has."""
+        """Add a row. Raises ValueError for a name that another row has."""
         if self.setdefault(name, row) != row:
             raise ValueError(f"two rows are called {name!r}: {self[name]} and {row}")
         if ignores:
             self.ignores[name] = ignores
 
     def load(self, name: str) -> Any:
-        """The module of a row, or its object. Raises ValueError for an unknown name."""
+        """Import the module of a row; return it, or its object. Raises ValueError for an unknown name."""
         load_extensions()
         if name not in self:
             raise ValueError(f"{name!r} is none of {', '.join(self)}")
@@ -102,7 +125,7 @@ class Table(dict[str, Row]):
         return getattr(importlib.import_module(module), attribute) if attribute else importlib.import_module(module)
 
     def load_all(self) -> Iterator[Any]:
-        """The modules or objects of all rows."""
+        """Return the modules or objects of all rows."""
         load_extensions()
         return map(self.load, self)
 
@@ -111,11 +134,15 @@ class Features(dict[str, tuple[str, ...]]):
     """Modules that are active, and imported, only in runs whose config sets one of their keys."""
 
     def add(self, module: str, *when: str) -> None:
-        """when: keys by their dotted names; one is set if it is truthy or, of a tuple, any of its items."""
+        """Add a module.
+
+        Args:
+          when: dotted names of keys. A key is set if its value, or an item of a tuple, is truthy.
+        """
         self[module] = when
 
     def of(self, config: Any) -> Iterator[Any]:
-        """The modules for a run with this config."""
+        """Import the modules for a run with this config."""
         load_extensions()
         for module, when in self.items():
             values = map(config.value, when)
@@ -139,13 +166,13 @@ SEARCHES = Table({
     "greedy": "t2t_flax.decoding.sampling:greedy",
     "sample": "t2t_flax.decoding.sampling:sample",
 })  # fmt: skip
-"""Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`. greedy has one hypothesis for each
-sentence, sample decode.n_best, others decode.beam_size.
+"""Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`. Hypotheses of a sentence: one with
+greedy, decode.n_best with sample, decode.beam_size with others.
 """
 STEPS = Features()
-"""Modules with `step(inner, config, tokenizers)`: the step of decoding in place of `inner`, both with the interface of
-`decoding.translator.DecodeStep`, and with `prepare(config, tokenizers, lines, first_line)`: source lines as the model reads
-them, and arrays [lines, ...] by name for `Sentences.more`.
+"""Modules with two functions. `step(inner, config, tokenizers)` wraps a step of decoding; both are a
+`decoding.translator.DecodeStep`. `prepare(config, tokenizers, lines, first_line)` returns source lines as the model reads them,
+and arrays [lines, ...] by name for `Sentences.more`.
 """
 SOURCES = Table(
     {
@@ -163,9 +190,9 @@ SOURCES = Table(
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
 """Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
 TOKENIZER_FILES: Table[str] = Table()
-"""Classes of tokenizers by the `kind` that their file, in JSON, names. Others are SentencePiece models."""
+"""Classes of tokenizers by the `kind` in their JSON files. Other files are SentencePiece models."""
 MODEL_FORMS: Table[ModelForm] = Table()
-"""What --workdir may name beside the workdir of a run."""
+"""Models that --workdir may name in place of a run."""
 ENSEMBLES = Features()
 """At most one module, with one key, which further --workdir flags set: models that decode together with a run, separated by
 commas. `extend(loaded, choice, overrides, group)` returns one `TrainedModel` for all, see `evaluation.restore.load`.
@@ -173,7 +200,7 @@ commas. `extend(loaded, choice, overrides, group)` returns one `TrainedModel` fo
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
 METRICS: Table[MetricRow] = Table()
-"""Metrics that extensions add to those of a task."""
+"""Metrics that extensions add to the metrics of a task."""
 PRESET_MODULES: list[str] = []
 """Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
@@ -182,8 +209,8 @@ ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
 `attend(q, k, v, mask, scaled=...)`.
 """
 PARAMETERS = Features()
-"""Modules with `parameters(config) -> training.parameters.Parameters` and `explain(config)`, lines for `explain`. A
-config may use one of them.
+"""Modules with `parameters(config) -> training.parameters.Parameters` and `explain(config)`, which returns lines for
+`explain`. A config may use one of them.
 """
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
@@ -207,25 +234,27 @@ POSITIONS = Table(
 SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
 """Choices of optimizer.schedule: functions config -> `t2t_flax.training.optimizer.Schedule`."""
 OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
-"""Choices of optimizer.name: functions config -> optax transformation of gradients to a direction, before weight decay and the
-learning rate, which all share. One that evaluates an average of its own ignores optimizer.ema_decay, and returns a
-`training.optimizer.AveragingDirection`.
+"""Choices of optimizer.name: functions config -> optax transformation of gradients to a direction. All share what follows: weight
+decay and the learning rate. An optimizer that evaluates an average of its own ignores optimizer.ema_decay, and its function
+returns a `training.optimizer.AveragingDirection`.
 """
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 FLAGS: Table[Flag] = Table()
 """Flags that extensions add to commands of the core and to each other's."""
 HOOKS = Features()
-"""Modules with `hooks(setup, progress, group)`, a list of `training.hooks.Hook`, and perhaps `check_installed(config)`."""
+"""Modules with `hooks(setup, progress, group)`, which returns a list of `training.hooks.Hook`, and perhaps
+`check_installed(config)`.
+"""
 OBJECT_STORAGE: Table[str] = Table()
 """At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
 GROUPS: Table[type] = Table()
-"""Groups of config keys that extensions declare, `config.NAME.KEY`: frozen dataclasses whose fields are made by
-`config.keys.key`. A method `check(self, config)`, if there is one, raises UserError for an impossible combination, and
-`check_change(self, stored, given, step)` for a change of its mutable keys that a run cannot take over after update `step`.
+"""Groups of config keys, `config.NAME.KEY`, that extensions declare: frozen dataclasses with fields made by `config.keys.key`.
+They may have two methods that raise UserError: `check(self, config)` for an impossible combination, and
+`check_change(self, stored, given, step)` for a change of mutable keys that a run cannot take over after update `step`.
 """
 
 
 def load_extensions() -> None:
-    """Imports the extensions, each of which registers what it adds."""
+    """Import the extensions. Each registers what it adds."""
     importlib.import_module("t2t_flax.extensions")
