@@ -242,7 +242,7 @@ class Checkpoints:
         unfinished = [name for name in names if name.isdigit() and not is_finished(self.folder / name)]
         half = rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?"
         if names:
-            delete(self.folder, "|".join([half, *unfinished]))
+            _delete_patiently(self.folder, "|".join([half, *unfinished]))
         self.group.barrier("unfinished checkpoints are removed", self.group.MINUTES)
 
     # Restoring
@@ -439,6 +439,18 @@ def is_finished(checkpoint: epath.Path) -> bool:
 
 
 @by_storage
+def _delete_patiently(folder: epath.Path, names: str) -> None:
+    """Delete as `filesystem.delete`, again for up to a minute: threads of a save that failed may still write arrays."""
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            return delete(folder, names)
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.ENOENT) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.1)
+
+
 def delete_checkpoint(checkpoint: epath.Path) -> None:
     """Delete a checkpoint. A kill in between leaves no half of it under its number."""
     half = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
