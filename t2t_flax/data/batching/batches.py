@@ -44,8 +44,9 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The pairs of an update and their rows. Ids are read and arrays filled only for the requested rows, so that each host
-    builds only its own; the token counts are of the whole update.
+    """The pairs of an update and their rows.
+
+    Ids are read and arrays filled only for the requested rows, so that each host builds its own.
 
     Attributes:
       shape: shape of the arrays.
@@ -64,8 +65,9 @@ class Batch:
     epoch: int = 0
 
     def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
-        """Return rows `first` .. `last` - 1 of every microbatch: source, source_segments, source_positions and the same for
-        target, int32 [A, last - first, L].
+        """Return rows `first` .. `last` - 1 of every microbatch.
+
+        They are source, source_segments, source_positions and the same for target, int32 [A, last - first, L].
         """
         micro, within = np.divmod(self.row, self.shape.rows)
         mine = np.flatnonzero((first <= within) & (within < last))
@@ -162,9 +164,9 @@ class Batches:
 def validation_batches(
     store: TokenStore, config: Data, *, shards: int = 1, tokens: int = 8192
 ) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
-    """All pairs of a store in packed rows, as (Shape, function that returns its batches, of micro 1), shortest rows first.
+    """Return all pairs of a store in packed rows, shortest rows first.
 
-    Nothing is dropped: pairs longer than config.pack_length get rows of twice, four times ... that length, up to the
+    They come as (Shape of micro 1, function that returns its batches). Nothing is dropped: pairs longer than config.pack_length get rows of twice, four times ... that length, up to the
     longest pair. Batches of longer rows have fewer of them, so that the memory of attention, rows * length^2, does not
     grow with the length until each shard has one row.
     """

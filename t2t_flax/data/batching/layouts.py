@@ -64,8 +64,9 @@ class StoredPairs:
 
 
 class Layout(NamedTuple):
-    """The blocks of a window in the order of training. A block is the least that an update consists of: a packed row, or all
-    rows of an update.
+    """The blocks of a window in the order of training.
+
+    A block is the least that an update consists of: a packed row, or all rows of an update.
 
     Attributes:
       order: index of each pair among the window's samples, by block ascending, int64 [P].
@@ -94,8 +95,10 @@ class Layout(NamedTuple):
         return int(self.ends[block - 1]) if block else 0
 
     def rows(self, first: int, last: int, row: int) -> tuple:
-        """Return blocks `first` .. `last` - 1 as rows from `row` on: (pairs, row, source start, target start, source sentences,
-        target sentences) of each pair.
+        """Return blocks `first` .. `last` - 1 as rows from `row` on.
+
+        Returns:
+          of each pair (index in the store, row, source start, target start, source sentence, target sentence).
         """
         begin = self.begin(first)
         here = slice(begin, self.begin(last))
@@ -138,7 +141,10 @@ class Layouter:
         return [VERSION, self.reader.store.digest, self.seed, c.batching, rows, self.windows.key, self.reader.key]
 
     def lay_out(self, window: int) -> Layout:
-        """Return the layout of a window, whose blocks are in a seeded order: first fit leaves the last rows emptier."""
+        """Return the layout of a window.
+
+        Its blocks are in a seeded order, because first fit leaves the last rows emptier.
+        """
         samples = self.windows.samples(window)
         sides = self.reader.read(samples)
         lengths = sides[0].lengths, sides[1].lengths
@@ -159,8 +165,10 @@ class Layouter:
         return Layout(order, samples.pairs[order], *at, ends, sizes[shuffled], sides)
 
     def _buckets(self, longer: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Return (block of each pair, its row, sizes of the blocks): updates of similar pairs, one pair in a row, the longest
-        first.
+        """Divide pairs into updates of similar ones, one pair in a row, the longest first.
+
+        Returns:
+          block of each pair, its row, size of each block.
         """
         order = np.argsort(-(longer + hashes(len(longer), key) / 2.0**64), kind="stable")
         edges = np.array([length for length, _ in self.sizes])

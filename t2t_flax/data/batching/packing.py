@@ -13,12 +13,13 @@ _PARTS = 3
 def first_fit(
     source_lengths: np.ndarray, target_lengths: np.ndarray, pack_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pack pairs into rows of `pack_length` tokens a side, longest pairs first, each into the first row with room.
+    """Pack pairs into rows of `pack_length` tokens a side: longest pairs first, first row with room.
 
-    Pairs with equal numbers of tokens on the longer side are placed together, as if they were as long as the longest of them.
+    Pairs with equal numbers of tokens on the longer side are placed together, as if each were as long as the longest of
+    them. Each pair must fit alone.
 
     Returns:
-      for each pair its row, and where it starts in the row's source and target, int64 [pairs]. Each pair must fit alone.
+      row of each pair, and where it starts in the row's source and target, int64 [pairs].
     """
     order, ends = _by_length(source_lengths, target_lengths)
     source, target = (x[order].astype(np.int64) for x in (source_lengths, target_lengths))
@@ -70,8 +71,12 @@ def first_fit(
 
 
 def _by_length(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Return (order, starts of groups and the end): pairs with equal numbers of tokens on the longer side are a group, the
-    longest first; pairs with a longer source are last in a group.
+    """Sort pairs into groups with equal numbers of tokens on the longer side, the longest first.
+
+    In a group, pairs with a longer source are last.
+
+    Returns:
+      the order, and in it the begin of each group and the end.
     """
     longer = np.maximum(source, target).astype(np.int64)
     order = order_of(source - target + longer.max())
@@ -90,8 +95,9 @@ def _mixed(group: np.ndarray) -> np.ndarray:
 def fill_rows(
     sentences: Sentences, row: np.ndarray, start: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Return one side of a batch: ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
+    """Return one side of a batch.
 
+    It is ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
     Segments number the sentences of a row in their order, so that both sides of a pair get the same number.
 
     Args:

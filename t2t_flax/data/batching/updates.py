@@ -100,7 +100,10 @@ class UpdateStream:
 
     @cached_property
     def updates_per_epoch(self) -> int:
-        """Updates that hold the first epoch. Where pairs are drawn, which takes long, its length follows from one window."""
+        """Updates that hold the first epoch.
+
+        Where pairs are drawn, which takes long, its length follows from its first window.
+        """
         windows = self.layouter.windows.per_epoch
         with self._lock:
             blocks = self._end(0) * windows if self.layouter.reader.draws else self._end(windows - 1)
@@ -165,7 +168,7 @@ class UpdateStream:
         return []
 
     def _keep(self) -> None:
-        """Write the counts. The next time is after more windows than this time, so that little is written and little is lost."""
+        """Write the counts, each time after more windows than before."""
         self._written = len(self._ends)
         self._keep_at = self._written + max(_KEPT_EVERY, self._written // 16)
         with contextlib.suppress(OSError):  # a folder that another account prepared, without write permission

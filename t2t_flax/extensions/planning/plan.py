@@ -25,7 +25,7 @@ def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str,
     and the estimate of the TPU compiler.
 
     Args:
-      rows: packed rows on each device; 0 = an estimate of the config's largest shape.
+      rows: packed rows on each device; 0 = the config's largest shape.
 
     Raises:
       UserError: the mesh does not fit the machine or the model.

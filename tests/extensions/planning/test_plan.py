@@ -187,7 +187,6 @@ def test_sizes_are_parsed_from_the_tpu_out_of_memory_error(message):
 
 
 @pytest.mark.parametrize(("shards", "micro"), [(1, 0), (4, 0), (1, 48), (4, 24), (1, 23)])
-def test_estimated_shape_has_the_rows_of_real_batches(shards, micro):
-    """Of packed rows that are 97 % full."""
+def test_shape_of_a_plan_has_the_rows_of_real_batches(shards, micro):
     config = small_config(data={"microbatch_tokens": micro, "batch_tokens": 230, "pack_length": 24})
-    assert batch_shape(config, shards) == shape_of(24, 10, micro, shards)
+    assert batch_shape(config, shards) == shape_of(24, 9, micro, shards)
