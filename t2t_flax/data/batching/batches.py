@@ -166,9 +166,10 @@ def validation_batches(
 ) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
     """Return all pairs of a store in packed rows, shortest rows first.
 
-    They come as (Shape of micro 1, function that returns its batches). Nothing is dropped: pairs longer than config.pack_length get rows of twice, four times ... that length, up to the
-    longest pair. Batches of longer rows have fewer of them, so that the memory of attention, rows * length^2, does not
-    grow with the length until each shard has one row.
+    They come as (Shape of micro 1, function that returns its batches). Nothing is dropped: pairs longer than
+    config.pack_length get rows of twice, four times ... that length, up to the longest pair. Batches of longer rows have
+    fewer of them, so that the memory of attention, rows * length^2, does not grow with the length until each shard has
+    one row.
     """
     longer = np.maximum(*store.lengths)
     edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)
