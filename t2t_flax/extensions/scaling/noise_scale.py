@@ -1,4 +1,7 @@
-"""The gradient noise scale (McCandlish et al. 2018): the batch size at which a gradient is as much noise as signal."""
+"""Gradient noise scale (McCandlish et al. 2018).
+
+It is the batch size at which a gradient is as much noise as signal.
+"""
 
 import dataclasses
 import math
@@ -18,12 +21,19 @@ from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.parts import TrainingSetup
 
 GROUPS = 8
-"""Of batches, whose sums are kept: as many copies of the gradient in the memory of the host."""
+"""Groups of batches whose sums are kept: as many copies of the gradient in the host's memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Gradients:
-    """A group of batches. total: the sum of their gradients [P]; squares: of the norms of each; count; tokens of all of them."""
+    """A group of batches.
+
+    Args:
+        total: sum of their gradients [P].
+        squares: squared norms of the gradients of all batches, summed.
+        count: number of batches.
+        tokens: tokens of all of them.
+    """
 
     total: np.ndarray
     squares: float
@@ -32,8 +42,10 @@ class Gradients:
 
 
 def noise_scale(groups: Sequence[Gradients]) -> Interval:
-    """The trace of the covariance of a token's gradient over the squared norm of the mean gradient, in tokens: from the norms of
-    the gradients of single batches and of all together. The interval is by jackknife over groups. Infinite where no
+    """Return the noise scale in tokens, with an interval by jackknife over groups.
+
+    It is the trace of the covariance of a token's gradient over the squared norm of the mean
+    gradient, from the norms of the gradients of single batches and of all together. Infinite if no
     gradient can be told from noise.
     """
     total = np.asarray(np.sum([group.total for group in groups], 0, dtype=np.float64))
@@ -63,7 +75,10 @@ def _scale(norm_of_sum: float, groups: Sequence[Gradients]) -> float:
 
 
 def measure(setup: TrainingSetup, params: Any, first: int, batches: int) -> list[Gradients]:
-    """The gradients of the training loss, with dropout, of the run's batches from number `first` on, at these parameters."""
+    """Return the gradients of the training loss, with dropout, at these parameters.
+
+    They come from the run's batches from number `first` on.
+    """
     config, model = setup.config, setup.model
 
     @jax.jit

@@ -16,8 +16,10 @@ _STYLE = {"svg.hashsalt": "scaling", "axes.spines.top": False, "axes.spines.righ
 def draw(
     found: LawFit, path: epath.PathLike, further: Sequence[tuple[float, ...]], measured: Sequence[float | None]
 ) -> None:
-    """Plots losses over the law's first input: of the fitted points, the law and, for `further` inputs, what it predicts and what
-    was measured. The law's other inputs are those of the points, or their means for the curve where there is one alone.
+    """Plot losses over the law's first input.
+
+    It shows the fitted points and the law, and, for `further` inputs, predicted and measured
+    losses. With a single input the law is a curve, otherwise a mark at each point.
     """
     import matplotlib
     from matplotlib.figure import Figure

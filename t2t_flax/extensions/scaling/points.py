@@ -1,4 +1,4 @@
-"""What a law is fitted to: the runs of sweeps and other workdirs, as sizes, data and losses."""
+"""Data points of a fit: the runs of sweeps and other workdirs, as sizes, data and losses."""
 
 import dataclasses
 import math
@@ -41,7 +41,7 @@ class RunPoint:
         return self.encoder + self.decoder
 
     def inputs(self, names: Iterable[str]) -> list[float]:
-        """By the names of `laws.Law.inputs`."""
+        """Return the inputs by the names of `laws.Law.inputs`."""
         return [float(getattr(self, INPUTS[name])) for name in names]
 
 
@@ -57,7 +57,11 @@ INPUTS = {
 
 @dataclasses.dataclass(frozen=True)
 class Point:
-    """The runs with the same inputs, which differ in their seeds. log_loss: the mean of theirs."""
+    """Runs with the same inputs, which differ in their seeds.
+
+    Args:
+        log_loss: mean over the runs.
+    """
 
     inputs: tuple[float, ...]
     runs: tuple[RunPoint, ...]
@@ -68,8 +72,10 @@ class Point:
 
 
 def read_runs(workdirs: Sequence[str]) -> tuple[list[RunPoint], list[str]]:
-    """(the complete runs in workdirs and in the sweeps among them, the names of the others, which diverged, failed or have not
-    ended). Raises UserError for a folder with neither, and for a run without a checkpoint or a validation loss, by its name.
+    """Return (complete runs in workdirs and in the sweeps among them, names of the others).
+
+    The others diverged, failed or have not ended. Raises UserError for a folder with neither, and
+    for a run without a checkpoint or a validation loss, by its name.
     """
     runs, left_out = [], []
     for name in workdirs:
@@ -117,11 +123,17 @@ def _read(workdir: epath.Path) -> RunPoint:
 
 
 _SAME = 0.02
-"""Relative difference of inputs within which runs are at the same point: tokens of updates differ between seeds."""
+"""Relative difference of inputs within which runs are at the same point.
+
+Tokens of updates differ between seeds.
+"""
 
 
 def group(runs: Iterable[RunPoint], names: Sequence[str]) -> list[Point]:
-    """The runs by their inputs, ascending. Those of a point have the mean of theirs."""
+    """Group the runs by their inputs, ascending.
+
+    The runs of a point have the mean of their inputs.
+    """
     groups: list[list[RunPoint]] = []
     for run in sorted(runs, key=lambda run: run.inputs(names)):
         near = (g for g in groups if _same(g[0].inputs(names), run.inputs(names)))

@@ -1,4 +1,4 @@
-"""Self-test: an update on the devices of a run beside float32 on the CPU; names what is wrong, and where."""
+"""Self-test: compare an update on a run's devices with float32 on the CPU, and locate faults."""
 
 from t2t_flax.registry import COMMANDS, Command
 

@@ -1,4 +1,4 @@
-"""`selftest`: tests the devices of this process, or of all processes of a run, for a config."""
+"""`selftest`: test the devices of this process, or of all processes of a run, for a config."""
 
 from t2t_flax import api
 from t2t_flax.cli import arguments
@@ -9,7 +9,7 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 where nothing is wrong, else 2."""
+    """Return exit code 0 where nothing is wrong, else 2."""
     parser = arguments.parser(
         "selftest",
         "Computes the layers, gradients and update of a small model of this config on the devices, by the programs of `train`,\n"

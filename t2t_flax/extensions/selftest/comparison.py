@@ -1,4 +1,7 @@
-"""Compares what each device holds with a reference: bit for bit, or within what the precision explains."""
+"""Comparison of each device's arrays with a reference.
+
+They must agree bit for bit, or within the error that the precision explains.
+"""
 
 import dataclasses
 import json
@@ -14,15 +17,23 @@ from t2t_flax.distributed.coordination import ProcessGroup
 UNIT = {"bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24}
 """Relative distance of neighbouring numbers."""
 _SLACK = {"bfloat16": 1.0, "tf32": 2.0, "float32": 64.0}
-"""float32 sums of up to some thousand terms in another order differ by this many units; in bfloat16 they are sums of float32."""
+"""Allowed difference of float32 sums of up to some thousand terms in another order, in units.
+
+In bfloat16 they are sums of float32.
+"""
 NORM, LARGEST = 4.0, 8.0
-"""How many times the explained error is allowed, of a tensor's norm and of its largest element."""
+"""Allowed multiples of the explained error, for a tensor's norm and its largest element."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Compared:
-    """A tensor on a device. error: its norm over that of the reference; explained: by the precision. ratio: of what is
-    allowed; above 1 it is wrong. wrong: a sentence that says how, where it is not the size of an error.
+    """A tensor on a device.
+
+    Args:
+        error: norm of its error relative to the norm of the reference.
+        explained: relative error that the precision explains.
+        ratio: error relative to the allowed one; above 1 the tensor is wrong.
+        wrong: sentence on a fault other than the size of an error.
     """
 
     stage: str
@@ -36,7 +47,11 @@ class Compared:
 
 @dataclasses.dataclass(frozen=True)
 class Expected:
-    """A tensor in float32, and the error that is expected of each element. valid: where it is compared."""
+    """A tensor in float32, and the expected error of each element.
+
+    Args:
+        valid: where it is compared.
+    """
 
     value: np.ndarray
     error: np.ndarray
@@ -44,8 +59,14 @@ class Expected:
 
 
 def expected(exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: float = 0.0) -> Expected:
-    """rounded: as `exact`, computed in bfloat16. In another precision the error is as many times smaller as the numbers are
-    denser. more: relative error of what the reference does not do, such as sums over devices in bfloat16.
+    """Return the expected tensor and error.
+
+    In another precision than bfloat16 the error is as many times smaller as the numbers are denser.
+
+    Args:
+        rounded: `exact`, computed in bfloat16.
+        more: relative error of work that the reference does not do, such as sums over devices in
+            bfloat16.
     """
     scale = _SLACK[precision] * UNIT[precision] / UNIT["bfloat16"]
     real = np.abs(exact) < 1e8  # the logits of rows that pad the vocabulary are not
@@ -59,7 +80,10 @@ def expected(exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: fl
 
 
 def compare(stage: str, name: str, array: jax.Array, wanted: Expected) -> list[Compared]:
-    """What each device of this process holds of an array, beside its part of the reference."""
+    """Compare each device's part of an array with its part of the reference.
+
+    Only devices of this process count.
+    """
     found = []
     all_norm, all_largest = _norm(wanted.error), float(wanted.error.max(initial=0.0))
     for shard in array.addressable_shards:
@@ -85,7 +109,7 @@ def _norm(x: np.ndarray) -> float:
 
 
 def compare_number(stage: str, name: str, device: jax.Device, value: float, wanted: float, allowed: float) -> Compared:
-    """A scalar."""
+    """Compare a scalar."""
     size = abs(wanted) + 1e-30
     ratio = float(abs(value - wanted) / (allowed + 1e-30))
     text = f"{name} is {value:.6g}, on the CPU {wanted:.6g}, and differences up to {allowed:.2g} are explained"
@@ -95,7 +119,10 @@ def compare_number(stage: str, name: str, device: jax.Device, value: float, want
 
 
 def compare_bits(arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarray]) -> list[Compared]:
-    """What each device of this process holds, beside its part of what was put there."""
+    """Compare each device's part of the arrays with the values that were put there.
+
+    Only devices of this process count.
+    """
     found = []
     for name, array in arrays.items():
         parts = {shard.device: np.asarray(shard.data) for shard in array.addressable_shards}
@@ -117,7 +144,10 @@ def compare_bits(arrays: Mapping[str, jax.Array], wanted: Mapping[str, np.ndarra
 
 
 def compare_copies(arrays: Mapping[str, jax.Array], group: ProcessGroup) -> list[Compared]:
-    """Devices that hold the same part of an array, of this process and of others, must hold the same bits."""
+    """Check that devices with the same part of an array hold the same bits.
+
+    Devices of this process and of others count.
+    """
     found, sums = [], {}
     for name, array in arrays.items():
         first: dict[str, Any] = {}
@@ -155,7 +185,7 @@ def _wrong(stage: str, name: str, device: jax.Device, text: str) -> Compared:
 
 
 def _different(x: np.ndarray, y: np.ndarray) -> int:
-    """Elements whose bits differ."""
+    """Return how many elements differ in their bits."""
     if x.shape != y.shape or x.dtype != y.dtype:
         return x.size
     bits = f"u{x.dtype.itemsize}"
@@ -177,7 +207,7 @@ def _place(shard: Any, name: str, array: jax.Array) -> str:
 
 
 def _owner(array: jax.Array, value: np.ndarray, whole: np.ndarray) -> jax.Device | None:
-    """The device whose shard these values are."""
+    """Return the device whose shard has these values."""
     for device, index in array.sharding.devices_indices_map(array.shape).items():
         if not _different(value, whole[index]):
             return device

@@ -1,4 +1,7 @@
-"""The probe on the mesh of the run, by the run's own programs: where its arrays are, its layers, one update."""
+"""The probe on the mesh of the run, by the run's own programs.
+
+It checks where its arrays are, its layers, and one update.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple
@@ -22,8 +25,15 @@ from t2t_flax.training.train_step import make_train_step
 
 
 class Programs(NamedTuple):
-    """layers: (params, batch) -> activations [shards, B / shards, L, ...] of the first microbatch by name. update: the train
-    step. lowered: its text as it was asked for; compiled: as it runs.
+    """Programs of the probe.
+
+    Args:
+        layers: (params, batch) -> activations [shards, B / shards, L, ...] of the first microbatch
+            by
+            name.
+        update: the train step.
+        lowered: text of the train step before compilation.
+        compiled: text of the compiled train step.
     """
 
     layers: Any
@@ -44,18 +54,18 @@ class DeviceRun:
         self.abstract, self.shardings = abstract_state(*parts, self.parameters)
 
     def place(self, state: TrainState) -> TrainState:
-        """The state, of NumPy arrays, on the devices; the recorded gradients are zeros."""
+        """Put the state, of NumPy arrays, on the devices; the recorded gradients are zeros."""
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.abstract.opt_state.grads)
         state = dataclasses.replace(state, opt_state=Recorded(zeros, state.opt_state))
         return jax.tree.map(_put, state, self.shardings)
 
     def batch(self) -> dict[str, jax.Array]:
-        """The batch [A, B, L] on the devices."""
+        """Return the batch [A, B, L] on the devices."""
         rows = lambda first, last: {name: x[:, first:last] for name, x in self.probe.arrays.items()}  # noqa: E731
         return mesh_lib.to_global(rows, self.probe.size, mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS))
 
     def compile(self) -> Programs:
-        """The programs, of which the second is made as for a training."""
+        """Compile the programs; the train step is compiled as for a training."""
         rows = mesh_lib.named(self.mesh, mesh_lib.MICRO_ROWS)
         struct = batch_struct(self.probe.size, rows)
         step = make_train_step(self.config, self.model, self._tx, self.mesh, self.shardings, self.parameters)
@@ -79,7 +89,7 @@ class DeviceRun:
         return seen if self.probe.shards > 1 else jax.tree.map(lambda x: x[None], seen)
 
     def whole(self, tree: Any) -> Any:
-        """Arrays of the mesh as NumPy arrays, on every process."""
+        """Return arrays of the mesh as NumPy arrays, on every process."""
         return jax.device_get(mesh_lib.replicated(tree, self.mesh))
 
 

@@ -1,6 +1,7 @@
-"""What the self-test computes: a small model of the run's widths, its parameters and a batch, the same on every host.
+"""Probe of the self-test: a small model of the run's widths, its parameters and a batch.
 
-Numbers are drawn by NumPy from uniform distributions, whose bits do not depend on the machine.
+It is the same on every host. NumPy draws numbers from uniform distributions, whose bits do not
+depend on the machine.
 """
 
 import dataclasses
@@ -25,15 +26,17 @@ from t2t_flax.training.train_state import abstract_state, make_model
 _LAYERS = 2
 _MOST_MICRO = 3
 _LONGEST = 128
-"""Tokens of a row: what the kernels of TPUs need at least."""
+"""Tokens of a row: the minimum for the kernels of TPUs."""
 _TOKENS = 4096
 """Real tokens of the batch, which bound the time of the CPU."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Probe:
-    """arrays: int32 [A, B, L], A microbatches of B rows, of which the columns from `real` on are padding. shards: of the rows, as
-    the mesh divides them.
+    """A small model and a batch.
+
+    Args:
+        arrays: int32 [A, B, L], A microbatches of B rows; the columns from `real` on are padding.
     """
 
     config: Config
@@ -53,7 +56,7 @@ class Probe:
 
 
 def make_probe(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], shape: Shape) -> Probe:
-    """The probe of a run with this config, these sizes of vocabularies and batches of this shape."""
+    """Return the probe of a run with this config, these vocabulary sizes and this batch shape."""
     config = _small(config, mesh, vocab)
     shards = mesh_lib.batch_shards(mesh)
     micro, rows = min(shape.micro, _MOST_MICRO), shards * (2 if shards <= 4 else 1)
@@ -66,8 +69,10 @@ def make_probe(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], 
 
 
 def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> Config:
-    """Two layers a stack. A rectifier becomes a swish: its derivative jumps, so that any rounding of an input near 0 changes
-    gradients by more than the precision explains.
+    """Return the config with two layers a stack.
+
+    A rectifier becomes a swish: its derivative jumps, so that any rounding of an input near 0
+    changes gradients by more than the precision explains.
     """
     m = config.model
     smooth = config.with_values({"model.activation": "swish" if m.activation == "relu" else m.activation})
@@ -85,8 +90,10 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
 
 
 def _batch(size: tuple[int, int, int], real: int, vocab: tuple[int, int], pairs: int) -> dict[str, np.ndarray]:
-    """Rows of some pairs, which begin at other places in the source than in the target; every third row ends in padding, as long
-    on both sides.
+    """Return rows of some pairs.
+
+    Pairs begin at other places in the source than in the target; every third row ends in padding,
+    as long on both sides.
     """
     rng, (micro, rows, length) = np.random.default_rng(0), size
     arrays: dict[str, np.ndarray] = {}
@@ -106,8 +113,9 @@ def _batch(size: tuple[int, int, int], real: int, vocab: tuple[int, int], pairs:
 
 
 def draw_parameters(structs: Any) -> Any:
-    """Float32 arrays like `structs`, with the variance of Xavier's initialization; vectors are drawn around 0, scales around 1,
-    so that each has an effect.
+    """Return float32 arrays like `structs`, with the variance of Xavier's initialization.
+
+    Vectors are drawn around 0, scales around 1, so that each has an effect.
     """
 
     def draw(path, struct):

@@ -1,4 +1,4 @@
-"""Whether a compiled train step does what was asked for: kernels, the type of its products, the exchange of gradients."""
+"""Checks of a compiled train step: kernels, types of its products, exchange of gradients."""
 
 import math
 import re
@@ -17,7 +17,12 @@ _NARROW = ("bf16", "f16", "f8e4m3fn", "f8e5m2", "s8")
 
 
 class Checked(NamedTuple):
-    """faults: sentences. summary: of what was found."""
+    """Result of the checks.
+
+    Args:
+        faults: sentences.
+        summary: text on the programs.
+    """
 
     faults: list[str]
     summary: str
@@ -35,9 +40,17 @@ def check_programs(
     only_data: bool,
     in_optimizer: int,
 ) -> Checked:
-    """lowered: StableHLO; compiled: HLO, for "cpu", "gpu" or "tpu". precision: of products, as asked for. kernel: of attention.
-    shards: of the batch. exchanged: elements of gradients that a device sums with others. only_data: the mesh divides the
-    batch alone. in_optimizer: products of the optimizer, such as Muon's, which stay in float32.
+    """Check the programs of a train step.
+
+    Args:
+        lowered: StableHLO.
+        compiled: HLO, for "cpu", "gpu" or "tpu".
+        precision: requested precision of products.
+        kernel: attention kernel.
+        shards: shards of the batch.
+        exchanged: elements of gradients that a device sums with others.
+        only_data: whether the mesh divides the batch alone.
+        in_optimizer: products of the optimizer, such as Muon's, which stay in float32.
     """
     faults, bfloat16 = [], precision == "bfloat16"
     asked = [pair for pair in _ASKED_PRODUCT.findall(lowered)]
@@ -91,7 +104,7 @@ def _instructions(compiled: str):
 
 
 def _products(compiled: str) -> list[set[str]]:
-    """The types of the operands of each matrix product."""
+    """Return the operand types of each matrix product."""
     types, products = {}, []
     for name, result, op, rest in _instructions(compiled):
         if first := _ARRAY.search(result):
@@ -103,7 +116,7 @@ def _products(compiled: str) -> list[set[str]]:
 
 
 def _elements(compiled: str, ops: tuple[str, ...]) -> list[int]:
-    """Elements of the result of each such instruction."""
+    """Return the number of elements in the result of each such instruction."""
     found = []
     for _, result, op, _ in _instructions(compiled):
         if op in ops:

@@ -1,4 +1,7 @@
-"""The probe on one CPU device: in float32 with plain attention, and in bfloat16, whose distance measures what rounding does."""
+"""The probe on one CPU device: in float32 with plain attention, and in bfloat16.
+
+The distance of the two measures the effect of rounding.
+"""
 
 import dataclasses
 import functools
@@ -26,7 +29,7 @@ _CHUNK = 2048
 
 
 def cpu_device() -> jax.Device:
-    """A CPU device of this process. Raises UserError where JAX was told to use none."""
+    """Return a CPU device of this process. Raises UserError if JAX was told to use none."""
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -36,7 +39,10 @@ def cpu_device() -> jax.Device:
 
 
 def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], noise: Noise) -> dict[str, jax.Array]:
-    """Outputs [B, L, ...] of the modules of the model by name, in the order in which they are computed, the logits last."""
+    """Return outputs [B, L, ...] of the model's modules by name.
+
+    They are in the order in which they are computed, the logits last.
+    """
     found: dict[str, jax.Array] = {}
     batch_length = rows["target"].shape
 
@@ -60,7 +66,13 @@ def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], 
 
 @dataclasses.dataclass(frozen=True)
 class Computed:
-    """Of the probe. activations: of its first microbatch, the real columns. sums: over all tokens. grads: per token."""
+    """Results of the probe.
+
+    Args:
+        activations: activations of its first microbatch, the real columns.
+        sums: sums over all tokens.
+        grads: gradients per token.
+    """
 
     activations: dict[str, np.ndarray]
     sums: dict[str, float]
@@ -68,7 +80,11 @@ class Computed:
 
 
 class Reference:
-    """The probe on the CPU of this process. state: as the devices get it, NumPy arrays."""
+    """The probe on the CPU of this process.
+
+    Args:
+        state: state as the devices get it, NumPy arrays.
+    """
 
     def __init__(self, probe: Probe):
         self.probe, self.device = probe, cpu_device()
@@ -93,7 +109,7 @@ class Reference:
         return make_model(self.config, *self.probe.vocab, platform="cpu", precision=precision)
 
     def compute(self, precision: str) -> Computed:
-        """All of it in "float32" or "bfloat16"."""
+        """Compute everything in "float32" or "bfloat16"."""
         params, rows, numbers = self._on_cpu((self.state.params, self._rows(), self._numbers()))
         config, model = self.config, self._model(precision)
         first = self.probe.size[1]
@@ -118,8 +134,10 @@ class Reference:
         )
 
     def updated(self, grads: Any, relative_noise: float = 0.0) -> TrainState:
-        """The state after an update with these gradients (of the trained parameters), of which each element is first changed
-        by at most a share of `relative_noise`. NumPy arrays.
+        """Return the state after an update with these gradients, as NumPy arrays.
+
+        The gradients belong to the trained parameters. Each element is first changed by at most a
+        share of `relative_noise`.
         """
         rng = np.random.default_rng(1)
         noisy = lambda g: g * (1 + np.float32(relative_noise) * (2 * rng.random(g.shape, np.float32) - 1))  # noqa: E731
@@ -158,13 +176,20 @@ class Reference:
 
 
 def _plain(config: Config) -> Config:
-    """Without kernels, recomputation and chunks of logits other than the CPU's own. What it computes is the same."""
+    """Return the config without kernels and recomputation, with logits in the CPU's chunks.
+
+    Results are the same.
+    """
     plain = {"model.attention_kernel": "einsum", "train.remat": "none", "loss.logits_chunk_size": _CHUNK}
     return config.with_values(plain | {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.slices": 0})
 
 
 def _gradient(config: Config, model: Transformer, parameters: Parameters):
-    """(params, rows [A * B, L], their numbers) -> ((loss, other sums), gradients of the trained parameters)."""
+    """Return a gradient function.
+
+    It maps (params, rows [A * B, L], their numbers) -> ((loss, other sums), gradients of the
+    trained parameters).
+    """
 
     def gradient(params, rows, numbers):
         trained, frozen = parameters.split(params)

@@ -1,4 +1,7 @@
-"""Runs the self-test: stage by stage, each of which may be wrong only because one before it is."""
+"""Runs the self-test stage by stage.
+
+A stage may be wrong only because an earlier one is.
+"""
 
 import concurrent.futures
 import dataclasses
@@ -37,8 +40,12 @@ STAGES = ("parameters", "programs", "layers", "loss", "gradients", "update", "co
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """compared: all tensors on the devices of this process. faults: sentences, of all processes, the first one first. lines: one
-    for each stage.
+    """Report of a self-test.
+
+    Args:
+        compared: all tensors on the devices of this process.
+        faults: sentences, of all processes, the first fault first.
+        lines: one for each stage.
     """
 
     compared: list[Compared]
@@ -53,7 +60,7 @@ class Report:
         return "\n".join([self.heading, *self.lines, f"self-test: {ending}, {self.seconds:.1f} s"])
 
     def raise_if_faulty(self) -> None:
-        """Raises UserError."""
+        """Raise UserError if there are faults."""
         if self.faults:
             more = [f"  {fault}" for fault in self.faults[1:]]
             raise UserError(
@@ -76,8 +83,9 @@ def run_test(
     shape: Shape,
     group: ProcessGroup | None = None,
 ) -> Report:
-    """Tests the devices of a mesh for a run with this config and batches of this shape, train.precision decided. All processes
-    call it.
+    """Test the devices of a mesh for a run with this config and batches of this shape.
+
+    train.precision must be decided. All processes call it.
     """
     began, group = time.monotonic(), group or ProcessGroup()
     test = _Test(make_probe(config, mesh, vocab, shape), group)
@@ -107,7 +115,7 @@ class _Test:
         )
 
     def run(self) -> None:
-        """All stages."""
+        """Run all stages."""
         with concurrent.futures.ThreadPoolExecutor(2) as pool:  # while the programs of the devices compile
             exact, rounded = (pool.submit(self.reference.compute, name) for name in ("float32", "bfloat16"))
             state, batch = self.device.place(self.reference.state), self.device.batch()
@@ -157,14 +165,14 @@ class _Test:
         self._add("layers", found, len(exact.activations), f"outputs of {real} tokens a row")
 
     def _like_devices(self, x: np.ndarray, length: int) -> np.ndarray:
-        """[B, real columns, ...] as [shards, B / shards, L, ...]."""
+        """Return [B, real columns, ...] as [shards, B / shards, L, ...]."""
         padding = [(0, 0), (0, length - x.shape[1]), *[(0, 0)] * (x.ndim - 2)]
         shards = self.probe.shards
         return np.pad(x, padding).reshape(shards, -1, length, *x.shape[2:])
 
     def _loss(self, metrics: Mapping[str, jax.Array], exact: Computed, rounded: Computed) -> None:
         tokens, u = exact.sums["tokens"], 2.0**-24
-        # The error of each token's loss; their mean is at most as wrong, and by luck may be right.
+        # The error of each token's loss; their mean is at most as wrong, and may be right by luck.
         rows = {name: x[0][:, : self.probe.real] for name, x in self.probe.arrays.items()}
         real = rows["target_segments"] > 0
         losses = [_token_losses(c.activations["logits"][real], rows["target"][real]) for c in (exact, rounded)]
@@ -192,13 +200,17 @@ class _Test:
         found = []
         for name in self._backwards(arrays, exact):
             wanted = expected(x[name], y[name], self.precision, more=more)
-            # A gradient that is 0 but for rounding has the error of what it is a difference of.
+            # A gradient that is 0 except for rounding has the error of the values that it is a
+            # difference of.
             tiny = np.float32(1e-2 * 2.0**-8 * _relative(self.precision) * whole / math.sqrt(count))
             found += compare("gradients", name, arrays[name], Expected(wanted.value, wanted.error + tiny))
         self._add("gradients", found, len(arrays), f"parameters, norm {whole:.4g}")
 
     def _backwards(self, arrays: Mapping[str, jax.Array], exact: Computed) -> list[str]:
-        """The names of parameters in the order in which gradients are computed: the last layer first, tables last."""
+        """Return parameter names in the order in which gradients are computed.
+
+        The last layer is first, tables are last.
+        """
         order = list(exact.activations)
 
         def place(name: str) -> int:
@@ -237,7 +249,7 @@ class _Test:
         self.lines.append(f"  {stage:11} {count} {what}; {ending}")
 
     def faults(self) -> list[str]:
-        """A sentence for the first wrong tensor of each stage, and what explains it."""
+        """Return a sentence for the first wrong tensor of each stage, with its explanation."""
         found = []
         for stage in STAGES:
             wrong = [c for c in self.compared if c.stage == stage and c.ratio > 1]
@@ -268,7 +280,10 @@ def _relative(precision: str) -> float:
 
 
 def _named(tree: Any) -> dict[str, Any]:
-    """Leaves by name: "decoder_1.self_attention.query.kernel", "opt_state.mu.decoder_1..."."""
+    """Return leaves by name.
+
+    Names are "decoder_1.self_attention.query.kernel", "opt_state.mu.decoder_1...".
+    """
     if not isinstance(tree, TrainState):
         return {".".join(path_names(path)): leaf for path, leaf in jax.tree.leaves_with_path(tree)}
     found = _named(tree.params)

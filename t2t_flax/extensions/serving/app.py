@@ -28,9 +28,9 @@ from t2t_flax.version import __version__
 
 PAGE = Path(__file__).parent / "page"
 LAST_BATCH = 5.0
-"""Seconds for which the end of a server waits for the batches on the device."""
+"""Seconds that a stopping server waits for the batches on the device."""
 _WEIGHTS = 10
-"""Weights of attention that are written while a character is read."""
+"""Attention weights that are written in the time of reading a character."""
 
 
 class TranslateRequest(BaseModel):
@@ -78,7 +78,7 @@ def create_app(
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, str]:
-        """503 if a model failed, hangs, or gives numbers that are not finite; 200 also while models are loaded."""
+        """503 if a model failed, hangs, or gives non-finite numbers; 200 also during loading."""
         service.require_health()
         return {"status": "ok"}
 
@@ -146,13 +146,14 @@ def create_app(
     app.add_middleware(_Guard, service=service, metrics=metrics)
     if settings.origins:
         app.add_middleware(CORSMiddleware, allow_origins=settings.origins, allow_methods=["*"], allow_headers=["*"])
-    # A page elsewhere whose host name is made to mean this machine must not reach a server that only this machine may.
+    # A page elsewhere whose host name is made to resolve to this machine must not reach a server
+    # that only this machine may.
     app.add_middleware(TrustedHostMiddleware, allowed_hosts=settings.hosts, www_redirect=False)
     return app
 
 
 class _Guard:
-    """Bounds the time and the body of each request, and counts it by its route and status."""
+    """Limit of the time and the body of each request; counts it by its route and status."""
 
     def __init__(self, app: Callable[..., Awaitable[None]], service: Service, metrics: Metrics):
         self._app = app
@@ -209,7 +210,10 @@ def _routes(openapi: dict[str, Any]) -> str:
 
 
 def _attention_json(maps: Any) -> str:
-    """Return the answer. Layers are encoded one by one: the encoder lets no other thread run meanwhile."""
+    """Return the answer, encoded layer by layer.
+
+    The encoder lets no other thread run meanwhile.
+    """
     pieces = {"source_pieces": maps.source_tokens, "target_pieces": maps.target_tokens}
     parts = [json.dumps(pieces, ensure_ascii=False).removesuffix("}")]
     for kind in ("cross", "encoder", "decoder"):

@@ -9,17 +9,17 @@ from concurrent.futures import Future, InvalidStateError
 from typing import Any
 
 BATCH_WAIT = 0.005
-"""Seconds for which a job waits for others to share its batch."""
+"""Seconds that a job waits for others to share its batch."""
 Process = Callable[[Hashable, list[Any]], Sequence[Any]]
-"""(key, items) -> a result for each item, in order."""
+"""Maps (key, items) to a result for each item, in order."""
 
 
 class QueueFull(Exception):
-    """As many jobs wait as may."""
+    """The queue has its maximum number of waiting jobs."""
 
 
 class Closed(Exception):
-    """No more jobs are taken."""
+    """The queue takes no more jobs."""
 
 
 @dataclasses.dataclass(eq=False)

@@ -16,11 +16,14 @@ Body = TypeVar("Body", bound=BaseModel)
 _JSON = "application/json"
 _FORMS = ("application/x-www-form-urlencoded", "multipart/form-data")
 _MOST_FIELDS = 1100
-"""Most fields of a form: as many as lines of a request, and some."""
+"""Maximum fields of a form: the maximum lines of a request, and some more."""
 
 
 async def read(service: Service, request: Request, shape: type[Body], *, forms: bool = False) -> Body:
-    """Return the body of a request: JSON or a form. Raises HTTPException for another type, and ValidationError."""
+    """Return the body of a request: JSON or a form.
+
+    Raises HTTPException for another type, and ValidationError.
+    """
     form = request.headers.get("content-type", "")
     kind = form.partition(";")[0].strip().lower()
     if kind not in (_JSON, *(_FORMS if forms else ())):

@@ -14,7 +14,10 @@ _PACKAGES = ("fastapi", "python_multipart", "prometheus_client", "pydantic", "uv
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 after SIGTERM, SIGHUP or Ctrl-C, with all requests answered; 1 if the device does not end in time."""
+    """Return 0 after SIGTERM, SIGHUP or Ctrl-C, with all requests answered.
+
+    1 if the device does not end in time.
+    """
     args, overrides = arguments.parse(_parser(), argv)
     missing = [name for name in _PACKAGES if importlib.util.find_spec(name) is None]
     if missing:
@@ -40,7 +43,8 @@ def run(argv: list[str]) -> int:
     listening, metrics, models = listen(args.host, args.port), Metrics(), []
     import jax
 
-    # On a CPU each lane computes in its own thread: queued, its batches would wait for programs that another lane compiles.
+    # On a CPU each lane computes in its own thread: queued, its batches would wait for programs
+    # that another lane compiles.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     arguments.prepare_to_load(args.workdir[0], overrides)
     for workdir, name, config in zip(args.workdir, model_names(args.workdir), configs, strict=True):

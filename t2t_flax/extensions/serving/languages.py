@@ -32,7 +32,10 @@ _loading = threading.Lock()
 
 
 def name_of(code: str) -> str:
-    """Return "German" for "de" and "German (AT)" for "de-AT"; a code that is not in the table is its own name."""
+    """Return "German" for "de" and "German (AT)" for "de-AT".
+
+    A code that is not in the table is its own name.
+    """
     name = _NAMES.get(Language.read(code).base)
     if name is None:
         return code
@@ -41,10 +44,12 @@ def name_of(code: str) -> str:
 
 
 def matching(code: str, known: Iterable[str]) -> str | None:
-    """Return the known code that a client means, in another case or spelling, or with another region or script.
+    """Return the known code that a client means.
+
+    The client's code may differ in case, spelling, region or script.
 
     Returns:
-      None if no code matches, or several do.
+        None if no code matches, or several do.
     """
     known = list(dict.fromkeys(known))
     spelled = code.replace("_", "-").lower()
@@ -60,7 +65,10 @@ def can_detect() -> bool:
 
 
 def load() -> None:
-    """Read what `detected` goes by, once; it takes a second. Raises HTTPException without py3langid."""
+    """Load the data of `detected` once; it takes a second.
+
+    Raises HTTPException without py3langid.
+    """
     if not can_detect():
         raise HTTPException(501, f"the server lacks py3langid, which detects languages: {install_hint('langid')}.")
     with _loading:
@@ -68,7 +76,10 @@ def load() -> None:
 
 
 def detected(text: str, known: Sequence[str]) -> list[tuple[str, int]]:
-    """Return the known languages with the probability in percent that the text is in each, the most probable first."""
+    """Return the known languages, the most probable first.
+
+    Each has the probability in percent that the text is in it.
+    """
     ranked = dict(_identifier().rank(text)) if any(map(str.isalpha, text)) else {}
     shares = {code: ranked.get(Language.read(code).spelling(ranked) or "", 0.0) for code in known}
     return [(code, round(100 * shares[code])) for code in sorted(known, key=lambda code: -shares[code])]

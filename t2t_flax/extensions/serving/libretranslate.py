@@ -17,7 +17,7 @@ from t2t_flax.extensions.shared.directions import Direction
 from t2t_flax.registry import FLAGS
 
 _PAUSE = 500
-"""Milliseconds for which LibreTranslate's page waits for more typing."""
+"""Milliseconds that LibreTranslate's page waits for more typing."""
 
 
 class DetectRequest(BaseModel):
@@ -44,7 +44,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/languages")
     async def languages() -> list[dict[str, Any]]:
-        """Languages, and those into which each can be translated."""
+        """Languages, and the languages into which each can be translated."""
         pairs = _directions(_translation_models(service))
         codes = sorted({code for pair in pairs for code in pair})
         return [
@@ -54,7 +54,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.get("/frontend/settings")
     async def settings() -> dict[str, Any]:
-        """What LibreTranslate's page asks first."""
+        """Settings that LibreTranslate's page asks for first."""
         pairs = _directions(_translation_models(service))
         language: dict[str, Any] = {"source": {"code": "auto", "name": "Detect language"}}
         for pair in pairs[:1]:
@@ -72,7 +72,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/detect", openapi_extra=described(DetectRequest, forms=True))
     async def detect(request: Request) -> list[dict[str, Any]]:
-        """Languages of the models, with the probability in percent that the text is in each; the most probable first."""
+        """Languages of the models with their probability in percent, the most probable first."""
         body = await read(service, request, DetectRequest, forms=True)
         with service.admitted(request, body.api_key):
             service.check_text("q", [body.q])
@@ -83,7 +83,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/translate", openapi_extra=described(TranslateRequest, forms=True))
     async def translate(request: Request) -> dict[str, Any]:
-        """Translate each line of a text, or of several texts; HTML block by block, with tags around the aligned words."""
+        """Translate each line of texts; HTML by block, with tags around the aligned words."""
         body = await read(service, request, TranslateRequest, forms=True)
         with service.admitted(request, body.api_key):
             return await _translated(service, request, body)
@@ -134,9 +134,10 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
 async def _choose(
     service: Service, request: Request, body: TranslateRequest, lines: Sequence[str]
 ) -> tuple[ServedModel, str, str, int]:
-    """Return the model, its codes of the source and the target language, and the confidence of a detected source.
+    """Return the model, its source and target codes, and the confidence of a detected source.
 
-    A model of several directions translates from any of its languages without being told which, so that it fits `auto`.
+    A model of several directions translates from any of its languages without being told its code,
+    so it fits `auto`.
     """
     models = _translation_models(service)
     pairs = _directions(models)

@@ -10,7 +10,7 @@ _LINES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 
 
 class Metrics:
-    """Counters of one server, in a registry of their own."""
+    """Counters of one server, in a separate registry."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()

@@ -1,4 +1,4 @@
-"""A run that answers requests from threads of its own."""
+"""A run that answers requests from separate threads."""
 
 import contextlib
 import ctypes
@@ -33,19 +33,25 @@ log = logging.getLogger("t2t_flax")
 Hypotheses = list[dict[str, Any]]
 """N-best list of a line, best first: {"text", "score", "pieces"}."""
 MAX_SAMPLES = 16
-"""Most outputs of a line with decode.strategy=sample."""
+"""Maximum outputs of a line with decode.strategy=sample."""
 MAX_ATTENTION_TOKENS = 128
-"""Most tokens of a side whose attention is sent: the answer grows with their product."""
+"""Maximum tokens of a side whose attention is sent: the answer grows with their product."""
 _SHORT = 128
-"""Most tokens of a line that is translated in the first lane."""
+"""Maximum tokens of a line that is translated in the first lane."""
 _RARE_BATCH = 4
-"""Most lines of a batch in the second lane: each size is a program of its own, which takes some 20 MB."""
+"""Maximum lines of a batch in the second lane.
+
+Each size has a separate program, which takes some 20 MB.
+"""
 _COMPILES = 1.0
-"""Seconds of a batch for which a program may have been compiled."""
+"""Seconds above which a batch may have compiled a program."""
 _PROBES = 3
 """Number of the server's own lines that an idle lane translates within the health limit."""
 _turn = threading.Lock()
-"""Programs that span several devices can wait for each other where two threads start them at once."""
+"""Lock for programs on several devices.
+
+They can wait for each other if two threads start them at once.
+"""
 
 
 class NotFinite(Exception):
@@ -117,11 +123,15 @@ class ServedModel:
         metrics.queue.labels(name).set_function(lambda: sum(lane.batcher.waiting for lane in self._lanes))
 
     def start(self, on_failure: Callable[[], None]) -> None:
-        """Load the model in a thread of its own. `on_failure` is called if that thread or a later one ends by an error."""
+        """Load the model in a separate thread.
+
+        Args:
+            on_failure: called if that thread or a later one ends by an error.
+        """
         self._spawn(functools.partial(self._begin, on_failure), on_failure)
 
     def stop(self, seconds: float) -> bool:
-        """Cancel what waits in the queues, and return whether the current batches ended within so many seconds."""
+        """Cancel the queued jobs, and return whether the current batches ended within `seconds`."""
         deadline = time.monotonic() + seconds
         self._close()
         for thread in self._threads:
@@ -220,13 +230,14 @@ class ServedModel:
         return self.run(attention)
 
     def run(self, do: Callable[[TrainedModel], Any]) -> Job:
-        """Queue a function of the run; its result is what it returns."""
+        """Queue a function of the run; its result is the function's return value."""
         return self._lanes[1].batcher.submit(object(), [do])
 
     def _searched(self, n_best: int) -> int:
-        """Return decode.n_best of the search for `n_best` hypotheses: one of two values, so that few programs are compiled.
+        """Return decode.n_best of the search for `n_best` hypotheses.
 
-        The best n of more are those that a search for n returns, except with the rules excluded here.
+        It is one of two values, so that few programs are compiled. The best n of more are the ones
+        that a search for n returns, except with the rules excluded here.
         """
         decode = self.config.decode
         same = decode.strategy == "beam" and decode.early_stopping != "top_finished"
@@ -283,7 +294,10 @@ class ServedModel:
         self._work(lane)
 
     def _work(self, lane: Lane) -> None:
-        """Compute batches until the queue is closed. An idle lane translates a line of its own from time to time."""
+        """Compute batches until the queue is closed.
+
+        An idle lane translates a probe line from time to time.
+        """
         every = self._limit / _PROBES
         while (parts := lane.batcher.take(every)) is not None:
             lane.busy_since = time.monotonic()
@@ -300,7 +314,7 @@ class ServedModel:
             lane.busy_since = None
 
     def _probe(self, lane: Lane, lines: int = 1, n_best: int = 1) -> None:
-        """Translate a line of the server's own. Raises NotFinite."""
+        """Translate a probe line. Raises NotFinite."""
         languages = self._restored.tokenizers.source.target_languages
         text = self._restored.in_language("a", next(iter(languages), None))
         with self._device():
@@ -348,13 +362,19 @@ class ServedModel:
 
 
 def _give_memory_back() -> None:
-    """Return what the compiler has freed to the system, which glibc does not do by itself."""
+    """Return memory that the compiler has freed to the system.
+
+    glibc does not do so by itself.
+    """
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
 
 def _check_finite(translation: Translation) -> None:
-    """Raise NotFinite for a wrong score. A slot without a hypothesis has -inf; the first one always has a hypothesis."""
+    """Raise NotFinite for a wrong score.
+
+    A slot without a hypothesis has -inf; the first one always has a hypothesis.
+    """
     scores = [hypothesis.score for hypothesis in translation.hypotheses]
     if not math.isfinite(scores[0]) or not all(math.isfinite(score) or score == -math.inf for score in scores):
         raise NotFinite

@@ -16,7 +16,7 @@ from t2t_flax.errors import FAILURE, OK, UserError
 from t2t_flax.extensions.serving.model import ServedModel
 
 SWITCH_SECONDS = 0.001
-"""Seconds for which a thread that reads a large request may keep the others waiting."""
+"""Seconds that a thread with a large request may keep the others waiting."""
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -37,13 +37,16 @@ def url(listening: socket.socket) -> str:
 
 
 def hosts_of(listening: socket.socket) -> list[str]:
-    """Return the names by which requests may call the server: any, unless it listens on this machine alone."""
+    """Return the host names that requests may use.
+
+    Any name may be used, unless the server listens on this machine alone.
+    """
     address = ipaddress.ip_address(listening.getsockname()[0])
     return ["localhost", "127.0.0.1", "[::1]", str(address)] if address.is_loopback else ["*"]
 
 
 def trusted_proxies(names: str) -> list[str]:
-    """Return addresses and networks of proxies, IPv4 ones also as a socket of IPv6 has them."""
+    """Return addresses and networks of proxies; IPv4 ones also in their IPv6 socket form."""
     found = [name.strip() for name in names.split(",")]
     for name in [*found]:
         with contextlib.suppress(ValueError):
@@ -59,15 +62,16 @@ def serve(
     listening: socket.socket,
     timeout: int,
 ) -> int:
-    """Serve until SIGTERM, SIGHUP or Ctrl-C, then answer the requests that have come, within `timeout` seconds.
+    """Serve until SIGTERM, SIGHUP or Ctrl-C.
 
-    Raises what a model raised.
+    Then the requests that have come are answered within `timeout` seconds. Raises the error of a
+    model.
 
     Args:
-      make_app: returns the application; its argument ends the server.
+        make_app: returns the application; its argument ends the server.
 
     Returns:
-      The exit code.
+        The exit code.
     """
 
     def end() -> None:

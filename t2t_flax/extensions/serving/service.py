@@ -1,4 +1,4 @@
-"""What all routes share: who may ask, the limits of a request, and waiting for its result."""
+"""Shared parts of all routes: access, limits of a request, and waiting for its result."""
 
 import asyncio
 import collections
@@ -23,9 +23,9 @@ _KEY_IN_BODY = ("/translate", "/detect")
 SMALL = 2000
 """Characters or bytes that are read within a millisecond."""
 _LINE = 50
-"""Characters that are read as fast as a line without any."""
+"""Characters that take as long to read as an empty line."""
 MOST_SLOW = 64
-"""Most requests with more that wait for the thread that reads them."""
+"""Maximum number of larger requests that wait for the thread that reads them."""
 _REST = 9.0
 """Seconds that the thread sleeps for each second of its work."""
 _Result = TypeVar("_Result")
@@ -33,18 +33,18 @@ _Result = TypeVar("_Result")
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """Limits of a server, and who may use it.
+    """Limits and access rules of a server.
 
     Args:
-      max_text_length: characters of a request.
-      max_lines: lines of a request, empty ones included.
-      max_body_bytes: bytes of a request's body.
-      timeout: seconds of a request, reading and waiting included.
-      keys: API keys; empty = none is needed.
-      max_client_requests: requests of a key, or else an address, at the same time; 0 = any number.
-      hosts: names by which requests may call the server.
-      origins: origins of other servers' pages that may use it.
-      split_sentences: whether LibreTranslate's clients send paragraphs.
+        max_text_length: characters of a request.
+        max_lines: lines of a request, empty ones included.
+        max_body_bytes: bytes of a request's body.
+        timeout: seconds of a request, reading and waiting included.
+        keys: API keys; empty = none is needed.
+        max_client_requests: simultaneous requests of a key, or else an address; 0 = any number.
+        hosts: host names that requests may use.
+        origins: origins of other servers' pages that may use it.
+        split_sentences: whether LibreTranslate's clients send paragraphs.
     """
 
     max_text_length: int = 20_000
@@ -125,12 +125,14 @@ class Service:
     async def work(
         self, request: Request, size: float, function: Callable[..., _Result], *arguments: Any, known: bool = True
     ) -> _Result:
-        """Return function(*arguments), computed in a thread that all slow work shares if `size` is above `SMALL`.
+        """Return function(*arguments).
 
-        What has not begun is dropped when the request ends. Raises QueueFull.
+        A thread that all slow work shares computes it if `size` is above `SMALL`. Work that has not
+        begun is dropped when the request ends. Raises QueueFull.
 
         Args:
-          known: whether the client's key is known; those whose key is not wait for each other alone.
+            known: whether the client's key is known; requests with an unknown key wait only for
+                each other.
         """
         if size <= SMALL:
             return function(*arguments)
@@ -138,7 +140,7 @@ class Service:
             return await self.wait(request, result)
 
     def check_before_body(self, request: Request) -> None:
-        """Raise HTTPException for a request that is refused whatever its body holds."""
+        """Raise HTTPException for a request that is refused regardless of its body."""
         self.require_ready()
         key = _header_key(request)
         if key is not None or request.url.path not in _KEY_IN_BODY:
@@ -155,7 +157,10 @@ class Service:
 
     @contextlib.contextmanager
     def admitted(self, request: Request, api_key: str | None = None) -> Iterator[None]:
-        """Answer a request within this block. Raises HTTPException for a wrong key or too many requests of its client."""
+        """Answer a request within this block.
+
+        Raises HTTPException for a wrong key or too many requests of its client.
+        """
         self.require_ready()
         header = _header_key(request)
         key = (api_key or "") if header is None else header
@@ -203,7 +208,10 @@ class Service:
         target_language: str | None,
         source_language: str,
     ) -> list[Hypotheses]:
-        """Return the hypotheses of each line, with --split-sentences as texts made of the translations of its sentences."""
+        """Return the hypotheses of each line.
+
+        With --split-sentences each is a text that joins the translations of the line's sentences.
+        """
         if not self.settings.split_sentences:
             return await self.translate(request, model, lines, n_best, target_language)
         size = sum(len(line) + _LINE for line in lines)
@@ -219,7 +227,10 @@ class Service:
         return answers
 
     async def wait(self, request: Request, future: "concurrent.futures.Future[_Result]") -> _Result:
-        """Return the result of work, which leaves its queue if the client goes or the request's time is up."""
+        """Return the result of work.
+
+        The work leaves its queue if the client goes or the request's time is up.
+        """
         result = asyncio.wrap_future(future)
         gone = asyncio.ensure_future(_disconnected(request))
         either: set[asyncio.Future[Any]] = {result, gone}
@@ -236,7 +247,10 @@ class Service:
 
 
 def by_rank(parts: Sequence[Hypotheses], n_best: int, join: Callable[[list[str]], str]) -> list[str]:
-    """Return texts, best first: the i-th joins the i-th hypothesis of each part that has as many."""
+    """Return texts, best first.
+
+    The i-th joins the i-th hypothesis of each part that has enough hypotheses.
+    """
     return [join([part[min(rank, len(part) - 1)]["text"] for part in parts]) for rank in range(n_best)]
 
 
@@ -253,7 +267,10 @@ def _header_key(request: Request) -> str | None:
 
 
 def client_of(host: str) -> str:
-    """Return what counts as one client: an IPv4 address, or a network of 2^64 IPv6 addresses, which one user may have."""
+    """Return the name of a client: an IPv4 address, or a network of 2^64 IPv6 addresses.
+
+    One user may have such a network.
+    """
     try:
         address = ipaddress.ip_address(host)
     except ValueError:
@@ -264,5 +281,5 @@ def client_of(host: str) -> str:
 
 
 def _digest(key: str) -> bytes:
-    """Digest of a key, so that the time of a comparison tells nothing of the keys."""
+    """Return a digest of a key, so that the time of a comparison reveals nothing about the keys."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

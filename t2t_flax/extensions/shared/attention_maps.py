@@ -16,11 +16,12 @@ from t2t_flax.tasks import task_of
 
 @dataclasses.dataclass(frozen=True)
 class AttentionMaps:
-    """float32 weights whose rows sum to 1. L layers, N heads, S source and T target tokens, EOS included.
+    """Attention weights, float32; rows sum to 1.
 
-    encoder [L, N, S, S], decoder [L, N, T, T], cross [L, N, T, S]: rows are queries, columns are keys. Decoder
-    row t predicts target token t, so its input is token t - 1. source_tokens label the encoder and the columns
-    of cross; target_tokens label the decoder's rows; decoder_tokens label its columns.
+    L layers, N heads, S source and T target tokens, EOS included. encoder [L, N, S, S], decoder [L,
+    N, T, T], cross [L, N, T, S]: rows are queries, columns are keys. Decoder row t predicts target
+    token t, so its input is token t - 1. source_tokens label the encoder and the columns of cross;
+    target_tokens label the decoder's rows; decoder_tokens label its columns.
     """
 
     encoder: np.ndarray
@@ -36,8 +37,10 @@ class AttentionMaps:
 
 
 def attend(run: TrainedModel, source: str, target: str | None = None) -> AttentionMaps:
-    """Attention weights of a teacher-forced pair; without a target, of the source with the run's own translation. Raises
-    UserError for an empty or too long side, for a model without self-attention, and as `TrainedModel.in_language`.
+    """Return the attention weights of a teacher-forced pair.
+
+    Without a target, the pair is the source with the run's own translation. Raises UserError for an
+    empty or too long side, for a model without self-attention, and as `TrainedModel.in_language`.
     """
     run.check_single("attention")
     if mixer_class(run.config.model).NAME != SelfAttention.NAME:

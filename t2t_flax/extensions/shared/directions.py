@@ -1,4 +1,4 @@
-"""Directions of translation: of sources and sets, and of a model."""
+"""Translation directions of sources, sets and models."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -22,14 +22,16 @@ class Direction(NamedTuple):
 
 
 def directions_of(config: Config, names: Iterable[str]) -> list[Direction]:
-    """The directions of training sources, validation and test sets, by their names."""
+    """Return the directions of training sources, validation and test sets, by their names."""
     data = [config_of_set(config, name).data for name in names]
     return list(dict.fromkeys(Direction(d.source_language, d.target_language) for d in data))
 
 
 def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction], list[Direction]]:
-    """(those that a model was trained for, others of its config's validation and test sets). source: its tokenizer, by whose
-    target languages it translates into several.
+    """Return (trained directions of a model, others of its config's validation and test sets).
+
+    Args:
+        source: tokenizer; its target languages say whether the model translates into several.
     """
     d, languages = config.data, source.target_languages
     own = Direction(d.source_language, d.target_language)
@@ -42,6 +44,6 @@ def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction]
 
 
 def codes_of(directions: Iterable[Direction]) -> Direction:
-    """The codes of the source and the target language, `SEVERAL` where they differ."""
+    """Return the codes of the source and the target language, `SEVERAL` where they differ."""
     sides = (set(codes) for codes in zip(*directions, strict=True))
     return Direction(*(min(codes) if len(codes) == 1 else SEVERAL for codes in sides))

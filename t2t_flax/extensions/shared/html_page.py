@@ -8,7 +8,7 @@ from typing import Any
 
 
 def filled_page(template: Path, title: str, notes: Sequence[str], data: Any) -> str:
-    """The template with its {{title}}, {{notes}} (items of a list) and {{data}} (JSON)."""
+    """Fill a template's {{title}}, {{notes}} (items of a list) and {{data}} (JSON)."""
     # "<" as an escape, so that no text ends the script.
     text = json.dumps(data, ensure_ascii=False, separators=(",", ":")).replace("<", "\\u003c")
     listed = "".join(f"<li>{html.escape(note)}</li>" for note in notes)

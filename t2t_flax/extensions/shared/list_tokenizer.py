@@ -10,8 +10,10 @@ from t2t_flax.json_file import parse_json
 
 
 class ListTokenizer(Tokenizer):
-    """Reads `{"kind": KIND, ..., PIECES: [...]}`, KIND as in `registry.TOKENIZER_FILES`; ids are positions in the list, after
-    those of PAD, EOS and UNK.
+    """Tokenizer whose file is `{"kind": KIND, ..., PIECES: [...]}`.
+
+    KIND is as in `registry.TOKENIZER_FILES`. Ids are positions in the list, after the ids of PAD,
+    EOS and UNK.
     """
 
     KIND: str
@@ -27,7 +29,7 @@ class ListTokenizer(Tokenizer):
 
     @classmethod
     def write(cls, pieces: list[str], **more: str | list[str]) -> bytes:
-        """The file of a tokenizer with these pieces."""
+        """Return the file of a tokenizer with these pieces."""
         return json.dumps({"kind": cls.KIND, **more, cls.PIECES: pieces}, ensure_ascii=False).encode()
 
     @property
@@ -45,13 +47,13 @@ class ListTokenizer(Tokenizer):
 
 
 class SymbolTokenizer(ListTokenizer):
-    """Every symbol is a piece; symbols unseen in training are UNK."""
+    """Tokenizer in which every symbol is a piece; symbols unseen in training are UNK."""
 
     KIND, PIECES = "symbols split at spaces", "symbols"
 
     @staticmethod
     def of(texts: Iterable[str]) -> "SymbolTokenizer":
-        """The tokenizer of all symbols of the texts, the most frequent first."""
+        """Build the tokenizer of all symbols of the texts, the most frequent first."""
         counts = Counter(symbol for text in texts for symbol in text.split())
         return SymbolTokenizer(SymbolTokenizer.write(sorted(counts, key=lambda symbol: (-counts[symbol], symbol))))
 

@@ -1,7 +1,10 @@
 """Kernels of the model as matrices."""
 
 Axes = tuple[int | tuple[int, ...], int | tuple[int, ...]]
-"""(axes that are summed over, axes that are produced) of a kernel as a matrix; the others number matrices."""
+"""(axes that are summed over, axes that are produced) of a kernel as a matrix.
+
+The other axes number matrices.
+"""
 
 MATRIX_AXES: dict[str, Axes] = {
     "query": (0, (1, 2)),  # [d_model, heads, width]: one matrix of all heads
@@ -9,12 +12,14 @@ MATRIX_AXES: dict[str, Axes] = {
     "value": (0, (1, 2)),
     "out": ((0, 1), 2),  # [heads, width, d_model]
 }
-"""Of kernels of more than two axes, by the name of their module."""
+"""Axes of kernels of more than two axes, by the name of their module."""
 
 
 def matrix_axes_of(path: tuple[str, ...], shape: tuple[int, ...]) -> Axes | None:
-    """The axes of the kernel at a path such as ("encoder_0", "self_attention", "query", "kernel"); None for a table, a norm
-    and a bias. Raises ValueError for a kernel of three axes that has no row in the table.
+    """Return the axes of a kernel; None for a table, a norm and a bias.
+
+    Its path is such as ("encoder_0", "self_attention", "query", "kernel"). Raises ValueError for a
+    kernel of three axes that has no row in the table.
     """
     *_, module, name = ("", *path)
     if name != "kernel":

@@ -6,8 +6,12 @@ from t2t_flax.errors import UserError
 
 
 def named_entries(key: str, text: str, names: Sequence[str], have: str = "data.train has") -> dict[str, str]:
-    """The values of `NAME=VALUE, NAME=VALUE`, by name. Raises UserError for a name that is not among `names`, which are those
-    that config groups `have`.
+    """Return the values of `NAME=VALUE, NAME=VALUE`, by name.
+
+    Raises UserError for a name that is not among `names`.
+
+    Args:
+        have: config group of the names with a verb, for the message.
     """
     entries: dict[str, str] = {}
     for entry in (entry for entry in text.split(",") if entry.strip()):

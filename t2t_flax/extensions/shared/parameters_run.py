@@ -26,11 +26,14 @@ def write_params_run(
     flag: str,
     command: str,
 ) -> None:
-    """Writes a workdir whose one checkpoint holds parameters alone, whole or not at all.
+    """Write a workdir whose one checkpoint holds parameters alone, whole or not at all.
 
-    params: a tree of float32 arrays. origin: the checkpoint's `step`, and whatever else its metadata should say about where
-    the parameters come from. flag, command: for messages and the lock. Raises UserError if the folder exists, or the disk is
-    full.
+    Raises UserError if the folder exists, or the disk is full.
+
+    Args:
+        params: a tree of float32 arrays.
+        origin: the checkpoint's `step`, and further metadata on the origin of the parameters.
+        flag, command: for messages and the lock.
     """
     folder = epath.Path(folder)
     meta = {

@@ -4,12 +4,13 @@ import os
 from pathlib import Path
 
 RUNS_FOLDER = "T2T_RUNS_FOLDER"
-"""Set for a child that trains one of several runs that belong together: the folder of all of them."""
+"""Environment variable of a child that trains one of several related runs: their common folder."""
 
 
 def child_environment(**more: str) -> dict[str, str]:
-    """This process's environment with `more`, in which `python -m t2t_flax` finds this package even if the working folder
-    holds another copy.
+    """Return this process's environment with `more`.
+
+    In it `python -m t2t_flax` finds this package even if the working folder holds another copy.
     """
     package = str(Path(__file__).parents[3])
     inherited = filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))

@@ -1,4 +1,7 @@
-"""An optimizer whose state also holds the gradients: so they leave the train step, which returns no others."""
+"""An optimizer whose state also holds the gradients.
+
+So they leave the train step, which does not return gradients.
+"""
 
 from typing import Any, NamedTuple
 
@@ -8,7 +11,7 @@ import optax
 
 
 class Recorded(NamedTuple):
-    """State of the optimizer with the gradients that it was given."""
+    """State of the optimizer with its input gradients."""
 
     grads: Any
     inner: Any

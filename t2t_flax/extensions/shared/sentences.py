@@ -1,5 +1,6 @@
-"""Sentences of a paragraph, found by sentencex, and the paragraph of their translations. Importing it without sentencex raises
-UserError.
+"""Sentences of a paragraph, found by sentencex, and the paragraph of their translations.
+
+Importing it without sentencex raises UserError.
 """
 
 import dataclasses
@@ -23,15 +24,20 @@ _WIDE_END = re.compile("[。！？｡][」』”’）]*$")
 
 @dataclasses.dataclass(frozen=True)
 class Sentences:
-    """A paragraph as gaps[0] + sentences[0] + gaps[1] + ... + gaps[-1]. Sentences begin and end with a letter or sign; gaps are
-    spaces. A paragraph without text is one sentence, "", after one gap.
+    """A paragraph as gaps[0] + sentences[0] + gaps[1] + ... + gaps[-1].
+
+    Sentences begin and end with a letter or sign; gaps are spaces. A paragraph without text is one
+    sentence, "", after one gap.
     """
 
     sentences: tuple[str, ...]
     gaps: tuple[str, ...]
 
     def join(self, translations: Sequence[str]) -> str:
-        """The translations with the gaps of the paragraph; an empty one takes none but those at both ends."""
+        """Join translations with the gaps of the paragraph.
+
+        An empty translation takes only the gaps at both ends.
+        """
         text = self.gaps[0]
         written = False
         for translation, before in zip(translations, ("", *self.gaps[1:-1]), strict=True):
@@ -42,10 +48,15 @@ class Sentences:
 
 
 def split(text: str, source_language: str = "", target_language: str = "") -> Sentences:
-    """The sentences of a text without newlines. Languages: codes; sentencex knows 300, and takes its general rules for others.
+    """Split a text without newlines into sentences.
 
-    Between sentences of Chinese or Japanese that become those of another language a space is added, and the other way round one
-    is left out.
+    A space is added between sentences of Chinese or Japanese that are translated into another
+    language, and left out in the other direction.
+
+    Args:
+        source_language, target_language: codes; sentencex knows 300, and takes its general rules
+            for
+            others.
     """
     sentences, gaps, end = [], [""], 0
     # sentencex panics at some spaces of several bytes, such as the one of "plan B\u00a0."
@@ -69,8 +80,12 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
 
 
 def sentences_of(model: Any, line: str, target_language: str | None = None, source_language: str = "") -> Sentences:
-    """The sentences of a line of a model's source text. One that begins with the symbol of a language to write passes it on to
-    its other sentences. Languages: where the model has several.
+    """Split a line of a model's source text into sentences.
+
+    If the line begins with the symbol of a target language, all its sentences get it.
+
+    Args:
+        target_language, source_language: given if the model has several.
     """
     tokenizer, data = model.tokenizers.source, model.config.data
     several = bool(tokenizer.target_languages)

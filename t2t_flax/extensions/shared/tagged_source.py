@@ -4,7 +4,7 @@ from t2t_flax.data.sources import DerivedSource, Row, Source
 
 
 class TaggedSource(DerivedSource):
-    """A source with a word before its source sentences, such as a control symbol of the tokenizer."""
+    """A source with a word before its source sentences, such as a control symbol."""
 
     def __init__(self, source: Source, tag: str):
         super().__init__(source)

@@ -1,4 +1,4 @@
-"""Rules on the next token: what a search may write after what a hypothesis has, and with which logits.
+"""Rules on the next token: allowed tokens and their logits, given a hypothesis so far.
 
 Dimensions as in `decoding.search_loop`.
 """
@@ -22,23 +22,33 @@ from t2t_flax.decoding.search_loop import (
 
 
 class TokenRule(Protocol):
-    """Changes the logits of a hypothesis by its tokens so far; frozen, since equal ones share compiled programs. State: arrays
-    [B, K, ...] that are reordered with the hypotheses, as cache["self"] of a `StepFn` (time on axis 2, except under a key
-    "state"). What it reads of each sentence is in `Sentences`.
+    """Rule that changes the logits of a hypothesis by its tokens so far.
+
+    It is frozen, since equal rules share compiled programs. Its state has arrays [B, K, ...] that
+    are reordered with the hypotheses, as cache["self"] of a `StepFn` (time on axis 2, except under
+    a key "state"). `Sentences` holds its inputs for each sentence.
     """
 
     def start(self, sentences: Sentences, width: int, length: int) -> Any:
-        """The state of `width` hypotheses before the first token, with room for `length` tokens."""
+        """Return the state of `width` hypotheses before the first token.
+
+        It has room for `length` tokens.
+        """
 
     def apply(
         self, sentences: Sentences, state: Any, tokens_BxK: jax.Array, position: jax.Array, logits_BxKxV: jax.Array
     ) -> tuple[jax.Array, Any]:
-        """The logits at `position`, given the tokens at position - 1 (to be ignored at position 0), and the new state."""
+        """Return the logits at `position` and the new state.
+
+        The tokens are at position - 1 (to be ignored at position 0).
+        """
 
 
 def forbid(logits_BxKxV: jax.Array, forbidden_BxKxV: jax.Array) -> jax.Array:
-    """Logits with which no search writes the forbidden tokens. Their probability goes to padding, which is never written
-    either, so that the log-probabilities of all others stay the model's own.
+    """Return logits with which no search writes the forbidden tokens.
+
+    Their probability goes to padding, which is never written either, so that the log-probabilities
+    of all others stay the model's own.
     """
     forbidden_BxKxV = forbidden_BxKxV.at[..., PAD].set(False)
     rest_BxKxV = jnp.where(forbidden_BxKxV, logits_BxKxV, 10 * IMPOSSIBLE)
@@ -49,7 +59,10 @@ def forbid(logits_BxKxV: jax.Array, forbidden_BxKxV: jax.Array) -> jax.Array:
 
 @dataclasses.dataclass(frozen=True)
 class RuledStep:
-    """A step of decoding (`registry.STEPS`) whose logits follow a rule, except where a token is forced."""
+    """A decoding step (`registry.STEPS`) whose logits follow a rule.
+
+    Forced tokens ignore the rule.
+    """
 
     step: Any
     rule: TokenRule

@@ -1,4 +1,7 @@
-"""Leases on workdirs in an object store, which has no locks: two runs in one workdir would lose each other's files."""
+"""Leases on workdirs in an object store, which has no locks.
+
+Two runs in one workdir would lose each other's files.
+"""
 
 import contextlib
 import dataclasses
@@ -25,7 +28,10 @@ log = logging.getLogger("t2t_flax")
 BEAT = 15.0
 """Seconds between two renewals of a lease."""
 EXPIRY = 120.0
-"""Seconds without a renewal after which another process may take a lease over. Its holder ends one `BEAT` earlier."""
+"""Seconds without a renewal after which another process may take a lease over.
+
+Its holder ends one `BEAT` earlier.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,7 +53,7 @@ class LeaseHolder:
 
     @property
     def gone(self) -> bool:
-        """Whether the process is known to have ended; False for another host or container."""
+        """Return True if the process is known to have ended; False for another host or container."""
         return self.space == _process_space() and not psutil.pid_exists(self.process)
 
 
@@ -65,12 +71,13 @@ def _process_space() -> str:
 
 
 class Lease:
-    """The object `.lock-N` with the largest number in a folder, renewed every `BEAT` seconds by its holder.
+    """The object `.lock-N` with the largest number in a folder.
 
-    Others never overwrite a lease that was released or has expired. The next holder creates the next number, at which one
-    of any number of processes succeeds (`create_object`), and only then removes the smaller ones. So the largest number
-    never falls, and a holder that finds a larger one has lost its lease: it ends at once. It also ends when it could not
-    renew its lease for so long that it may be lost.
+    Its holder renews it every `BEAT` seconds. Others never overwrite a lease that was released or
+    has expired. The next holder creates the next number, at which one of any number of processes
+    succeeds (`create_object`), and only then removes the smaller ones. So the largest number never
+    falls, and a holder that finds a larger one has lost its lease: it ends at once. It also ends
+    when it could not renew its lease for so long that it may be lost.
     """
 
     def __init__(self, folder: epath.Path, number: int, me: LeaseHolder, renewed: float):
@@ -92,7 +99,8 @@ class Lease:
         if not create_object(path, _record(me)) and _holder_in(read_if_exists(path)) != me:
             return None
         numbers = _numbers(folder)
-        # The holder of a larger number has removed `number`, which only therefore was free.
+        # The holder of a larger number has removed `number`; that is the only reason why it was
+        # free.
         lost = max(numbers, default=0) > number
         with contextlib.suppress(Exception):  # what stays has no effect
             for unused in [number] if lost else [other for other in numbers if other < number]:
@@ -200,5 +208,5 @@ def _is_released(text: str) -> bool:
 
 
 def _now() -> float:
-    """Return seconds that count also while the machine sleeps, when another process may take a lease over."""
+    """Return seconds that count also during the machine's sleep, when leases may be taken over."""
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

@@ -1,4 +1,7 @@
-"""Files that grow, in a workdir in an object store: nothing can be appended there, so a local folder is uploaded again."""
+"""Growing files of a workdir in an object store.
+
+Nothing can be appended there, so a local folder is uploaded again.
+"""
 
 import contextlib
 import logging
@@ -14,15 +17,16 @@ from t2t_flax.filesystem import atomic_write, delete
 from t2t_flax.training.progress import GrowingFiles
 
 SECONDS = 20.0
-"""Between two uploads of changed files."""
+"""Seconds between two uploads of changed files."""
 _SQLITE_LOGS = ("-journal", "-wal", "-shm")
 log = logging.getLogger("t2t_flax")
 
 
 class Mirror(GrowingFiles):
-    """Uploads whole files from `local`, a new folder, to `remote`: every `SECONDS` in a thread, in `send` and in `close`.
+    """Mirror that uploads whole files from `local`, a new folder, to `remote`.
 
-    For files of some megabytes. A failed upload is logged and tried again; in `send` and `close` it raises OSError.
+    It does so every `SECONDS` in a thread, in `send` and in `close`. It is for files of some
+    megabytes. A failed upload is logged and tried again; in `send` and `close` it raises OSError.
     """
 
     def __init__(self, remote: epath.Path):
@@ -34,7 +38,7 @@ class Mirror(GrowingFiles):
         self._thread.start()
 
     def send(self) -> None:
-        """Uploads what has changed. Raises OSError."""
+        """Upload changed files. Raises OSError."""
         with self._lock:
             for path in sorted(self.local.rglob("*")):
                 with contextlib.suppress(FileNotFoundError):  # a tracker's thread has replaced it
@@ -51,7 +55,7 @@ class Mirror(GrowingFiles):
             self._sent[path] = state
 
     def close(self) -> None:
-        """Uploads what has changed, and removes `local`. Raises OSError."""
+        """Upload changed files, and remove `local`. Raises OSError."""
         self._stop.set()
         self._thread.join()
         self.send()
@@ -66,11 +70,11 @@ class Mirror(GrowingFiles):
 
 
 def open_growing_files(workdir: epath.Path) -> Mirror:
-    """Where files of a workdir in an object store can grow: in `local`."""
+    """Return a mirror whose folder `local` takes the growing files of a workdir in an object store."""
     return Mirror(workdir)
 
 
 def _whole_database(path: Path) -> bytes:
-    """An SQLite file as of its last transaction: another thread may be in the middle of the next."""
+    """Return an SQLite file as of its last transaction: another thread may be writing the next."""
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return connection.serialize()

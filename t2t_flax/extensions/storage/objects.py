@@ -1,4 +1,7 @@
-"""Objects in stores as files, through fsspec: the functions that `filesystem.by_storage` finds here by their names."""
+"""Objects in stores as files, through fsspec.
+
+`filesystem.by_storage` finds these functions by their names.
+"""
 
 import contextlib
 import os
@@ -24,7 +27,7 @@ _EXTRAS = {"gs": "gcs", "gcs": "gcs", "s3": "s3"}
 
 
 def check_reachable(path: epath.PathLike) -> None:
-    """Raises UserError for a store for which a package or the permission is missing."""
+    """Raise UserError if a package for the store or the permission is missing."""
     try:
         epath.Path(path).exists()
     except ImportError as error:
@@ -40,7 +43,10 @@ def check_reachable(path: epath.PathLike) -> None:
 
 
 def check_workdir(path: epath.PathLike) -> None:
-    """Raises UserError for stores other than gs://, to which Orbax cannot write checkpoints, and as `check_reachable`."""
+    """Raise UserError for stores other than gs://, to which Orbax cannot write checkpoints.
+
+    Also raises UserError as `check_reachable`.
+    """
     scheme = os.fspath(path).partition("://")[0]
     if scheme not in ("gs", "gcs"):
         raise UserError(
@@ -52,12 +58,12 @@ def check_workdir(path: epath.PathLike) -> None:
 
 
 def real_path(path: epath.PathLike) -> epath.Path:
-    """The path itself: there are no links."""
+    """Return the path itself: there are no links."""
     return epath.Path(path)
 
 
 def is_transient(error: BaseException) -> bool:
-    """Whether a store does not answer, or refuses the account."""
+    """Return True if a store does not answer, or refuses the account."""
     return (
         getattr(error, "code", None) in (401, 403, 408, 429, 500, 502, 503, 504)  # gcsfs' HttpError
         or type(error).__module__.partition(".")[0] in ("requests", "aiohttp", "urllib3")
@@ -66,16 +72,16 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_write_refused(error: BaseException) -> bool:
-    """Whether a store refuses the account."""
+    """Return True if a store refuses the account."""
     return any(word in str(error) for word in _REFUSED)
 
 
 def fsync_tree(folder: epath.PathLike) -> None:
-    """An object is safe once it is written."""
+    """Do nothing: an object is safe once it is written."""
 
 
 def file_state(path: epath.PathLike) -> list | None:
-    """As in `filesystem`: the size, and the generation of Google's store or the ETag of others."""
+    """See `filesystem`: the size, and the generation of Google's store or the ETag of others."""
     store, name = _store_of(path)
     about = store.info(name)
     version = next((about[key] for key in ("generation", "ETag", "etag") if about.get(key)), None)
@@ -83,7 +89,7 @@ def file_state(path: epath.PathLike) -> list | None:
 
 
 def read_if_exists(path: epath.PathLike) -> str | None:
-    """As in `filesystem`. One request, so that the text is whole while another host rewrites the object."""
+    """See `filesystem`. One request, so that the text is whole while another host rewrites it."""
     store, name = _store_of(path)
     try:
         return store.cat_file(name).decode()
@@ -92,14 +98,14 @@ def read_if_exists(path: epath.PathLike) -> str | None:
 
 
 def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
-    """Writes an object, which appears whole."""
+    """Write an object, which appears whole."""
     store, name = _store_of(path)
     store.pipe_file(name, data.encode() if isinstance(data, str) else data)
 
 
 @contextlib.contextmanager
 def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
-    """A local file to write, which is uploaded when the block ends without an error."""
+    """Yield a local file to write, which is uploaded when the block ends without an error."""
     with tempfile.NamedTemporaryFile() as file:
         yield typing.cast(BinaryIO, file)
         file.flush()
@@ -107,7 +113,7 @@ def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
 
 
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Copies a file from local disk to a store or back, in constant memory."""
+    """Copy a file from local disk to a store or back, in constant memory."""
     if "://" in os.fspath(target):
         store, name = _store_of(target)
         store.put_file(os.fspath(source), name)
@@ -117,13 +123,13 @@ def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
 
 
 def list_names(folder: epath.PathLike) -> list[str]:
-    """As in `filesystem`."""
+    """See `filesystem`."""
     folder = epath.Path(folder)
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
 def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
-    """As in `filesystem`, but not atomic."""
+    """See `filesystem`, but not atomic."""
     if path.exists() and not replace:
         raise UserError(f"{path} already exists: name a new folder.")
     delete(path.parent, re.escape(path.name))
@@ -131,7 +137,7 @@ def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
 
 
 def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Copies the objects of a folder one by one, then removes them."""
+    """Copy the objects of a folder one by one, then remove them."""
     (store, name), (_, other) = _store_of(source), _store_of(target)
     names = store.find(name)
     for path in names:
@@ -142,17 +148,17 @@ def move_folder(source: epath.PathLike, target: epath.PathLike) -> None:
 def exclusive_writer(
     path: epath.PathLike, command: str, *, wait: bool = True
 ) -> contextlib.AbstractContextManager[bool]:
-    """Nobody waits: objects appear whole."""
+    """Return a context without waiting: objects appear whole."""
     return contextlib.nullcontext(False)
 
 
 def is_finished(checkpoint: epath.PathLike) -> bool:
-    """Whether a checkpoint is whole: Orbax writes a last file into it."""
+    """Return True if a checkpoint is whole: Orbax writes a last file into it."""
     return (epath.Path(checkpoint) / "commit_success.txt").exists()
 
 
 def delete_checkpoint(checkpoint: epath.PathLike) -> None:
-    """Its last file first: without it the others are unfinished."""
+    """Delete a checkpoint, its last file first: without it the others are unfinished."""
     checkpoint = epath.Path(checkpoint)
     (checkpoint / "commit_success.txt").unlink(missing_ok=True)
     delete(checkpoint.parent, re.escape(checkpoint.name))

@@ -1,7 +1,7 @@
-"""Token stores in an object store: written on local disk and uploaded, copied to local disk once per host.
+"""Token stores in an object store: written on local disk, uploaded, copied once per host.
 
-meta.json is uploaded last, and the store is complete with it. This host's copies are in the folder of the environment variable
-T2T_STORES, each in a folder named by its digest.
+meta.json is uploaded last, and the store is complete with it. This host's copies are in the folder
+of the environment variable T2T_STORES, each in a folder named by its digest.
 """
 
 import json
@@ -28,9 +28,10 @@ def local_path(folder: epath.PathLike, digest: str) -> Path:
 
 
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
-    """Return the finished store at `folder` if it has this digest, copied to local disk if needed; None if there is none.
+    """Return the finished store at `folder` if it has this digest, else None.
 
-    A damaged copy is copied again. Raises UserError for a damaged store and for a folder of something else.
+    It is copied to local disk if needed. A damaged copy is copied again. Raises UserError for a
+    damaged store and for a folder of something else.
     """
     folder, local = epath.Path(folder), local_path(folder, digest)
     meta = read_meta(folder)

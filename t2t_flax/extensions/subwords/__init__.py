@@ -21,7 +21,7 @@ class Subwords:
     )  # fmt: skip
 
     def check(self, config: Config) -> None:
-        """Raises UserError for another tokenizer or task, and for subword_nmt without codes."""
+        """Raise UserError for another tokenizer or task, and for subword_nmt without codes."""
         if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
             raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
         for name, tokenizer in TOKENIZER_OF_KIND.items():

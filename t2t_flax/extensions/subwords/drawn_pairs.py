@@ -50,19 +50,23 @@ class DrawnPairs:
 
     @property
     def most(self) -> int:
-        """Tokens of a side that a drawn pair may have, EOS included."""
+        """Maximum tokens of a side of a drawn pair, EOS included."""
         c = self.config
         return min(c.max_length, c.batch_tokens, *([c.pack_length] if c.batching == "packed" else []))
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest side that there may be."""
+        """Tokens of the longest possible side."""
         return max(self.store.longest, self.most)
 
     def read(self, samples: Samples) -> tuple[Sentences, Sentences]:
-        """The source and the target sentences of samples, in their order: a function of each pair and its epoch."""
+        """Return the source and the target sentences of samples, in their order.
+
+        They are a function of each pair and its epoch.
+        """
         keys = keys_of(key_of(self.seed, 9), samples.epochs, samples.pairs)
-        # Pairs that are as long as they may be were perhaps truncated, and drawing takes time with the square of a word.
+        # Pairs of maximum length were perhaps truncated, and drawing takes time with the square of
+        # a word.
         stored = self.store.sentences(samples.pairs)
         drawn = np.flatnonzero(np.maximum(*(side.lengths for side in stored)) < self.most)
         kept: list[int] = []
@@ -120,7 +124,12 @@ class DrawnPairs:
 
 
 def _replaced(own: Sentences, at: np.ndarray, ids: np.ndarray, lengths: np.ndarray) -> Sentences:
-    """The sentences, but at `at` those whose ids, one after another, and lengths these are."""
+    """Return the sentences with new ids and lengths at `at`.
+
+    Args:
+        ids: new ids, one sentence after another.
+        lengths: their lengths.
+    """
     all_lengths = own.lengths.copy()
     all_lengths[at] = lengths
     offsets = np.cumsum(all_lengths, dtype=np.int64) - all_lengths

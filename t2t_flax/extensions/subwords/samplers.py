@@ -1,4 +1,4 @@
-"""Draws segmentations of a text at random."""
+"""Samplers of segmentations of a text."""
 
 import abc
 import bisect
@@ -24,17 +24,18 @@ Ids = tuple[int, ...]
 
 
 class Sampler(abc.ABC):
-    """Draws segmentations with the pieces of a SentencePiece model. SentencePiece samples too, but its draws cannot be repeated
-    in another process.
+    """Sampler of segmentations with the pieces of a SentencePiece model.
+
+    SentencePiece samples too, but its draws cannot be repeated in another process.
     """
 
     KEY: ClassVar[str]
-    """The key of config.subwords that holds the strength."""
+    """Key of config.subwords that holds the strength."""
     MODEL: ClassVar[str]
-    """The model type of SentencePiece, in lower case."""
+    """Model type of SentencePiece, in lower case."""
 
     def __init__(self, tokenizer: Tokenizer, strength: float):
-        """Raises UserError if it is another tokenizer, or a model of another type."""
+        """Raise UserError for another tokenizer or a model of another type."""
         if not isinstance(tokenizer, SentencePieceTokenizer):
             raise UserError(
                 f"config.subwords.{self.KEY} needs a SentencePiece model, not a {type(tokenizer).__name__}."
@@ -72,7 +73,7 @@ class Sampler(abc.ABC):
         self._parts = re.compile(f"{stop}|(?:(?!{stop})[\\s\\S])+" if crossing else f"{stop}|{word}" if whole else word)
 
     def encode(self, text: str, random: Random) -> list[int]:
-        """Ids of the tokenizer, without EOS."""
+        """Return ids of the tokenizer, without EOS."""
         parts = self._divide(self._parts.findall(self._normalize(text)), random)
         if self._bytes:
             return [*itertools.chain.from_iterable(parts)]
@@ -83,7 +84,10 @@ class Sampler(abc.ABC):
 
     @abc.abstractmethod
     def _divide(self, parts: list[str], random: Random) -> Iterable[Ids]:
-        """Ids of each part of a normalized text: a user-defined piece, a word, or what lies between user-defined pieces."""
+        """Yield the ids of each part of a normalized text.
+
+        A part is a user-defined piece, a word, or the text between user-defined pieces.
+        """
 
     def _ids_of(self, pieces: Iterable[str]) -> Ids:
         ids: list[int] = []
@@ -98,7 +102,7 @@ class Sampler(abc.ABC):
 
 
 class _Recent(dict):
-    """The entries that were added or taken last, between `_KEPT` and twice as many."""
+    """Cache of the entries added or used last, between `_KEPT` and twice as many."""
 
     def __init__(self):
         super().__init__()
@@ -118,8 +122,12 @@ class _Recent(dict):
 
 
 class _Merged:
-    """Pieces of a word while it is merged, and their ids. merges: where a pair can be merged, the best first; path: this state
-    and those that follow if always the best merge is made; final: ids at its end.
+    """Pieces of a word while it is merged, and their ids.
+
+    Attributes:
+        merges: places where a pair can be merged, the best first.
+        path: this state and the states that follow if always the best merge is made.
+        final: ids at the end of the path.
     """
 
     __slots__ = ("final", "ids", "last", "merges", "path", "pieces")
@@ -131,18 +139,21 @@ class _Merged:
         self.final: Ids = ()
 
     def merged(self, number: int) -> tuple[str, ...]:
-        """The pieces after one of the merges."""
+        """Return the pieces after one of the merges."""
         pieces, at = self.pieces, self.merges[number]
         return (*pieces[:at], pieces[at] + pieces[at + 1], *pieces[at + 2 :])
 
 
 class BpeDropout(Sampler):
-    """BPE-dropout (Provilkov et al. 2020) with the merges of a SentencePiece BPE model: the pair of the best score is merged, of
-    equal ones the first, until none is left; each time every possible merge is skipped with probability `strength`. With 0 the
-    ids are those of SentencePiece.
+    """BPE-dropout (Provilkov et al. 2020) with the merges of a SentencePiece BPE model.
 
-    Only the skipped merges before the one that is made matter. So one draw says how many merges follow, also in the next words,
-    until the best one is skipped, and another how many are skipped then. Of words that have occurred before, the states are kept.
+    The pair of the best score is merged, the first of equal ones, until none is left. Each time
+    every possible merge is skipped with probability `strength`. With 0 the ids equal
+    SentencePiece's.
+
+    Only the skipped merges before the one that is made matter. So one draw says how many merges
+    follow, also in the next words, until the best one is skipped, and another how many are skipped
+    then. The states of words that have occurred before are kept.
     """
 
     KEY, MODEL = "bpe_dropout", "bpe"
@@ -177,15 +188,15 @@ class BpeDropout(Sampler):
                 yield ids
 
     def _kept(self, random: Random) -> int:
-        """How many merges follow before the best one is skipped."""
+        """Return how many merges follow before the best one is skipped."""
         return int(math.log(1.0 - random.random()) / self._log_kept) if self._log_kept else sys.maxsize
 
     def _skipped(self, random: Random) -> int:
-        """How many merges are skipped, after the best one has been."""
+        """Return how many merges are skipped, after the best one has been."""
         return 1 + int(math.log(1.0 - random.random()) / self._log_skipped)
 
     def _walk(self, state: _Merged, left: int, random: Random) -> tuple[Ids, int]:
-        """(ids, merges that follow in the next word) of a word whose states are kept."""
+        """Return (ids, merges that follow in the next word) of a word whose states are kept."""
         while left < state.last:
             state = state.path[left]
             skipped, left = self._skipped(random), self._kept(random)
@@ -195,7 +206,7 @@ class BpeDropout(Sampler):
         return state.final, left - state.last
 
     def _state(self, pieces: tuple[str, ...]) -> _Merged:
-        """With all states of its path."""
+        """Return the state with all states of its path."""
         path: list[_Merged] = []
         while (state := self._states[pieces]) is None:
             scores = map(self._scores.get, map(operator.add, pieces, pieces[1:]))
@@ -214,7 +225,7 @@ class BpeDropout(Sampler):
         return path[0] if path else state
 
     def _merge(self, part: str, left: int, random: Random) -> tuple[Ids, int]:
-        """As `_walk`, of any text."""
+        """Return the result of `_walk` for any text."""
         pieces: list[str] = list(part)
         after, before = list(range(1, len(part) + 1)), list(range(-1, len(part) - 1))
         heap: list[tuple[float, int, str]] = []
@@ -258,8 +269,12 @@ class BpeDropout(Sampler):
 
 
 class Ways(NamedTuple):
-    """The last pieces with which the segmentations of a text may end. starts: where they begin, in characters; cumulative:
-    cumulative probabilities, the last one 1; ids: of each.
+    """Last pieces with which the segmentations of a text may end.
+
+    Args:
+        starts: where they begin, in characters.
+        cumulative: cumulative probabilities, the last one 1.
+        ids: ids of each.
     """
 
     starts: list[int]
@@ -268,14 +283,19 @@ class Ways(NamedTuple):
 
 
 class UnigramSampling(Sampler):
-    """Segmentations of a unigram model (Kudo 2018, section 3.2, with all of them as candidates): x is drawn with probability
-    proportional to P(x)^strength, by filtering forward and sampling backward. P(x) is the product of the probabilities of its
-    pieces; an unknown character counts as in SentencePiece. The lattices of words are kept.
+    """Sampler of segmentations of a unigram model (Kudo 2018, section 3.2).
+
+    All segmentations are candidates: x is drawn with probability proportional to P(x)^strength, by
+    filtering forward and sampling backward. P(x) is the product of the probabilities of its pieces;
+    an unknown character counts as in SentencePiece. The lattices of words are kept.
     """
 
     KEY, MODEL = "unigram_alpha", "unigram"
     _UNKNOWN_PENALTY = 10.0
-    """An unknown character has the lowest score less this (kUnkPenalty of SentencePiece)."""
+    """Distance of an unknown character's score below the lowest one.
+
+    kUnkPenalty of SentencePiece.
+    """
 
     def __init__(self, tokenizer, strength):
         super().__init__(tokenizer, strength)
@@ -303,7 +323,10 @@ class UnigramSampling(Sampler):
             yield from reversed(pieces)
 
     def lattice(self, part: str) -> list[Ways]:
-        """For each end 0 .. len(part), the ways in which the segmentations of the text before it may end."""
+        """Return for each end 0 ..
+
+        len(part) the ways in which the segmentations of the text before it may end.
+        """
         totals, lattice = [0.0], [Ways([], [], [])]
         for end in range(1, len(part) + 1):
             starts, weights = [], []

@@ -24,7 +24,10 @@ log = logging.getLogger("t2t_flax")
 
 
 class SubwordNmtTokenizer(ListTokenizer):
-    """Splits at spaces and applies the codes; `decode` joins pieces that end in @@ with the next one."""
+    """Tokenizer that splits at spaces and applies the codes.
+
+    `decode` joins pieces that end in @@ with the next one.
+    """
 
     KIND, PIECES = "subword-nmt codes and vocabulary", "vocabulary"
     READS_ALL = True
@@ -36,12 +39,12 @@ class SubwordNmtTokenizer(ListTokenizer):
 
     @staticmethod
     def inputs(data):
-        """The BPE codes of data.tokenizer_model. Raises UserError as `read_codes`."""
+        """Return the BPE codes of data.tokenizer_model. Raises UserError as `read_codes`."""
         return {"codes": read_codes(epath.Path(data.root or ".") / data.tokenizer_model)}
 
     @staticmethod
     def train(texts, data, control_symbols=()):
-        """The tokenizer for the texts, see `with_vocabulary`."""
+        """Build the tokenizer for the texts, see `with_vocabulary`."""
         return with_vocabulary(SubwordNmtTokenizer.inputs(data)["codes"], texts, control_symbols)
 
     def encode_text(self, text):
@@ -53,7 +56,10 @@ class SubwordNmtTokenizer(ListTokenizer):
 
 
 def read_codes(path: epath.Path) -> str:
-    """The codes file of subword-nmt, plain or compressed. Raises UserError if it is missing or not a codes file."""
+    """Read the codes file of subword-nmt, plain or compressed.
+
+    Raises UserError if it is missing or not a codes file.
+    """
     if not path.is_file():
         raise UserError(f"config.data.tokenizer_model: there is no file {path}; subword_nmt needs its BPE codes.")
     try:
@@ -77,7 +83,7 @@ def _segmenter(codes: str) -> Any:
 
 
 def with_vocabulary(codes: str, sentences: Iterable[str], symbols: Sequence[str] = ()) -> SubwordNmtTokenizer:
-    """The tokenizer whose vocabulary is the control symbols and all pieces that the codes make of `sentences`.
+    """Build the tokenizer with the control symbols and all pieces of `sentences` under the codes.
 
     Warns if the text does not look Moses-tokenized. Raises UserError if there is no text.
     """

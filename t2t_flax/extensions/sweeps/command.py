@@ -1,4 +1,4 @@
-"""`sweep`: trains variants of a config, and reports which are better and with what confidence."""
+"""`sweep`: train variants of a config, and report differences with their confidence."""
 
 import argparse
 import dataclasses
@@ -26,11 +26,14 @@ from t2t_flax.extensions.sweeps.trials import expand, folder_name
 from t2t_flax.extensions.sweeps.worker import ListedTrials, Trials, Worker, count_states, has_result
 
 STORAGE = "T2T_STORAGE"
-"""Environment variable that stands for --storage, whose password all users of the machine could see."""
+"""Environment variable in place of --storage, whose password all users of the machine could see."""
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when every trial has a result (also diverged or pruned), 2 when others failed, 75 when stopped, saved."""
+    """Return exit code 0 when every trial has a result (also diverged or pruned).
+
+    2 when others failed, 75 when stopped, saved.
+    """
     args, fixed = arguments.parse(_parser(), argv)
     if args.report:
         return _report(args, fixed)
@@ -111,7 +114,10 @@ def _join(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, dict
 
 
 def _check_values_of_user(folder: Folder, sweep: dict[str, Any]) -> None:
-    """Raises UserError if the stored configs, which may be somebody else's, name what is run or a folder that is written."""
+    """Raise UserError if the stored configs name programs to run or a folder to write.
+
+    The configs may be somebody else's.
+    """
     for path in _configs(folder, sweep):
         if values := values_of_user(config_lib.from_json(path.read_text())):
             raise UserError(
@@ -161,7 +167,7 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
 
 
 def _sweep_of(args: argparse.Namespace) -> Sweep:
-    """The sweep of --sweep or --set, with the config and seeds of the command line."""
+    """Return the sweep of --sweep or --set, with the config and seeds of the command line."""
     if args.sweep and args.set:
         raise UserError(
             "both --set and --sweep define what varies: put the values into the sweep file, or leave it out."
@@ -181,7 +187,7 @@ def _sweep_of(args: argparse.Namespace) -> Sweep:
 
 
 def _values_of(text: str) -> list[space.Overrides]:
-    """The rows of --set KEY=V1,V2."""
+    """Return the rows of --set KEY=V1,V2."""
     key, equals, values = text.partition("=")
     if not equals or not values or "." not in key:
         raise UserError(f"--set {text}: expected --set GROUP.KEY=VALUE,VALUE.")
@@ -196,7 +202,7 @@ def _check_flags(args: argparse.Namespace, is_search: bool) -> None:
 
 
 def _check_score(score: str, folder: Folder, sweep: dict[str, Any]) -> None:
-    """Raises UserError if the trials of an existing sweep will not have the score."""
+    """Raise UserError if the trials of an existing sweep will not have the score."""
     for path in _configs(folder, sweep) if score else ():
         check_score(score, config_lib.from_json(path.read_text()))
 

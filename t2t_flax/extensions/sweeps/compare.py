@@ -1,4 +1,7 @@
-"""Reads evaluation records with their texts, and compares systems by them, sentence by sentence. Does not import JAX."""
+"""Comparison of systems, sentence by sentence, from evaluation records with their texts.
+
+Does not import JAX.
+"""
 
 import dataclasses
 import functools
@@ -21,14 +24,14 @@ from t2t_flax.tasks.translation import tokenizer_of
 LEVEL = 0.05
 """Significance level of all tests."""
 RESAMPLES = 1000
-"""The default of sacreBLEU's command line."""
+"""Default of sacreBLEU's command line."""
 _HINT = "Give the file WORKDIR/eval/<split>-<step>.json written by `evaluate`."
 _LACKS = "{path} has no {score}: evaluate again with --metric={score}."
 COLUMNS = ("system", "checkpoint", "score", "difference", "p", "sentences")
 
 
 def read_record(path: str | os.PathLike) -> dict[str, Any]:
-    """The evaluation record in a file. Raises UserError if it is not one."""
+    """Read the evaluation record in a file. Raises UserError for another file."""
     file = epath.Path(path)
     if not file.exists() or file.is_dir():
         raise UserError(f"there is no record {path}. {_HINT}" if not file.exists() else f"{path} is a folder. {_HINT}")
@@ -46,13 +49,16 @@ def read_record(path: str | os.PathLike) -> dict[str, Any]:
 
 
 def texts(record: dict[str, Any], path: str | os.PathLike) -> tuple[list[str], list[list[str]]]:
-    """(hypotheses, sets of references) stored beside a record. Raises UserError if missing or changed."""
+    """Return (hypotheses, sets of references) stored beside a record.
+
+    Raises UserError if missing or changed.
+    """
     (hypotheses,) = _read_lines("hypotheses", record, path)
     return hypotheses, _read_lines("references", record, path)
 
 
 def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> list[list[str]]:
-    """The lines of each file of that kind ("hypotheses" or "references")."""
+    """Return the lines of each file of a kind ("hypotheses" or "references")."""
     names, digests = (x if isinstance(x, list) else [x] for x in (record[kind], record["digests"][kind]))
     sets = []
     for name, digest in zip(names, digests, strict=True):
@@ -70,13 +76,16 @@ def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> l
 
 
 def comparable_names(task: Task) -> list[str]:
-    """The names of the metrics by which two systems can be compared, the primary one first."""
+    """Return the names of the metrics that can compare two systems, the primary one first."""
     metrics = [metric for metric in task.metrics if metric.statistics]
     return [metric.name for metric in metrics if metric.of_entry or not metric.reads_sources]
 
 
 def task_of_record(record: dict[str, Any]) -> Task:
-    """The task of a record with its settings. Raises UserError for a task that this version does not have."""
+    """Return the task of a record with its settings.
+
+    Raises UserError for a task that this version does not have.
+    """
     data = _known_keys(Data, record["config"]["data"])
     config = Config(data=data, eval=Eval(sacrebleu_tokenizer=tokenizer_of_record(record)))
     load_extensions()
@@ -85,22 +94,22 @@ def task_of_record(record: dict[str, Any]) -> Task:
 
 
 def _known_keys(group: type, values: dict[str, Any]) -> Any:
-    """The group with the values of those keys that it has."""
+    """Return the group with the values of its known keys."""
     names = {item.name for item in dataclasses.fields(group)}
     return group(**{name: tuple(v) if isinstance(v, list) else v for name, v in values.items() if name in names})
 
 
 def tokenizer_of_record(record: dict[str, Any]) -> str:
-    """sacreBLEU's tokenizer in a record."""
+    """Return sacreBLEU's tokenizer in a record."""
     setting = record["config"].get("eval", {}).get("sacrebleu_tokenizer", "13a")
     return tokenizer_of(setting, record["config"]["data"].get("target_language", DEFAULT_LANGUAGES[1]))
 
 
 def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = "") -> str:
-    """The metric by which two records are compared: `score`, or the primary one.
+    """Return the metric that compares two records: `score`, or the primary one.
 
-    Raises UserError for different tasks, test sets or kinds of text, and for a metric by which the
-    task's systems cannot be compared.
+    Raises UserError for different tasks, test sets or kinds of text, and for a metric that cannot
+    compare the task's systems.
     """
 
     def describe_data(record: dict) -> str:
@@ -137,9 +146,11 @@ def check_comparable(a: dict, b: dict, path_a: Any, path_b: Any, score: str = ""
 
 
 def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, str, list[SentenceStatistics]]:
-    """The task, the metric (default: the primary one) and its sentence statistics for each record, on the same sentences.
+    """Return the task, the metric and its sentence statistics for each record.
 
-    Raises UserError for a file that is missing, changed or not a record, and for records of different test sets or references.
+    All are on the same sentences. The default metric is the primary one. Raises UserError for a
+    file that is missing, changed or not a record, and for records of different test sets or
+    references.
     """
     records = [read_record(path) for path in paths]
     for path, record in zip(paths, records, strict=True):
@@ -167,7 +178,10 @@ def systems(paths: Sequence[str | os.PathLike], score: str = "") -> tuple[Task, 
 def _stored_statistics(
     score: str, of_entry: Callable, record: dict[str, Any], path: Any, sentences: int
 ) -> SentenceStatistics:
-    """Those of a metric that is too costly to compute again. Raises UserError for a record without it, of all sentences."""
+    """Return the stored statistics of a metric that is too costly to compute again.
+
+    Raises UserError for a record that does not have it for all sentences.
+    """
     if score not in record.get("scores", {}):
         raise UserError(_LACKS.format(path=path, score=score))
     statistics = of_entry(record["scores"][score])
@@ -194,10 +208,14 @@ def compare(
     seed: int = SEED,
     tests: int = 1,
 ) -> dict[str, Any]:
-    """Compares two systems by paired bootstrap resampling over sentences (Koehn 2004).
+    """Compare two systems by paired bootstrap resampling over sentences (Koehn 2004).
 
-    score: default the primary metric. `interval` is the central 95 % of the resampled differences a - b; it excludes zero
-    exactly where the two-sided `p_value` < 0.05; both are corrected for the number of `tests`. Raises UserError as `systems`.
+    `interval` is the central 95 % of the resampled differences a - b; it excludes zero exactly
+    where the two-sided `p_value` < 0.05; both are corrected for the number of `tests`. Raises
+    UserError as `systems`.
+
+    Args:
+        score: default the primary metric.
     """
     task, score, (a, b) = systems([path_a, path_b], score)
     metric, difference = task.metric(score), a.corpus_score - b.corpus_score
@@ -222,10 +240,11 @@ def compare(
 def compare_all(
     paths: Sequence[str | os.PathLike], names: Sequence[str], score: str = ""
 ) -> tuple[list[list[str]], list[str]]:
-    """Return a row of `COLUMNS` for each record, with its difference to the first one, and notes on their meaning.
+    """Return a row of `COLUMNS` for each record, and notes on their meaning.
 
-    Differences are tested by paired bootstrap; with several, intervals and p-values are corrected for their number (Bonferroni).
-    Raises UserError as `systems`.
+    A row has the difference to the first one. Differences are tested by paired bootstrap; with
+    several, intervals and p-values are corrected for their number (Bonferroni). Raises UserError as
+    `systems`.
     """
     task, score, statistics = systems(paths, score)
     metric, tests = task.metric(score), len(paths) - 1
@@ -258,25 +277,26 @@ def _checkpoint(record: dict[str, Any]) -> str:
 def paired_bootstrap(
     a: SentenceStatistics, b: SentenceStatistics, resamples: int = RESAMPLES, seed: int = SEED
 ) -> np.ndarray:
-    """float64 [resamples]: score of a minus score of b on the same resampled sentences."""
+    """Return float64 [resamples]: score of a minus score of b on the same resampled sentences."""
     counts = draw_sentences(len(a.values), resamples, seed)
     return resampled_scores(a, counts) - resampled_scores(b, counts)
 
 
 def two_sided_p(differences: np.ndarray, tests: int = 1) -> float:
-    """Return the two-sided bootstrap p-value: twice the smaller share of resampled differences on either side of zero, times
-    the number of tests.
+    """Return the two-sided bootstrap p-value.
 
-    Never 0: the observed data count as one more resample.
+    It is twice the smaller share of resampled differences on either side of zero, times the number
+    of tests. Never 0: the observed data count as one more resample.
     """
     smaller = min((differences <= 0).sum(), (differences >= 0).sum())
     return min(1.0, _tail_p(int(smaller), len(differences), tests))
 
 
 def interval(differences: np.ndarray, tests: int = 1) -> tuple[float, float]:
-    """Return the central range of resampled differences that excludes zero exactly where `two_sided_p` is below LEVEL.
+    """Return the central range of resampled differences.
 
-    With too few resamples to reach that level it is their full range, extended to zero.
+    It excludes zero exactly where `two_sided_p` is below LEVEL. With too few resamples to reach
+    that level it is their full range, extended to zero.
     """
     ordered = np.sort(differences)
     outside = int((_tail_p(np.arange(len(ordered)), len(ordered), tests) < LEVEL).sum())

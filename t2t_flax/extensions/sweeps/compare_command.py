@@ -1,4 +1,4 @@
-"""`compare`: tests the differences between evaluated systems."""
+"""`compare`: test the differences between evaluated systems."""
 
 from etils import epath
 
@@ -9,7 +9,7 @@ from t2t_flax.json_file import parse_json
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the table is printed."""
+    """Return exit code 0 when the table is printed."""
     parser = arguments.parser(
         "compare",
         "Compares systems on the same test sentences: each one's score, and its difference to the first, with 95 % interval\n"
@@ -67,7 +67,7 @@ def run(argv: list[str]) -> int:
 
 
 def record_of(system: str, split: str | None) -> epath.Path:
-    """The record that a system's name stands for: the file itself, or that of a run's final evaluation.
+    """Return the record of a named system: the file itself, or a run's final evaluation.
 
     Raises UserError for a run without one, and for one with several test sets and no `split`.
     """

@@ -1,4 +1,7 @@
-"""A page that sets two evaluated systems side by side, sentence by sentence: one file that any browser opens, with no network."""
+"""A page that compares two evaluated systems sentence by sentence.
+
+It is one file that any browser opens, with no network.
+"""
 
 import os
 from collections.abc import Sequence
@@ -19,11 +22,14 @@ LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
 def comparison_page(
     path_a: str | os.PathLike, path_b: str | os.PathLike, names: Sequence[str], *, score: str = "", tags: str = ""
 ) -> str:
-    """HTML of the difference b - a by sentences, by lengths and by tags.
+    """Return HTML of the difference b - a by sentences, by lengths and by tags.
 
-    score: of the difference; that of sentences is chrF, unless `score` is one of sentences itself, such as a learned metric.
-    tags: a file with the tag of each line of the test set, such as its domain; "" = none. Raises UserError as
-    `compare.systems`, and for tags of another number of lines.
+    Raises UserError as `compare.systems`, and for tags of another number of lines.
+
+    Args:
+        score: metric of the difference. Sentences are scored by chrF, unless `score` is a sentence
+            metric itself, such as a learned metric.
+        tags: file with the tag of each line of the test set, such as its domain; "" = none.
     """
     task, score, _ = systems([path_a, path_b], score)
     of_sentences = score if task.metric(score).of_entry else _sentence_score(task, score)
@@ -61,7 +67,7 @@ def comparison_page(
 
 
 def _short(names: Sequence[str]) -> list[str]:
-    """The names without the folders that all share, and without the end of a record's name."""
+    """Return the names without their common folders and the end of a record's name."""
     parts = [Path(os.path.abspath(name)).parts for name in names]
     shared = len(os.path.commonprefix([of_name[:-1] for of_name in parts]))
     return [os.path.join(*of_name[shared:]).removesuffix(".json") for of_name in parts]
@@ -76,7 +82,7 @@ def _note(name: str, found: dict[str, Any]) -> str:
 
 
 def _sentence_score(task: Any, score: str) -> str:
-    """The metric that makes sense for one sentence: BLEU without smoothing is 0 for most."""
+    """Return the metric that makes sense for one sentence: BLEU without smoothing is 0 for most."""
     return "chrf" if "chrf" in comparable_names(task) and "bleu" in score else score
 
 

@@ -19,9 +19,9 @@ _SMALLEST = 1e-18
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A row's mean score minus the reference row's, with its 95 % interval and two-sided p, both for the whole table.
+    """A row's mean score minus the reference row's, with its 95 % interval and two-sided p.
 
-    The interval excludes zero exactly where p is below LEVEL.
+    Both hold for the whole table. The interval excludes zero exactly where p is below LEVEL.
     """
 
     difference: float
@@ -47,7 +47,8 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
         return [None] * len(scores)
     rows = [np.asarray(row, float) for row in scores]
     variances = np.array([row.var(ddof=1) if many else 0.0 for row, many in zip(rows, tested, strict=True)])
-    # Scores are rounded when stored: two seeds that agree to the last digit do not show that there is no spread.
+    # Scores are rounded when stored: two seeds that agree to the last digit do not show that there
+    # is no spread.
     variances = np.maximum(variances, max(1e-6 * variances[tested].mean(), _SMALLEST))
     found: list[Difference | None] = []
     for row, variance, many in zip(rows, variances, tested, strict=True):

@@ -38,12 +38,12 @@ ENDED = (COMPLETE, FAILED, DIVERGED, PRUNED)
 SWEEP_KEYS = {"config", "fixed", "search", "study", "seeds", "score", "selection", "baseline", "trials", "code", "cwd"}
 _LOCK = "sweep.lock"
 _LOG_LINES, _LOG_BYTES = 25, 20_000
-"""Limits of the end of a log that is shown."""
+"""Maximum lines and bytes of the end of a log that is shown."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Folder:
-    """The paths of a sweep, and the state of its trials."""
+    """Paths of a sweep, and the state of its trials."""
 
     path: Path
 
@@ -77,7 +77,7 @@ class Folder:
 
     def state(self, name: str) -> str:
         """Return one of ENDED, STOPPED (can resume from a checkpoint) or WAITING."""
-        # Listings, which NFS revalidates: it caches that a file did not exist.
+        # Use listings, which NFS revalidates: it caches that a file did not exist.
         files = list_names(self.workdir(name))
         if "complete.json" in files:
             return COMPLETE
@@ -246,13 +246,19 @@ def open_or_create(
 
 
 def _is_foreign(path: Path) -> bool:
-    """Return whether the folder has content that is neither a sweep nor one whose creation was interrupted."""
+    """Return True if the folder has content other than a sweep.
+
+    A sweep whose creation was interrupted counts as a sweep.
+    """
     names = {name for name in list_names(path) if ".partial-" not in name}  # once: another worker may write
     return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 
 def check_host(path: Path, stored: dict[str, Any], any_code: bool) -> None:
-    """Raises UserError if other code than this created the sweep, or in a folder that this host does not have."""
+    """Raise UserError if other code created the sweep.
+
+    Also if it was created in a folder that this host does not have.
+    """
     if stored["code"] != code_version() and not any_code:
         created, current = (f"{v['version']} (source {v['digest'][:8]})" for v in (stored["code"], code_version()))
         raise UserError(
@@ -297,9 +303,10 @@ def _check_same_sweep(
 
 
 def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, Any]:
-    """Return the content of sweep.json; with `proposals` its trials include the ones that a search has proposed.
+    """Return the content of sweep.json.
 
-    Raises UserError if the folder holds no sweep, or a trial's name would lead out of it.
+    With `proposals` its trials include the ones that a search has proposed. Raises UserError if the
+    folder holds no sweep, or a trial's name would lead out of it.
     """
     folder, file = Folder(Path(path)), Path(path) / "sweep.json"
     try:
@@ -322,7 +329,7 @@ def read_sweep(path: str | os.PathLike, *, proposals: bool = True) -> dict[str, 
 
 
 def _read_json(file: Path) -> dict[str, Any]:
-    """Raises UserError for a file that is not a JSON object."""
+    """Read a JSON object. Raises UserError for any other file."""
     try:
         content = parse_json(file.read_text())
     except ValueError:
@@ -333,7 +340,10 @@ def _read_json(file: Path) -> dict[str, Any]:
 
 
 def _check_trial(file: Path, name: Any, trial: Any) -> None:
-    """Raises UserError if a trial lacks a part, or if its name or row cannot be the name of a folder."""
+    """Raise UserError for a trial that lacks a part or has an invalid name.
+
+    The names of trials and rows must be valid folder names.
+    """
     types = {"row": str, "seed": int, "overrides": dict}
     if not isinstance(trial, dict) or not all(isinstance(trial.get(key), kind) for key, kind in types.items()):
         raise UserError(f"{file} is damaged: trial {name} needs a row, a seed and overrides.")

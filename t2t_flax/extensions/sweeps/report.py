@@ -1,4 +1,7 @@
-"""A sweep's report: a table with intervals over seeds in Markdown, an HTML page with a plot, and a CSV of the trials."""
+"""A sweep's report: table, HTML page and CSV.
+
+The table in Markdown has intervals over seeds, the page a plot, the CSV the trials.
+"""
 
 import csv
 import dataclasses
@@ -37,13 +40,14 @@ _STYLE = {"svg.hashsalt": "sweep", "axes.spines.top": False, "axes.spines.right"
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """The trials of a row.
+    """Trials of a row.
 
     Attributes:
-      scores: reported score of each complete trial, by seed.
-      selection: score by which rows are ranked, by seed.
-      difference: difference to the reference row; None for that row, and where it cannot be tested.
-      problem: why a trial's score is missing or cannot be compared.
+        scores: reported score of each complete trial, by seed.
+        selection: score that ranks the rows, by seed.
+        difference: difference to the reference row; None for that row, and where it cannot be
+            tested.
+        problem: why a trial's score is missing or cannot be compared.
     """
 
     name: str
@@ -65,15 +69,15 @@ class Row:
 
     @property
     def lost(self) -> int:
-        """The number of seeds that will have no score."""
+        """Number of seeds that will have no score."""
         return self.states.get(DIVERGED, 0) + self.states.get(FAILED, 0)
 
 
 def make_rows(folder: Folder, sweep: dict[str, Any], score: str, baseline: str = "") -> tuple[list[Row], str]:
-    """Return the rows of a sweep, best first, and the name of the reference row: `baseline`, or the best one.
+    """Return the rows of a sweep, best first, and the name of the reference row.
 
-    Rows with diverged or failed seeds come after the others. Raises UserError if `baseline` is not a row, and for a score that
-    no trial has.
+    The reference is `baseline`, or the best row. Rows with diverged or failed seeds come after the
+    others. Raises UserError if `baseline` is not a row, and for a score that no trial has.
     """
     names = list(dict.fromkeys(trial["row"] for trial in sweep["trials"].values()))
     reference = baseline and folder_name(baseline)
@@ -116,7 +120,10 @@ def _differences(rows: list[Row], reference: int) -> list[Difference | None]:
 
 
 def _check_comparable(folder: Folder, trial: str, anchor: str, score: str) -> None:
-    """Raises UserError if a trial cannot be compared with the trial `anchor`, such as one with another test set."""
+    """Raise UserError if a trial cannot be compared with the trial `anchor`.
+
+    Such a trial has another test set, for example.
+    """
     if is_per_token(score) and tokenizer_digest(folder, trial) != tokenizer_digest(folder, anchor):
         raise UserError(f"{score} is per token, and {trial} has another tokenizer than {anchor}.")
     if score.startswith("valid_"):
@@ -129,9 +136,10 @@ def _check_comparable(folder: Folder, trial: str, anchor: str, score: str) -> No
 
 
 def report(path: Path, *, score: str = "", baseline: str = "") -> str:
-    """Write SWEEP/report/report.md, report.html, trials.csv and (with matplotlib) the plot; return the table as text.
+    """Write the report to SWEEP/report; return the table as text.
 
-    Raises UserError for a folder without a sweep, an unknown score or baseline.
+    The files are report.md, report.html, trials.csv and (with matplotlib) the plot. Raises
+    UserError for a folder without a sweep, an unknown score or baseline.
     """
     folder, sweep = Folder(Path(path).absolute()), read_sweep(path)
     score = score or sweep["score"]
@@ -153,7 +161,11 @@ def report(path: Path, *, score: str = "", baseline: str = "") -> str:
 
 
 def markdown_table(columns: Sequence[str], lines: Sequence[Sequence[str]], *, right: Sequence[str] = ()) -> str:
-    """Return a Markdown table, padded for terminals; the columns named in `right` are right-aligned, as numbers are."""
+    """Return a Markdown table, padded for terminals.
+
+    Args:
+        right: names of right-aligned columns, as for numbers.
+    """
     rows = [[cell.replace("|", "\\|") for cell in row] for row in (columns, *lines)]
     widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
     rules = ["-" * (width - 1) + (":" if name in right else "-") for name, width in zip(columns, widths, strict=True)]
@@ -192,7 +204,10 @@ def _line(row: Row, reference: str, score: str, *, with_selection: bool) -> list
 
 
 def verdict(row: Row, reference: str, score: str) -> str:
-    """Return whether the row differs from the reference row, at 5 % for the whole table; "" where it is not tested."""
+    """Return whether the row differs from the reference row, at 5 % for the whole table.
+
+    "" where it is not tested.
+    """
     if row.name == reference:
         return "reference"
     if row.problem:
@@ -288,8 +303,10 @@ def make_plot(table: list[Row], score: str, reference: str) -> str:
 
 
 def plot_scores(table: list[Row], score: str, reference: str) -> Any:
-    """Return a figure of the rows in the order of the table: a dot per seed, and the interval of the difference to the reference
-    row, drawn from that row's mean.
+    """Return a figure of the rows in the order of the table.
+
+    It has a dot per seed, and the interval of the difference to the reference row, drawn from that
+    row's mean.
     """
     from matplotlib.figure import Figure
 

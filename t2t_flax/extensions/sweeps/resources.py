@@ -1,4 +1,4 @@
-"""Divides this machine among trials that train at the same time."""
+"""Division of this machine among trials that train at the same time."""
 
 import dataclasses
 import glob
@@ -12,7 +12,10 @@ _GPU_MEMORY_FRACTION = 0.9
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
-    """The share of this machine for one trial: CPU cores (empty: all), and the environment that selects its accelerators."""
+    """Share of this machine for one trial.
+
+    It has CPU cores (empty: all), and the environment that selects its accelerators.
+    """
 
     cores: tuple[int, ...] = ()
     environment: dict[str, str] = dataclasses.field(default_factory=dict)
@@ -20,9 +23,10 @@ class Resources:
 
 
 def divide_machine(parts: int) -> list[Resources]:
-    """Splits cores, GPUs and TPU chips into equal parts; with fewer GPUs than parts, several trials share a GPU.
+    """Split cores, GPUs and TPU chips into equal parts.
 
-    Raises UserError if there are too few cores or chips, or they do not divide evenly.
+    With fewer GPUs than parts, several trials share a GPU. Raises UserError if there are too few
+    cores or chips, or they do not divide evenly.
     """
     if parts == 1:
         return [Resources()]
@@ -42,7 +46,7 @@ def divide_machine(parts: int) -> list[Resources]:
 
 
 def _divide_accelerators(parts: int) -> list[tuple[dict[str, str], str]]:
-    """(environment, description) for each part."""
+    """Return (environment, description) for each part."""
     if os.environ.get("JAX_PLATFORMS", "").split(",")[0] == "cpu":
         return [({}, "")] * parts
     if gpus := visible_gpus():
@@ -73,7 +77,10 @@ def _divide_gpus(parts: int, gpus: list[str]) -> list[tuple[dict[str, str], str]
 
 
 def visible_gpus() -> list[str]:
-    """The GPUs in CUDA_VISIBLE_DEVICES; if it is not set, the indices of all GPUs of this machine."""
+    """Return the GPUs in CUDA_VISIBLE_DEVICES.
+
+    If it is not set, the indices of all GPUs of this machine.
+    """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
         return [name.strip() for name in visible.split(",") if name.strip() and name.strip() != "-1"]

@@ -22,15 +22,18 @@ class MissingScore(UserError):
 
 
 def default_score(config: Config) -> str:
-    """The score of the validation set that selects checkpoints, or the loss; the task's main score on the test set if the
-    trials evaluate neither.
+    """Return the validation score that selects checkpoints, or the loss.
+
+    If the trials evaluate neither, it is the task's main score on the test set.
     """
     return validation_score(config) or (task_of(config).metrics[0].name if config.data.test else "valid_nll")
 
 
 def validation_score(config: Config) -> str:
-    """`valid_NAME` of eval.metric or of nll, the first that a run of this config will have; empty if neither. Not that of
-    the loss, which label smoothing changes: rows would be compared by different measures.
+    """Return `valid_NAME` of eval.metric or of nll, the first that a run of this config will have.
+
+    Empty if it will have neither. The loss is not used, since label smoothing changes it: rows
+    would be compared by different measures.
     """
     metric = config.eval.metric if config.eval.metric != "loss" else "nll"
     for name in (f"valid_{metric}", "valid_nll"):
@@ -41,8 +44,10 @@ def validation_score(config: Config) -> str:
 
 
 def check_score(name: str, config: Config) -> None:
-    """Raises UserError if a run of this config will not have the score. `SET:score` is that of a named test set,
-    `valid_score/SET` of one of several validation sets.
+    """Raise UserError if a run of this config will not have the score.
+
+    `SET:score` is the score on a named test set, `valid_score/SET` on one of several validation
+    sets.
     """
     task, split = task_of(config), "valid" if name.startswith("valid_") else "test"
     final = [metric.name for metric in task.metrics] + list(NAMES_IN_RECORDS.values())
@@ -74,10 +79,11 @@ def check_score(name: str, config: Config) -> None:
 
 
 def trial_score(folder: Folder, name: str, metric: str) -> float | None:
-    """A score of a complete trial: from its final record (`SET:score`: the record of that test set, else of the first), or
-    for `valid_...` the best evaluation during training.
+    """Return a score of a complete trial.
 
-    Raises UserError for a record that cannot be read, MissingScore for a score or test set that it does not have.
+    It comes from its final record (`SET:score`: the record of that test set, else of the first), or
+    for `valid_...` from the best evaluation during training. Raises UserError for a record that
+    cannot be read, MissingScore for a score or test set that it does not have.
     """
     if metric.startswith("valid_"):
         values = [value for _, value in evaluations(folder, name, metric) if math.isfinite(value)]
@@ -94,7 +100,10 @@ def trial_score(folder: Folder, name: str, metric: str) -> float | None:
 
 
 def is_per_token(score: str) -> bool:
-    """Return whether a score is a mean over tokens, so that models with different tokenizers are not compared by it."""
+    """Return True if a score is a mean over tokens.
+
+    Such a score does not compare models with different tokenizers.
+    """
     return find_metric(model_metrics(), score.partition("/")[0]) is not None
 
 
@@ -105,12 +114,18 @@ def tokenizer_digest(folder: Folder, name: str) -> str:
 
 
 def selection_score(sweep: dict[str, Any], metric: str) -> str:
-    """Return the score by which rows are ranked where `metric` is reported: one of the validation set, if there is any."""
+    """Return the score that ranks rows when `metric` is reported.
+
+    It is a score of the validation set, if there is any.
+    """
     return metric if metric.startswith("valid_") else sweep["selection"] or metric
 
 
 def record_path(folder: Folder, name: str, metric: str) -> str:
-    """Return the path of a trial's final record of the metric's test set; "" if its config has no test set."""
+    """Return the path of a trial's final record of the metric's test set.
+
+    "" if its config has no test set.
+    """
     path, test_set = folder.workdir(name) / "complete.json", metric.rpartition(":")[0]
     with _damage_as_user_error(path):
         records = complete_marker(folder, name)["records"]
@@ -134,7 +149,7 @@ def complete_marker(folder: Folder, name: str) -> dict[str, Any]:
 
 @contextlib.contextmanager
 def _damage_as_user_error(path: str | os.PathLike) -> Iterator[None]:
-    """Turn whatever reading a truncated or damaged file raises into a UserError with the file's name."""
+    """Turn any error of reading a damaged file into a UserError with the file's name."""
     try:
         yield
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:

@@ -1,8 +1,9 @@
 """Searches by Optuna: proposals, pruning and values of trials in a study that all workers share.
 
-The study is in `optuna.journal` in the sweep's folder, or in a database. The locks of the folder say which trials are being
-trained, so a trial of a killed worker goes on at once in its workdir. (Optuna's journal has no heartbeats, and those of its
-databases would mark such a trial as failed.)
+The study is in `optuna.journal` in the sweep's folder, or in a database. The locks of the folder
+say which trials are being trained, so a trial of a killed worker goes on at once in its workdir.
+(Optuna's journal has no heartbeats, and its databases' heartbeats would mark such a trial as
+failed.)
 """
 
 import contextlib
@@ -22,15 +23,18 @@ from t2t_flax.extensions.sweeps.trials import make_trial, search_row_name
 from t2t_flax.tasks import lower_is_better
 
 _MOST_INVALID = 100
-"""Proposals in a row that may be invalid configs."""
+"""Maximum invalid configs in a row among the proposals."""
 _DRAWS = 100
-"""Draws for each row so far, after which a space without another row is taken as exhausted."""
+"""Draws per row so far, after which a space without another row counts as exhausted."""
 _NAME = "t2t_flax_trial"
 """User attribute of a trial: its folder. Users give theirs to trials that they enqueue."""
 
 
 class SearchTrials:
-    """The trials of a search, for `worker.Worker`. Raises UserError without Optuna, and for a study that cannot be read."""
+    """Trials of a search, for `worker.Worker`.
+
+    Raises UserError without Optuna, and for a study that cannot be read.
+    """
 
     def __init__(self, folder: Folder, sweep: dict[str, Any], storage: str = ""):
         require("optuna", "sweep", "a search")
@@ -63,9 +67,10 @@ class SearchTrials:
         return [t.user_attrs[_NAME] for t in self._trials() if t.state == states.RUNNING and _NAME in t.user_attrs]
 
     def propose(self) -> bool:
-        """Add one trial with a config of its own; return False if there are enough, or no other config in the space.
+        """Add one trial with a new config.
 
-        Raises UserError if no valid config is proposed in many attempts.
+        Returns False if there are enough trials, or no other config in the space. Raises UserError
+        if no valid config is proposed in many attempts.
         """
         states = self._optuna.trial.TrialState
         fixed = values_of_user(config_lib.from_json(self._folder.base.read_text()))
@@ -160,7 +165,10 @@ class SearchTrials:
         return next(trial for trial in self._trials() if trial.user_attrs.get(_NAME) == name)
 
     def _sampler(self, number: int) -> Any:
-        """Return a sampler whose draws depend on the search's seed and the number of trials so far, not on the worker."""
+        """Return a sampler whose draws depend on the search's seed and the number of trials so far.
+
+        They do not depend on the worker.
+        """
         seed = self._search.seed * 100_003 + number
         if self._search.method == "tpe":
             return self._optuna.samplers.TPESampler(seed=seed, constant_liar=True)
@@ -188,7 +196,8 @@ def _storage(url: str, journal: Path) -> Any:
     if url:
         return storages.RDBStorage(url)
     journal.parent.mkdir(parents=True, exist_ok=True)
-    # O_EXCL works on NFS 3 and later, and a lock that a killed worker has left is taken over after 30 s.
+    # O_EXCL works on NFS 3 and later, and a lock that a killed worker has left is taken over after
+    # 30 s.
     lock = journals.JournalFileOpenLock(str(journal))
     backend = journals.JournalFileBackend(str(journal), lock)
     _cut_torn_line(journal, lock)
@@ -196,7 +205,10 @@ def _storage(url: str, journal: Path) -> Any:
 
 
 def _cut_torn_line(journal: Path, lock: Any) -> None:
-    """Remove a line that was not written to its end; Optuna would append to it, and refuse the file from then on."""
+    """Remove a line that was not written to its end.
+
+    Optuna would append to it, and refuse the file from then on.
+    """
     lock.acquire()
     try:
         with journal.open("r+b") as file:

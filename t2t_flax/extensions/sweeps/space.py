@@ -1,10 +1,11 @@
-"""Search spaces of sweeps: rows of overrides and how they combine, or ranges for a search by Optuna.
+"""Search spaces of sweeps: rows of overrides and combinations, or ranges for Optuna.
 
     over("model.dropout", [0.1, 0.2])                       two rows
     product(over(...), over(...))                           every combination
-    zipped(over(...), over(...))                            the first with the first, the second with the second
+    zipped(over(...), over(...))                            the first with the first, the second
+    with the second
     concat(over(...), over(...))                            one list after the other
-    named("no dropout", {"model.dropout": 0.0})             one row with a name of its own
+    named("no dropout", {"model.dropout": 0.0})             one row with the given name
 
 A sweep file defines `get_sweep()`, which returns a `Sweep`.
 """
@@ -28,29 +29,35 @@ Overrides = dict[str, Any]
 
 
 def over(key: str, values: Sequence[Any]) -> list[Overrides]:
-    """One row per value of `key`."""
+    """Return one row per value of `key`."""
     return [{key: value} for value in values]
 
 
 def named(name: str, overrides: Overrides | None = None) -> list[Overrides]:
-    """One row with a name of its own; without overrides the unchanged config."""
+    """Return one row with the given name; without overrides the unchanged config."""
     return [{NAME: name} | (overrides or {})]
 
 
 def product(*parts: Sequence[Overrides]) -> list[Overrides]:
-    """Every combination; the last part varies fastest. Raises UserError if two parts set the same key."""
+    """Return every combination; the last part varies fastest.
+
+    Raises UserError if two parts set the same key.
+    """
     return [_merge(rows) for rows in itertools.product(*parts)]
 
 
 def zipped(*parts: Sequence[Overrides]) -> list[Overrides]:
-    """Row i of every part, merged. Raises UserError for parts of different lengths, or that set the same key."""
+    """Return row i of every part, merged.
+
+    Raises UserError for parts of different lengths, or that set the same key.
+    """
     if len({len(part) for part in parts}) > 1:
         raise UserError(f"zipped() needs parts of equal length; these have {', '.join(str(len(p)) for p in parts)}.")
     return [_merge(rows) for rows in zip(*parts, strict=True)]
 
 
 def concat(*parts: Sequence[Overrides]) -> list[Overrides]:
-    """One part after the other."""
+    """Return one part after the other."""
     return [dict(row) for part in parts for row in part]
 
 
@@ -68,22 +75,22 @@ def _merge(rows: Sequence[Overrides]) -> Overrides:
 
 
 def uniform(low: float, high: float) -> Any:
-    """A range of floats, both ends included."""
+    """Return a range of floats, both ends included."""
     return _distribution("FloatDistribution", low, high)
 
 
 def log_uniform(low: float, high: float) -> Any:
-    """A range of floats, uniform in the logarithm, as for learning rates."""
+    """Return a range of floats, uniform in the logarithm, as for learning rates."""
     return _distribution("FloatDistribution", low, high, log=True)
 
 
 def integers(low: int, high: int, *, log: bool = False) -> Any:
-    """A range of integers, both ends included."""
+    """Return a range of integers, both ends included."""
     return _distribution("IntDistribution", low, high, log=log)
 
 
 def choice(*values: Any) -> Any:
-    """One of the values."""
+    """Return a choice among the values."""
     scalars = (bool, int, float, str, type(None))
     return _distribution("CategoricalDistribution", [x if isinstance(x, scalars) else as_text(x) for x in values])
 
@@ -141,7 +148,7 @@ class Search:
             )
 
     def validate(self) -> None:
-        """Raises UserError for an unknown key, or a choice or bound that the key does not accept."""
+        """Raise UserError for an unknown key, or a choice or bound that the key does not accept."""
         for key, values in self.space.items():
             for value in getattr(values, "choices", None) or (values.low, values.high):
                 (parsed,) = config_lib.override({}, {key: as_text(value)}).values()

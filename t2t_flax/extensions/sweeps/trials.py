@@ -1,4 +1,7 @@
-"""Expands a sweep into trials: each row with each seed, named after its overrides, with a validated config."""
+"""Expansion of a sweep into trials: each row with each seed.
+
+A trial is named after its overrides and has a validated config.
+"""
 
 import dataclasses
 import hashlib
@@ -17,7 +20,12 @@ _MAX_NAME_BYTES = 120
 
 @dataclasses.dataclass(frozen=True)
 class Trial:
-    """One run of a sweep. name: of its folder. overrides: all that its row and seed change, as text."""
+    """One run of a sweep.
+
+    Args:
+        name: name of its folder.
+        overrides: all changes of its row and seed, as text.
+    """
 
     name: str
     row: str
@@ -46,7 +54,7 @@ def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: i
 
 
 def make_trial(path: str, fixed: dict[str, str], row: Overrides, name: str, seed: int) -> Trial:
-    """The trial of a row and a seed; see `expand`."""
+    """Return the trial of a row and a seed; see `expand`."""
     try:
         overrides = {key: as_text(value) for key, value in row.items() if key != NAME}
         if repeated := overrides.keys() & fixed.keys():
@@ -68,9 +76,9 @@ def _seed_overrides(base: Config, overrides: dict[str, str], seed: int) -> dict[
 
 
 def row_names(rows: Sequence[Overrides]) -> list[str]:
-    """A folder name per row: its own name, or its overrides, as in `dropout=0.2,warmup_steps=4000`.
+    """Return a folder name per row: its own name, or its overrides.
 
-    Raises UserError if two rows have the same name.
+    An example is `dropout=0.2,warmup_steps=4000`. Raises UserError if two rows have the same name.
     """
     for i, row in enumerate(rows):
         if not isinstance(row, dict) or not isinstance(row.get(NAME, ""), str):
@@ -95,14 +103,17 @@ def search_row_name(params: Overrides) -> str:
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """The last part of each key if no other key of the sweep ends in it, else the whole key."""
+    """Return the last part of each key if it is unique in the sweep, else the whole key."""
     keys = set(keys)
     count = Counter(key.split(".")[-1] for key in keys)
     return {key: key if count[key.split(".")[-1]] > 1 else key.split(".")[-1] for key in keys}
 
 
 def folder_name(text: str) -> str:
-    """The text with characters replaced that a folder name cannot have; changed or truncated names end in a digest."""
+    """Return the text with characters replaced that a folder name cannot have.
+
+    Changed or truncated names end in a digest.
+    """
     name = _replace_special(text)
     if len(name.encode()) > _MAX_NAME_BYTES or name != text.replace(" ", "_"):
         digest = hashlib.sha256(text.encode()).hexdigest()[:8]
@@ -111,8 +122,10 @@ def folder_name(text: str) -> str:
 
 
 def is_folder_name(name: Any) -> bool:
-    """Whether a row or trial can have this name: a single path component without special characters, with room for a
-    row's index and the seed.
+    """Return True if a row or trial can have this name.
+
+    It must be a single path component without special characters, with room for a row's index and
+    the seed.
     """
     return isinstance(name, str) and name == _replace_special(name) and len(name.encode()) <= _MAX_NAME_BYTES + 32
 

@@ -1,5 +1,6 @@
-"""A worker claims free trials and trains them, several at a time, until all have ended. Any number of workers, on any hosts,
-may share a folder.
+"""A worker claims free trials and trains them, several at a time, until all have ended.
+
+Any number of workers, on any hosts, may share a folder.
 """
 
 import dataclasses
@@ -27,13 +28,16 @@ _CLAIM_INTERVAL = 1.0
 _POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
 _MOST_LOST = 5
-"""Starts of a trial that may end with their worker, without a checkpoint in between: the trial may be what kills it."""
+"""Maximum starts of a trial that end with their worker, without a checkpoint in between.
+
+The trial may be what kills it.
+"""
 _SIGNAL_SECONDS = 2.0
 """Seconds in which a signal to all processes of a job reaches the worker after its training."""
 
 
 class Trials(Protocol):
-    """The trials that a worker trains."""
+    """Trials that a worker trains."""
 
     def names(self) -> list[str]: ...
 
@@ -51,7 +55,7 @@ class Trials(Protocol):
 
 
 class ListedTrials:
-    """The trials of a grid, known from the start."""
+    """Trials of a grid, known from the start."""
 
     def __init__(self, folder: Folder, names: Sequence[str]):
         self._folder, self._names = folder, list(names)
@@ -96,7 +100,10 @@ def start_training(folder: Folder, name: str, resources: Resources, cwd: str, de
 
 
 def training_command(folder: Folder, name: str, resources: Resources) -> list[str]:
-    """Return the command that trains a trial, with its data in the sweep's folder unless the config names a cache."""
+    """Return the command that trains a trial.
+
+    Its data is in the sweep's folder unless the config names a cache.
+    """
     train = ["t2t_flax", "train", f"--config={folder.config(name)}", f"--workdir={folder.workdir(name)}"]
     values = {"data.cache": folder.path / "data"} | values_of_user(folder.read_config(name))
     train += [f"--config.{key}={value}" for key, value in values.items()]

@@ -9,7 +9,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import GROUPS, HOOKS
 
 NAMES = ("tensorboard", "wandb", "mlflow", "trackio")
-"""Each has its row in `clients.CLIENTS`."""
+"""Names of trackers; each has its row in `clients.CLIENTS`."""
 
 
 @dataclass(frozen=True)
@@ -31,11 +31,10 @@ class Trackers:
 
     @classmethod
     def of(cls, config: Config) -> "Trackers":
-        """The group of a config."""
         return config.group("trackers")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a tracker that does not exist."""
+        """Raise UserError for a tracker that does not exist."""
         for name in self.each():
             if name not in NAMES:
                 near = difflib.get_close_matches(name, NAMES, n=1)
@@ -46,7 +45,7 @@ class Trackers:
                 )
 
     def each(self) -> tuple[str, ...]:
-        """The trackers in `names`, each once."""
+        """Trackers in `names`, each once."""
         return tuple(dict.fromkeys(name.strip() for name in self.names.split(",") if name.strip()))
 
 

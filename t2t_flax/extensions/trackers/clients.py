@@ -1,4 +1,4 @@
-"""The clients of the trackers: one function each, which opens a run and may take its time or fail.
+"""Clients of the trackers: one function each, which opens a run and may take its time or fail.
 
 To add one: a function, its row in `CLIENTS`, and its name in `keys.NAMES`.
 """
@@ -24,19 +24,22 @@ from t2t_flax.filesystem import is_remote
 
 PROJECT = "t2t_flax"
 FINISH_SECONDS = 30.0
-"""How long a client may take to send the rest at the end."""
+"""Seconds in which a client may send the rest at the end."""
 FLUSH_SECONDS = 1.0
-"""How long a client may hold values itself: a kill (SIGKILL) loses them."""
+"""Seconds for which a client may hold values itself: a kill (SIGKILL) loses them."""
 _TENSORBOARD_QUEUE = 2**15 - 1
-"""Values that may wait, of which a line has some 25."""
+"""Maximum number of waiting values; a line has some 25."""
 _MLFLOW_PARAMS = 100
 """MLflow's limit of parameters in a batch."""
 
 
 @dataclasses.dataclass(frozen=True)
 class TrackedRun:
-    """A run as trackers see it. folder: where local files go, the workdir or the local copy of one in an object store.
-    resume_step: the last update that is not repeated.
+    """A run as trackers see it.
+
+    Args:
+        folder: folder of local files, the workdir or the local copy of one in an object store.
+        resume_step: last update that is not repeated.
     """
 
     workdir: epath.Path
@@ -50,7 +53,7 @@ class TrackedRun:
 
     @property
     def runs_folder(self) -> Path | None:
-        """The folder of the runs that this one is compared with, such as a sweep."""
+        """Folder of the runs that this one is compared with, such as a sweep."""
         return Path(os.environ[RUNS_FOLDER]) if os.environ.get(RUNS_FOLDER) else None
 
     @property
@@ -58,15 +61,19 @@ class TrackedRun:
         return Trackers.of(self.config).group or (self.runs_folder.name if self.runs_folder else None)
 
     def settings(self) -> dict[str, Any]:
-        """The whole config by dotted keys: of a sweep's trial, its overrides are among them."""
+        """Whole config by dotted keys; a sweep trial's overrides are among them."""
         groups = {group: keys for group, keys in config_lib.as_json(self.config).items() if isinstance(keys, dict)}
         return {f"{group}.{key}": value for group, keys in groups.items() for key, value in keys.items()}
 
 
 @dataclasses.dataclass(frozen=True)
 class Tracker:
-    """An open run of a tracker. write: takes an update and its numbers. id: by which the run is opened again. place: what to tell
-    the user.
+    """An open run of a tracker.
+
+    Args:
+        write: takes an update and its numbers.
+        id: identifier with which the run is opened again.
+        place: location to tell the user.
     """
 
     write: Callable[[int, dict[str, float]], None]
@@ -76,11 +83,14 @@ class Tracker:
 
 
 def tensorboard(run: TrackedRun, id: str) -> Tracker:
-    """Event files in WORKDIR/tensorboard. What lies after the resume step is purged and written again."""
+    """Write event files in WORKDIR/tensorboard.
+
+    Events after the resume step are purged and written again.
+    """
     import tensorboardX
 
-    # Its thread ends at an error such as a full disk. Neither the next value nor the end of the process may then wait
-    # for it, as they do when the queue is full.
+    # Its thread ends at an error such as a full disk. Neither the next value nor the end of the
+    # process may then wait for it, as they do when the queue is full.
     writer = tensorboardX.SummaryWriter(
         str(run.folder / "tensorboard"),
         purge_step=run.resume_step + 1,
@@ -101,7 +111,10 @@ def tensorboard(run: TrackedRun, id: str) -> Tracker:
 
 
 def wandb(run: TrackedRun, id: str) -> Tracker:
-    """Weights & Biases; without a login or a network in its offline mode, which `wandb sync` sends later."""
+    """Open a Weights & Biases run.
+
+    Without a login or a network it is in offline mode, which `wandb sync` sends later.
+    """
     import wandb as client
 
     def mode() -> str:
@@ -132,7 +145,7 @@ def wandb(run: TrackedRun, id: str) -> Tracker:
         allow_val_change=True,
         settings=settings,
     )
-    # Our own step, not wandb's: two lines may be of one update.
+    # Our own step, not wandb's: two lines may belong to one update.
     opened.define_metric("step", hidden=True)
     opened.define_metric("*", step_metric="step")
     place = "" if opened.offline else opened.url or ""
@@ -141,7 +154,10 @@ def wandb(run: TrackedRun, id: str) -> Tracker:
 
 
 def trackio(run: TrackedRun, id: str) -> Tracker:
-    """Trackio of Hugging Face, in its local folder (TRACKIO_DIR), or the server or Space that its variables name."""
+    """Open a run of Hugging Face's Trackio.
+
+    It is in the local folder (TRACKIO_DIR), or the server or Space that its variables name.
+    """
     import trackio as client
 
     id = id or f"{run.name}-{os.urandom(3).hex()}"  # it finds a run by its name
@@ -159,7 +175,10 @@ def trackio(run: TrackedRun, id: str) -> Tracker:
 
 
 def mlflow(run: TrackedRun, id: str) -> Tracker:
-    """MLflow at MLFLOW_TRACKING_URI; without one in the SQLite file mlflow.db in the workdir, or in the sweep of this run."""
+    """Open a run of MLflow at MLFLOW_TRACKING_URI.
+
+    Without one, it is in the SQLite file mlflow.db in the workdir, or in the sweep of this run.
+    """
     os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
     os.environ.setdefault("MLFLOW_LOGGING_LEVEL", "WARNING")
     from mlflow.entities import Metric, Param
@@ -180,8 +199,8 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
         and not store.exists()
     ):
         store.write_bytes((run.workdir / "mlflow.db").read_bytes())
-    # The trials of a sweep start together: the first one makes the tables and the experiment. A server does so by itself,
-    # and one that does not answer must hold up no other run.
+    # The trials of a sweep start together: the first one makes the tables and the experiment. A
+    # server does so by itself, and one that does not answer must hold up no other run.
     with _locked(database.with_suffix(".lock")) if database else contextlib.nullcontext():
         client = MlflowClient(tracking_uri=uri)
         found = client.get_experiment_by_name(experiment)
@@ -215,7 +234,7 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
 
 
 def _sqlite_file(uri: str) -> Path | None:
-    """The file of a SQLite store; None for a server."""
+    """Return the file of a SQLite store; None for a server."""
     path = uri.removeprefix("sqlite:///").partition("?")[0]
     return Path(path) if uri.startswith("sqlite:///") and path not in ("", ":memory:") else None
 
@@ -234,8 +253,8 @@ CLIENTS: dict[str, Callable[[TrackedRun, str], Tracker]] = {
     "mlflow": mlflow,
     "trackio": trackio,
 }
-"""Called with a run and the id of its earlier part, or ""."""
+"""Functions that take a run and the id of its earlier part, or ""."""
 MODULES = {"tensorboard": ("tensorboardX",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
-"""What the extra of a client installs, unless that is one module of the client's name."""
+"""Modules that the extra of a client installs, unless it is one module of the client's name."""
 PURGING = ("tensorboard",)
-"""Clients that drop what lies after the resume step by themselves."""
+"""Clients that drop the values after the resume step by themselves."""

@@ -1,8 +1,11 @@
-"""Sends metrics to the trackers of a run, each in a thread of its own: neither opening a tracker nor a slow disk or a dead
-network makes the training loop wait. One that fails is reported once and dropped.
+"""Sends metrics to the trackers of a run, each in a separate thread.
 
-What was sent is noted in WORKDIR/trackers/NAME.json, so that a resumed run continues the tracker's run: it sends what is
-missing and repeats nothing. A run that starts over is a new one of the tracker.
+Neither opening a tracker nor a slow disk or a dead network makes the training loop wait. A tracker
+that fails is reported once and dropped.
+
+WORKDIR/trackers/NAME.json notes the lines that were sent, so that a resumed run continues the
+tracker's run: it sends the missing ones and repeats nothing. A run that starts over is a new one of
+the tracker.
 """
 
 import json
@@ -26,12 +29,12 @@ from t2t_flax.training.parts import TrainingSetup, TrainProgress
 from t2t_flax.training.progress import open_growing_files, read_metrics
 
 CLOSE_SECONDS = FINISH_SECONDS
-"""How long the end of a run waits for all trackers together."""
+"""Seconds that the end of a run waits for all trackers together."""
 LOG = logging.getLogger("t2t_flax")
 
 
 class TrackerThread:
-    """Hands lines to one tracker in a thread, first those of the run so far that the tracker lacks."""
+    """Thread that hands lines to one tracker, first the run's earlier lines that the tracker lacks."""
 
     def __init__(self, name: str, run: TrackedRun):
         self.name, self._run, self._open = name, run, CLIENTS[name]
@@ -41,16 +44,16 @@ class TrackerThread:
         self._thread.start()
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Queues the numbers among the values."""
+        """Queue the numbers among the values."""
         if not self._ended and (numbers := _numbers(values)):
             self._queue.put((step, numbers))
 
     def end(self) -> None:
-        """Tells the thread that nothing follows."""
+        """Tell the thread that nothing follows."""
         self._queue.put(None)
 
     def join(self, seconds: float) -> None:
-        """Waits until everything is sent, at most so long."""
+        """Wait until everything is sent, at most `seconds`."""
         self._thread.join(max(seconds, 0.0))
         if self._thread.is_alive() and not self._ended:
             self._ended = True
@@ -98,7 +101,7 @@ def _numbers(values: dict[str, Any]) -> dict[str, float]:
 
 
 def _read_notes(path: epath.Path) -> dict[str, Any]:
-    """What is noted of a tracker's run; nothing if the file is missing or damaged."""
+    """Return the notes on a tracker's run; nothing if the file is missing or damaged."""
     try:
         notes = parse_json(read_if_exists(path) or "{}")
         return notes if isinstance(notes["id"], str) and isinstance(notes["sent"], dict) else {}
@@ -107,7 +110,7 @@ def _read_notes(path: epath.Path) -> dict[str, Any]:
 
 
 def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """Hooks of process 0 that send the lines of metrics.jsonl and the scores of the test sets."""
+    """Return hooks of process 0 that send the lines of metrics.jsonl and the test sets' scores."""
     if not group.is_lead:
         return []
     files = open_growing_files(setup.workdir)
@@ -134,7 +137,7 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
 
 
 def check_installed(config: Config) -> None:
-    """Raises UserError if a package of a tracker is missing: before training, not after it."""
+    """Raise UserError before the training if a package of a tracker is missing."""
     names = Trackers.of(config)
     for name in names.each():
         for module in MODULES.get(name, (name,)):
