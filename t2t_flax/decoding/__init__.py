@@ -1,1 +1,1 @@
-"""Beam search, sampling and scoring over a decode step, and translation of lines."""
+"""Beam search, sampling and scoring with a decode step, and translation of lines."""

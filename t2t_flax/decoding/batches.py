@@ -1,4 +1,4 @@
-"""Encodes lines and groups them into batches of few shapes, so that few programs are compiled."""
+"""Encode lines and group them into batches of few shapes, so that few programs are compiled."""
 
 import bisect
 import dataclasses
@@ -14,20 +14,25 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import STEPS
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
-"""Sources are padded to one of these lengths, beyond them to a multiple of 256."""
+"""Sources are padded to one of these lengths, and longer ones to a multiple of 256."""
 PREFIX_LENGTHS = (0, 64, 1024)
-"""Prefixes are padded to one of these lengths: a long one costs little but memory."""
+"""Prefixes are padded to one of these lengths: long padding costs only memory."""
 _ALWAYS_USED = (32, 128, 512, 1024)
 _WORTH_COMPILING = 32
-"""A length that is not in `_ALWAYS_USED` is used where it fills this many batches."""
+"""Batches that a length outside `_ALWAYS_USED` must fill to be used."""
 _FULL_BATCH_SIZE = 256 * 4
-"""Batches are of config.decode.batch_size up to this product of source length and hypotheses."""
+"""Batches have config.decode.batch_size rows up to this product of source length and hypotheses."""
 
 
 @dataclasses.dataclass(frozen=True)
 class EncodedLines:
-    """sources: ids with EOS, none for an empty line. prefixes: forced first ids of the output. cut: whether a source was
-    truncated. caps: most output tokens, prefix and EOS included.
+    """Token ids of source lines and prefixes.
+
+    Args:
+        sources: ids with EOS; empty for an empty line.
+        prefixes: first ids that are forced on the output.
+        cut: whether the source was truncated.
+        caps: maximum output tokens, prefix and EOS included.
     """
 
     sources: list[list[int]]
@@ -45,7 +50,10 @@ def encode_lines(
     *,
     source_eos: bool = True,
 ) -> EncodedLines:
-    """Raises UserError if the numbers of prefixes and lines differ."""
+    """Encode lines and their prefixes, and truncate long sources.
+
+    Raises UserError if the numbers of prefixes and lines differ.
+    """
     if prefixes is not None and len(prefixes) != len(lines):
         raise UserError(
             f"{len(prefixes)} prefixes for {len(lines)} lines: expected one prefix (possibly empty) per line."
@@ -64,8 +72,12 @@ def encode_lines(
 def read_lines(
     config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
 ) -> tuple[Sequence[str], dict[str, np.ndarray]]:
-    """The text of source lines, and what `registry.STEPS` read of them, for `Sentences.more`. first_line: number of the first
-    one, from 0. Raises UserError for a line that one of them cannot read.
+    """Return the text of source lines, and arrays that `registry.STEPS` read from them.
+
+    The arrays are for `Sentences.more`. Raises UserError for a line that a step cannot read.
+
+    Args:
+        first_line: number of the first line, counted from 0.
     """
     more: dict[str, np.ndarray] = {}
     for module in STEPS.of(config):
@@ -75,25 +87,33 @@ def read_lines(
 
 
 def source_ids(tokenizer: Tokenizer, line: str) -> list[int]:
-    """Ids of a source line, without EOS; none for one that has no text beside control symbols."""
+    """Return the ids of a source line, without EOS.
+
+    The list is empty if the line has no text besides control symbols.
+    """
     symbols, text = tokenizer.split(line)
     ids = tokenizer.encode_text(text) if text.strip() else []
     return [*symbols, *ids] if ids else []
 
 
 def output_cap(config: Decode, model: Model, source: int, prefix: int = 0) -> int:
-    """Most output tokens, prefix and EOS included, for a source and a prefix of so many tokens (6.1)."""
+    """Return the maximum output tokens, prefix and EOS included (6.1).
+
+    Args:
+        source: number of source tokens.
+        prefix: number of prefix tokens.
+    """
     cap = math.floor(config.max_length_ratio * source) + config.max_length_offset + prefix
     return max(1, min(cap, positions(model)))
 
 
 def source_limit(config: Decode, model: Model) -> int:
-    """Tokens of the longest source that is not truncated, EOS included."""
+    """Return the length of the longest source that is not truncated, EOS included."""
     return min(config.max_source_length, positions(model))
 
 
 def positions(model: Model) -> int:
-    """Most tokens of a source or an output that the model has positions for; without learned ones, any number."""
+    """Return the maximum tokens of a source or output; without learned positions, any number."""
     return model.max_positions if model.position == "learned" else 2**31 - 1
 
 
@@ -111,16 +131,16 @@ class Batch:
 
 
 def hypotheses_per_sentence(config: Decode) -> int:
-    """K: the beams or samples that are decoded for each sentence."""
+    """Return K, the number of beams or samples that are decoded for each sentence."""
     return {"greedy": 1, "sample": config.n_best}.get(config.strategy, config.beam_size)
 
 
 def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1) -> list[Batch]:
-    """Batches of similar source lengths (in tokens), shortest first. A source of length 0 is in none.
+    """Return batches of similar source lengths (in tokens), shortest first.
 
-    Rows are a multiple of `shards`: config.batch_size on each, fewer where rows x source length x
-    hypotheses would exceed a bound, and 1, 4, 16, ... on each for the sentences of a length that
-    fill no batch.
+    Sources of length 0 are left out. The rows of a batch are a multiple of `shards`. Each shard has
+    config.batch_size rows, fewer where rows x source length x hypotheses would exceed a bound, and
+    1, 4, 16, ... for sentences of a length that fill no batch.
     """
     order = sorted((i for i, n in enumerate(source_lengths) if n), key=source_lengths.__getitem__)
     batches: list[Batch] = []
@@ -130,7 +150,7 @@ def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1)
         stop = bisect.bisect_right(order, length, key=source_lengths.__getitem__)
         full = shards * _rows_per_shard(length, config)
         always = length in _ALWAYS_USED or length > SOURCE_LENGTHS[-1]
-        if not always:  # sentences that fill no batch join those of the next length
+        if not always:  # sentences that fill no batch join the batches of the next length
             count = (stop - start) // full
             stop = start + (count * full if count >= _WORTH_COMPILING else 0)
         rows = full
@@ -144,7 +164,7 @@ def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1)
 
 
 def _dealt(indices: list[int], rows: int, shards: int) -> tuple[int, ...]:
-    """A full batch, sorted by length, dealt out to the shards, so that none gets all the long sentences."""
+    """Deal out a full batch, sorted by length, so that no shard gets all the long sentences."""
     if len(indices) < rows:
         return tuple(indices)
     return tuple(i for shard in range(shards) for i in indices[shard::shards])
@@ -156,7 +176,7 @@ def _rows_per_shard(length: int, config: Decode) -> int:
 
 
 def _power_of_four(n: int) -> int:
-    """The smallest power of four that is at least n."""
+    """Return the smallest power of four that is at least n."""
     power = 1
     while power < n:
         power *= 4
@@ -164,12 +184,12 @@ def _power_of_four(n: int) -> int:
 
 
 def round_up(n: int, choices: Sequence[int]) -> int:
-    """The first of `choices` that is at least n; beyond them, the next multiple of 256."""
+    """Return the first of `choices` that is at least n; beyond them, the next multiple of 256."""
     return next((c for c in choices if c >= n), 256 * math.ceil(n / 256))
 
 
 def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> np.ndarray:
-    """int32 [count, length]: `rows` padded with zeros on the right and below."""
+    """Return `rows` as int32 [count, length], padded with zeros on the right and below."""
     out = np.zeros((count, length), np.int32)
     for i, ids in enumerate(rows):
         out[i, : len(ids)] = ids

@@ -1,7 +1,8 @@
 """Beam search with a length penalty (section 6.1).
 
-Unfinished ("alive") and finished hypotheses are separate lists of K each. Alive hypotheses all have the same
-length, so the penalty never reorders them; it ranks the finished ones and decides when to stop.
+Unfinished ("alive") and finished hypotheses are separate lists of K each. All alive hypotheses have
+the same length, so the penalty never reorders them; it ranks the finished ones and decides when to
+stop.
 """
 
 import dataclasses
@@ -18,13 +19,17 @@ from t2t_flax.decoding.search_loop import IMPOSSIBLE, SearchResult, Sentences, f
 
 
 def length_penalty(length, alpha: float, kind: str = "gnmt"):
-    """((5 + L) / 6)^alpha of Wu et al. 2016 ("gnmt"), L^alpha ("power") or 1 ("none"); L includes EOS."""
+    """Return the length penalty for `length` L, EOS included.
+
+    Args:
+        kind: "gnmt", ((5 + L) / 6)^alpha of Wu et al. 2016; "power", L^alpha; or "none", 1.
+    """
     return {"gnmt": (5.0 + length) / 6.0, "power": 1.0 * length, "none": 1.0 + 0.0 * length}[kind] ** alpha
 
 
 @flax.struct.dataclass
 class BeamState:
-    """The hypotheses of each sentence: K alive ones and K finished ones, both best first."""
+    """K alive and K finished hypotheses of each sentence, both best first."""
 
     done_B: jax.Array
     top_finished_B: jax.Array
@@ -39,15 +44,21 @@ class BeamState:
 
 @dataclasses.dataclass(frozen=True)
 class BeamSearch:
-    """A `Search` for the n-best list of each sentence, best score first, unfinished hypotheses after all finished ones.
+    """`Search` for the n-best list of each sentence.
 
-    beam_size: beam width K. n_best: hypotheses returned (N <= K). length_penalty, alpha: see `length_penalty`.
-    A sentence with fewer than N finished hypotheses at its cap is filled up with its best alive ones, scored at that length.
-    Ties go to the older hypothesis, then the lower beam, then the lower token id.
+    The best score is first, and unfinished hypotheses follow all finished ones. A sentence with
+    fewer than N finished hypotheses at its cap is filled up with its best alive ones, scored at
+    that length. Ties go to the older hypothesis, then the lower beam, then the lower token id.
 
-    early_stopping: "exact" = once the result can no longer change; "beam_full" = once K hypotheses have finished;
-    "top_finished" = once N have finished and the likeliest candidate was among them. In the last two, as in the
-    toolkits they come from, only the first K candidates of a step can finish.
+    Args:
+        beam_size: beam width K.
+        alpha: exponent of the penalty.
+        n_best: number of returned hypotheses N, at most K.
+        length_penalty: kind of the penalty, see the function `length_penalty`.
+        early_stopping: when to stop. "exact": once the result can no longer change. "beam_full":
+            once K hypotheses have finished. "top_finished": once N have finished and the likeliest
+            candidate was among them. In the last two, as in the toolkits they come from, only the
+            first K candidates of a step can finish.
     """
 
     beam_size: int = 4
@@ -59,7 +70,7 @@ class BeamSearch:
 
     @property
     def width(self) -> int:
-        """Hypotheses of a sentence."""
+        """Number of hypotheses per sentence."""
         return self.beam_size
 
     def start(self, sentences: Sentences, length: int) -> BeamState:
@@ -97,10 +108,15 @@ class BeamSearch:
     def extend(
         self, sentences: Sentences, position, state: BeamState, parents_BxN, tokens_BxN, ended_BxN, alive, top_B
     ):
-        """What `advance` returns for N candidates, each a token after one of the hypotheses (its parent).
+        """Return the result of `advance` for N candidates, each a token after its parent.
 
-        ended_BxN: the log-probability of those that finish, -inf for others. alive: the log-probabilities [B, K] of those that
-        continue, -inf for none, and their indices among the candidates. top_B: whether the likeliest candidate finishes.
+        Args:
+            parents_BxN: index of each candidate's parent hypothesis.
+            tokens_BxN: token of each candidate.
+            ended_BxN: log-probability of each candidate that finishes, -inf for the others.
+            alive: log-probabilities [B, K] of the candidates that continue, -inf for none, and
+                their indices among the candidates.
+            top_B: whether the likeliest candidate finishes.
         """
         K, length = self.beam_size, position + 1
         sequences_BxNxT = take(state.alive_BxKxT, parents_BxN).at[:, :, position].set(tokens_BxN)
@@ -135,10 +151,10 @@ class BeamSearch:
         return new, None if K == 1 else take(parents_BxN, alive_index_BxK)
 
     def _best_future(self, log_prob_B, next_length, caps_B):
-        """Upper bound on the score of any continuation of an alive hypothesis.
+        """Return an upper bound on the score of any continuation of an alive hypothesis.
 
-        Log-probabilities only decrease, and being negative they score best under the largest remaining penalty: that
-        of the cap, or that of the next length if alpha is negative.
+        Log-probabilities only decrease. Being negative, they score best under the largest remaining
+        penalty: at the cap, or at the next length if alpha is negative.
         """
         penalty = functools.partial(length_penalty, alpha=self.alpha, kind=self.length_penalty)
         return log_prob_B / jnp.maximum(penalty(caps_B), penalty(next_length))
@@ -150,7 +166,7 @@ class BeamSearch:
         penalty_B = length_penalty(caps_B, self.alpha, self.length_penalty)
         alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
         finished_BxK = state.finished_scores_BxK > -jnp.inf
-        # The finished hypotheses first, then the alive ones, each in order.
+        # Finished hypotheses first, then alive ones, each in order.
         count_Bx1, rank_N = jnp.sum(finished_BxK, axis=1, keepdims=True), jnp.arange(self.n_best)
         best_BxN = jnp.where(rank_N < count_Bx1, rank_N, self.beam_size + rank_N - count_Bx1)
 
@@ -169,13 +185,16 @@ class BeamSearch:
 
 
 def beam(config: Config, tokenizers: TokenizerPair) -> BeamSearch:
-    """decode.strategy = beam."""
+    """Build the search of decode.strategy = beam."""
     c = config.decode
     return BeamSearch(c.beam_size, c.alpha, c.n_best, c.length_penalty, c.early_stopping)
 
 
 def continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
-    """The best `count` tokens of each beam (or all): log-probabilities [B, K, C], -inf if impossible, and ids."""
+    """Return the best `count` tokens of each beam, or all: log-probabilities [B, K, C] and ids.
+
+    Impossible tokens have log-probability -inf.
+    """
     width = min(count + 1, logits_BxKxV.shape[-1])  # one more, because PAD may be among them
     best_BxKxC, ids_BxKxC = top_k(logits_BxKxV, width)
     best_BxKxC = jnp.where((ids_BxKxC == PAD) | (best_BxKxC <= IMPOSSIBLE), -jnp.inf, best_BxKxC)

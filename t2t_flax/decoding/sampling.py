@@ -1,4 +1,7 @@
-"""Greedy search and sampling with temperature, top-k, top-p and epsilon, over the same step function as beam search."""
+"""Greedy search and sampling with temperature, top-k, top-p and epsilon.
+
+Both use the same step function as beam search.
+"""
 
 import dataclasses
 
@@ -31,13 +34,19 @@ class _State:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """A `Search` for `num_samples` outputs of each sentence (K), ordered by sample index, not by score.
+    """`Search` for `num_samples` outputs (K) of each sentence, ordered by sample index.
 
-    temperature: divides the logits; 0 = greedy (argmax). top_k: sample from the k likeliest tokens, 0 = all. top_p: sample from
-    the smallest set of likeliest tokens with at least this probability mass, after temperature and top_k; 1 = all. epsilon:
-    sample from tokens of at least this probability, after temperature; of none, from the likeliest; 0 = all. The noise is a
-    function of `random_keys` and position. `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal
-    them.
+    The noise is a function of `random_keys` and position. `log_probs` are the model's own
+    (temperature 1, all tokens) and `scores` equal them.
+
+    Args:
+        num_samples: number of outputs K per sentence.
+        temperature: divides the logits; 0 = greedy (argmax).
+        top_k: samples from the k likeliest tokens; 0 = all.
+        top_p: samples from the smallest set of likeliest tokens with at least this probability
+            mass, after temperature and top_k; 1 = all.
+        epsilon: samples from tokens with at least this probability, after temperature, or from the
+            likeliest if there are none; 0 = all.
     """
 
     num_samples: int = 1
@@ -48,12 +57,12 @@ class Sampling:
 
     @property
     def width(self) -> int:
-        """Outputs of a sentence."""
+        """Number of outputs per sentence."""
         return self.num_samples
 
     @property
     def draws(self) -> bool:
-        """Whether it reads random keys."""
+        """True if the search reads random keys."""
         return self.temperature > 0
 
     def start(self, sentences: Sentences, length: int) -> _State:
@@ -87,7 +96,10 @@ class Sampling:
         return new, None
 
     def draw(self, keys_BxK, position, logits_BxKxV) -> jax.Array:
-        """One token per sample, int32 [B, K], from the softmax of logits / temperature over the allowed tokens."""
+        """Draw one token per sample, int32 [B, K], from softmax(logits / temperature).
+
+        Only allowed tokens are drawn.
+        """
         vocabulary = logits_BxKxV.shape[-1]
         excluded = (jnp.arange(vocabulary) == PAD) | (logits_BxKxV <= IMPOSSIBLE)
         logits_BxKxC, ids_BxKxC = jnp.where(excluded, -jnp.inf, logits_BxKxV), None
@@ -108,10 +120,10 @@ class Sampling:
         else:
             last_BxK = weights_BxKxC.shape[-1] - 1 - jnp.argmax(jnp.flip(weights_BxKxC > 0, -1), axis=-1)
             total_BxK = cumulative_BxKxC[..., -1]
-        # The inverse of the cumulative distribution at a uniform number: the first token that exceeds it.
+        # Inverts the cumulative distribution at a uniform number: takes the first token above it.
         uniform_BxK = jax.vmap(jax.vmap(lambda key: jax.random.uniform(jax.random.fold_in(key, position))))(keys_BxK)
         drawn_BxK = jnp.sum(cumulative_BxKxC <= (uniform_BxK * total_BxK)[..., None], axis=-1, dtype=jnp.int32)
-        # Sums are added in another order for each of them, so that one may be above a later one.
+        # Each cumulative sum is added up in its own order, so one can be larger than a later one.
         drawn_BxK = jnp.minimum(drawn_BxK, last_BxK.astype(jnp.int32))
         return drawn_BxK if ids_BxKxC is None else _take(ids_BxKxC, drawn_BxK)
 
@@ -124,19 +136,20 @@ class Sampling:
 
 
 def greedy(config: Config, tokenizers: TokenizerPair) -> Sampling:
-    """decode.strategy = greedy."""
+    """Build the search of decode.strategy = greedy."""
     return Sampling(temperature=0.0)
 
 
 def sample(config: Config, tokenizers: TokenizerPair) -> Sampling:
-    """decode.strategy = sample."""
+    """Build the search of decode.strategy = sample."""
     c = config.decode
     return Sampling(c.n_best, c.temperature, c.top_k, c.top_p, c.epsilon)
 
 
 def random_keys(seed: int, ids_B: jax.Array, num_samples: int) -> jax.Array:
-    """Keys [B, K] of a seed, the number of each sentence and the index of the sample, so that an output does not depend on its
-    batch.
+    """Return keys [B, K] from the seed, each sentence's number and the sample's index.
+
+    So an output does not depend on its batch.
     """
     # jax.random.key keeps 32 bits of the seed.
     low, high = seed & 0xFFFFFFFF, (seed >> 32) & 0xFFFFFFFF
@@ -151,9 +164,10 @@ def _keys(key, ids_B, num_samples: int):
 
 
 def nucleus_size(cumulative: jax.Array, top_p: float) -> jax.Array:
-    """int32 [...]: how many of the likeliest tokens have at least `top_p` of the probability together.
+    """Return how many of the likeliest tokens reach a total probability of `top_p`, int32 [...].
 
-    cumulative: sums of the weights of tokens in decreasing order [..., C], not normalized.
+    Args:
+        cumulative: cumulative weights of tokens in decreasing order [..., C], not normalized.
     """
     return 1 + jnp.sum(cumulative[..., :-1] < top_p * cumulative[..., -1:], axis=-1, dtype=jnp.int32)
 

@@ -1,10 +1,12 @@
-"""The loop shared by beam search and sampling: one token per iteration, with a cache that grows in stages.
+"""Decoding loop shared by beam search and sampling: one token per iteration.
 
-A search is a `Search`, the model a function `step_fn`; neither depends on the other. A stage is one
-compiled loop. It ends when the cache is full or all sentences are done. The cache and the sequence buffers grow
-between stages, because attention over a cache much longer than the sequence would dominate the step.
+The search is a `Search`, the model a function `step_fn`; neither depends on the other. A stage is
+one compiled loop. It ends when the cache is full or all sentences are done. The cache and the
+sequence buffers grow between stages, because attention over a cache much longer than the sequence
+would dominate the step.
 
-Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V vocabulary, P prefix length.
+Dimensions: B sentences, K hypotheses (beams or samples), T buffer length, V vocabulary, P prefix
+length.
 """
 
 import functools
@@ -25,25 +27,33 @@ from t2t_flax.models.decoding_cache import DecodingCache
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 _STEPS = (8, 32)
 _TOKENS_READ = 32 * 32 * 4 * 32
-"""Tokens per call of a program: 8 to 32, fewer for many hypotheses or a long cache, so that other threads get the device in
-between. 32 is for 32 sentences, 4 beams and 32 tokens.
+"""Bound on the tokens per call of a program, so that other threads get the device in between.
+
+A call decodes 8 to 32 tokens, fewer for many hypotheses or a long cache. It decodes 32 for
+32 sentences, 4 beams and 32 tokens.
 """
 LENGTHS = (32, 64, 128, 256, 512, 1024)
-"""Target tokens for which the cache has room; it grows from one to the next."""
+"""Sizes of the cache in target tokens; it grows from one to the next."""
 
 Cache = dict[str, PyTree]
-# step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at `position`, given the
-# tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are a `DecodingCache` (attention), or arrays
-# [B, K, ...] that are reordered with the hypotheses; those with three or more axes have time on axis 2, except under a key
-# "state" (recurrent layers). All other entries of the cache are [B, ...] and never change; cache["sentences"] is
-# the search's `Sentences`.
+# step_fn(params, tokens_BxK, position, cache) -> (logits_BxKxV, cache): logits of the tokens at
+# `position`, given the tokens at position - 1 (ignored at position 0). Leaves of cache["self"] are
+# a `DecodingCache` (attention), or arrays [B, K, ...] that are reordered with the hypotheses. Such
+# arrays with three or more axes have time on axis 2, except under a key "state" (recurrent layers).
+# All other entries of the cache are [B, ...] and never change; cache["sentences"] holds the
+# search's `Sentences`.
 StepFn = Callable[[PyTree, jax.Array, jax.Array, Cache], tuple[jax.Array, Cache]]
 
 
 @flax.struct.dataclass
 class Sentences:
-    """Search inputs per sentence. caps_B: int32, maximum tokens, EOS included. keys_BxK: random keys. more: arrays [B, ...] by
-    name, which rules and searches of extensions read; "prefix": forced first tokens [B, P], 0 = free.
+    """Search inputs per sentence.
+
+    Args:
+        caps_B: maximum tokens, EOS included, int32.
+        keys_BxK: random keys.
+        more: arrays [B, ...] by name, read by rules and searches of extensions; "prefix": forced
+            first tokens [B, P], 0 = free.
     """
 
     caps_B: PyTree
@@ -55,10 +65,16 @@ class Sentences:
 class SearchResult:
     """N hypotheses per sentence, axes [B, N].
 
-    tokens: int32 [B, N, T], with EOS if the hypothesis finished, then 0; T is at least max(lengths) and depends on the
-    batch. scores: float32, log-probability divided by the length penalty. log_probs: float32, in nats, including forced
-    tokens and EOS. lengths: int32, EOS included. finished: bool, False if cut off at the cap. A slot without a hypothesis
-    (fewer than N sequences are possible, or a sample that cannot go on) has length 0 and score -inf.
+    A slot without a hypothesis (fewer than N sequences are possible, or a sample cannot go on) has
+    length 0 and score -inf.
+
+    Args:
+        tokens: int32 [B, N, T], with EOS if the hypothesis finished, then 0; T is at least
+            max(lengths) and depends on the batch.
+        scores: log-probability divided by the length penalty, float32.
+        log_probs: log-probability in nats, forced tokens and EOS included, float32.
+        lengths: int32, EOS included.
+        finished: bool, False if cut off at the cap.
     """
 
     tokens: jax.Array
@@ -69,9 +85,11 @@ class SearchResult:
 
 
 class Search(Protocol):
-    """How hypotheses are found; frozen, since equal ones share compiled programs. State: a struct of arrays [B, ...] with the
-    fields `done_B` and `last_BxK` (the latest tokens); arrays with three axes are sequence buffers [B, K, T], except under a
-    key "state". width: K. draws: whether it reads random keys.
+    """Search algorithm; frozen, because equal searches share compiled programs.
+
+    The state is a struct of arrays [B, ...] with the fields `done_B` and `last_BxK` (the latest
+    tokens). Arrays with three axes are sequence buffers [B, K, T], except under a key "state".
+    `width` is K, and `draws` says whether the search reads random keys.
     """
 
     @property
@@ -81,19 +99,22 @@ class Search(Protocol):
     def draws(self) -> bool: ...
 
     def start(self, sentences: Sentences, length: int) -> PyTree:
-        """The state before the first target token, with buffers for `length` tokens."""
+        """Return the state before the first target token, with buffers for `length` tokens."""
 
     def advance(
         self, sentences: Sentences, position: jax.Array, state: PyTree, logits_BxKxV: jax.Array
     ) -> tuple[PyTree, jax.Array | None]:
-        """The state after one more token, and the hypothesis that each one continues, int32 [B, K] (None: itself)."""
+        """Return the state after one more token, and each hypothesis' parent.
+
+        Parents are int32 [B, K]; None means that each hypothesis continues itself.
+        """
 
     def result(self, sentences: Sentences, state: PyTree) -> SearchResult:
-        """The hypotheses of a state in which all sentences are done."""
+        """Return the hypotheses of a state in which all sentences are done."""
 
 
 def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
-    """int32 [B]: the prefix token at `position`, 0 = not forced; None if there are no prefixes."""
+    """Return the prefix tokens at `position`, int32 [B]; 0 = not forced. None without prefixes."""
     prefix_BxP = sentences.more.get("prefix")
     return None if prefix_BxP is None else jnp.take(prefix_BxP, position, axis=1, mode="fill", fill_value=PAD)
 
@@ -107,11 +128,14 @@ def run_search(
     *,
     lengths: Sequence[int] = LENGTHS,
 ) -> SearchResult:
-    """Decodes until every sentence is done.
+    """Decode until every sentence is done.
 
-    The state of a done sentence no longer changes, so results do not depend on the rest of the batch. Padding is never
-    generated. cache: consumed. lengths: tokens for which it has room, and those to which it grows. Equal shapes, functions and
-    searches compile once.
+    The state of a done sentence no longer changes, so results do not depend on the rest of the
+    batch. Padding is never generated. Equal shapes, functions and searches compile once.
+
+    Args:
+        cache: consumed.
+        lengths: number of tokens that fit in the cache, then the sizes to which it grows.
     """
     shared, self_cache = {name: tree for name, tree in cache.items() if name != "self"}, cache["self"]
     position, length = 0, lengths[0]
@@ -130,13 +154,13 @@ def run_search(
 
 
 def next_length(length: int, lengths: Sequence[int]) -> int:
-    """The first of `lengths` above `length`; beyond them, the next multiple of the last."""
+    """Return the first of `lengths` above `length`; beyond them, the next multiple of the last."""
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
 @jax.jit(static_argnums=1)
 def grow(tree: PyTree, length: int) -> PyTree:
-    """`tree`, of caches and states, with its time axes padded with zeros to `length`."""
+    """Pad the time axes of a tree of caches and states with zeros to `length`."""
 
     def grow_leaf(path, x):
         if _is_cache(x):
@@ -158,7 +182,10 @@ def _start(search: Search, sentences: Sentences, length: int) -> PyTree:
 
 
 def by_rows(tree: PyTree) -> PyTree:
-    """Within a program: arrays [B, ...] that depend on no sharded input, of which XLA would make copies, divided by sentences."""
+    """Shard arrays [B, ...] by sentences within a program.
+
+    XLA would replicate arrays that depend on no sharded input.
+    """
     if jax.sharding.get_abstract_mesh().empty:
         return tree
 
@@ -176,10 +203,13 @@ def _result(search: Search, sentences: Sentences, state: PyTree) -> SearchResult
 
 @jax.jit(static_argnums=(0, 1), donate_argnums=(7, 8))
 def run_stage(step_fn, search, params, shared, sentences, position, stop, state, self_cache):
-    """Decodes from `position` until all sentences are done or have `stop` tokens, at most those for which the cache has room.
+    """Decode from `position` until all sentences are done or have `stop` tokens.
 
     Returns (state, cache, whether all sentences are done). Arguments as in `run_search`; state and
     self_cache are donated.
+
+    Args:
+        stop: at most the number of tokens that fit in the cache.
     """
 
     def decode(params, shared, sentences, position, stop, state, self_cache):
@@ -206,8 +236,10 @@ def run_stage(step_fn, search, params, shared, sentences, position, stop, state,
 
 
 def _independent_rows() -> PartitionSpec | None:
-    """The sharding of rows on a mesh of data parallelism alone: each device then runs its own loop, which
-    ends when its own sentences are done. A loop over a global batch would wait for all devices at each token.
+    """Return the sharding of rows on a mesh with only data parallelism, else None.
+
+    Each device then runs its own loop, which ends when its own sentences are done. A loop over a
+    global batch would wait for all devices at each token.
     """
     mesh = jax.sharding.get_abstract_mesh()
     sizes = {axis: size for axis, size in mesh.shape.items() if size > 1}
@@ -220,7 +252,7 @@ def _reorder(self_cache: PyTree, parents_BxK: jax.Array) -> PyTree:
 
 
 def take(x_BxMx: jax.Array, index_BxN: jax.Array) -> jax.Array:
-    """[B, M, ...] at [B, N] -> [B, N, ...]."""
+    """Return x [B, M, ...] at indices [B, N], as [B, N, ...]."""
     return jax.vmap(lambda x, index: x.at[index].get(mode="promise_in_bounds"))(x_BxMx, index_BxN)
 
 
@@ -232,15 +264,18 @@ def _keep_done(old: PyTree, new: PyTree) -> PyTree:
 
 
 GROUPS = (64, 80, 96, 48, 112, 128)
-"""Sizes of groups, multiples of a vector register: the first that divides the axis, so that its last part is not copied."""
+"""Group sizes, multiples of a vector register.
+
+The first that divides the axis is used, so that the axis' last part is not copied.
+"""
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """The k largest values of the last axis, descending, and their int32 indices; ties go to the lower index.
+    """Return the k largest values of the last axis, descending, and their int32 indices.
 
-    Equal to `jax.lax.top_k`, but searches only the k groups of neighbours with the largest maxima: any element
-    outside them is exceeded by the maximum of each of these groups. Groups are visited in index order, which preserves
-    the order of ties.
+    Ties go to the lower index. Equal to `jax.lax.top_k`, but searches only the k groups of
+    neighbours with the largest maxima: any element outside them is exceeded by the maximum of each
+    of these groups. Groups are visited in index order, which preserves the order of ties.
     """
     group = _group_of(x)
     groups, rest = _in_groups(x, group)
@@ -257,7 +292,10 @@ def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
 
 
 def log_sum_exp(x: jax.Array) -> jax.Array:
-    """log(sum(exp(x))) over the last axis, which is kept with size 1, in x's type; finite for finite x."""
+    """Return log(sum(exp(x))) over the last axis, kept with size 1, in x's type.
+
+    Finite for finite x.
+    """
     group = _group_of(x)
     groups, rest = _in_groups(x, group)
     if x.shape[-1] < group:
@@ -275,6 +313,6 @@ def _group_of(x: jax.Array) -> int:
 
 
 def _in_groups(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
-    """[..., V] as whole groups [..., V // group, group], and what is left over [..., V % group]."""
+    """Split [..., V] into whole groups [..., V // group, group] and the rest [..., V % group]."""
     whole = x.shape[-1] // group * group
     return x[..., :whole].reshape(*x.shape[:-1], whole // group, group), x[..., whole:]

@@ -43,10 +43,12 @@ from t2t_flax.registry import DECODERS, SEARCHES, STEPS
 
 @dataclasses.dataclass(frozen=True)
 class Hypothesis:
-    """An output of a search; a place without one has no tokens and the score -inf.
+    """Output of a search; an empty place has no tokens and the score -inf.
 
-    score: log-probability divided by the length penalty, after penalties on tokens. log_prob: the model's, in nats, EOS included.
-    hit_cap: no EOS.
+    Args:
+        score: log-probability divided by the length penalty, after penalties on tokens.
+        log_prob: the model's log-probability in nats, EOS included.
+        hit_cap: whether the output has no EOS.
     """
 
     text: str
@@ -58,9 +60,10 @@ class Hypothesis:
 
 @dataclasses.dataclass(frozen=True)
 class Translation:
-    """The n-best list of a sentence, best first (samples: by sample index).
+    """N-best list of a sentence, best first (samples: by sample index).
 
-    source_cut: whether the source was truncated to decode.max_source_length.
+    Args:
+        source_cut: whether the source was truncated to decode.max_source_length.
     """
 
     hypotheses: tuple[Hypothesis, ...]
@@ -76,12 +79,16 @@ class Translation:
 
     @property
     def is_none(self) -> bool:
-        """Whether there is no hypothesis: no output keeps the rules on tokens."""
+        """True if there is no hypothesis, because no output follows the rules on tokens."""
         return all(hypothesis.score == -math.inf for hypothesis in self.hypotheses)
 
 
 class Translator:
-    """Translates lines with a model on a mesh, its tokenizers and a search."""
+    """Translate lines with a model on a mesh, its tokenizers and a search.
+
+    Args:
+        at_once: number of batches that are decoded at the same time, each in its own thread.
+    """
 
     def __init__(
         self,
@@ -92,7 +99,6 @@ class Translator:
         *,
         at_once: int = 1,
     ):
-        """at_once: batches that are decoded at the same time, each in a thread of its own."""
         self._model, self._tokenizers, self._mesh, self._config = model, tokenizers, mesh, config.decode
         self._source_eos, self._at_once = config.data.source_eos, at_once
         self._rows = mesh_lib.named(mesh, mesh_lib.ROWS)
@@ -114,12 +120,16 @@ class Translator:
         progress: Callable[[int, int], None] | None = None,
         compiling: Callable[[], contextlib.AbstractContextManager] = contextlib.nullcontext,
     ) -> list[Translation]:
-        """One Translation per line. prefixes: the forced beginning of each translation; "" = none.
+        """Translate lines, one Translation per line.
 
-        An empty line translates to its prefix, repeated n_best times. Samples depend on the line's number, counted from
-        `first_line`. Batches are decoded shortest sources first; progress(sentences done, total) is called after each, not
-        counting empty lines. compiling() is entered for the first batch of each shape. Raises UserError if the numbers of
-        prefixes and lines differ.
+        An empty line translates to its prefix, repeated n_best times. Batches are decoded shortest
+        sources first. Raises UserError if the numbers of prefixes and lines differ.
+
+        Args:
+            prefixes: forced beginning of each translation; "" = none.
+            first_line: number of the first line, on which samples depend.
+            progress: called after each batch with (sentences done, total), without empty lines.
+            compiling: context that is entered for the first batch of each shape.
         """
         model, eos = self._model.config, self._source_eos
         lines, more = self._prepare(lines, first_line)
@@ -168,7 +178,6 @@ class Translator:
             self._compiled.add(shape)
 
     def _decode(self, params: Params, source_BxS, ids_B, sentences: Sentences) -> SearchResult:
-        """Run the search."""
         search = self._strategy
         with mesh_lib.use(self._mesh):
             lengths = LENGTHS[0 if source_BxS.shape[1] <= 64 else 1 :]
@@ -197,7 +206,7 @@ def line_of(tokenizers: TokenizerPair, ids: Sequence[int]) -> str:
 
 
 def empty_translation(tokenizers: TokenizerPair, config: Decode, prefix: Sequence[int]) -> Translation:
-    """The translation of an empty line: its prefix, n_best times."""
+    """Return the translation of an empty line: its prefix, n_best times."""
     text = line_of(tokenizers, list(prefix)) if prefix else ""
     return Translation((Hypothesis(text, tuple(prefix), 0.0, 0.0, False),) * config.n_best)
 
@@ -209,13 +218,20 @@ class DecodeStep:
     model: Transformer
 
     def start(self, params: Params, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
-        """The cache before the first token of `width` hypotheses of each sentence, with room for `length` tokens."""
+        """Return the cache before the first token, with room for `length` tokens.
+
+        Args:
+            width: number of hypotheses per sentence.
+        """
         return start_search(self.model, params, source_BxS, width, length)
 
     def own_log_probs(
         self, params: Params, source_BxS: jax.Array, sentences: Sentences, result: SearchResult
     ) -> SearchResult:
-        """Return the result with the model's own log-probabilities; a step may have ranked hypotheses by others."""
+        """Return the result with the model's own log-probabilities.
+
+        A step can have ranked hypotheses by others.
+        """
         return result
 
     def __call__(self, params, tokens_BxK, position, cache):
@@ -223,8 +239,10 @@ class DecodeStep:
 
 
 def in_compute_type(model: Transformer, params: Params) -> Params:
-    """The parameters with all matrices in the model's compute type, once instead of in every decoding step. The model rounds
-    each of them to it wherever it reads them, so that nothing else changes.
+    """Return the parameters with all matrices cast to the model's compute type.
+
+    They are cast once instead of in every decoding step. The model rounds each matrix wherever it
+    reads it, so nothing else changes.
     """
     if model.dtype == jnp.float32 or all(x.dtype == model.dtype for x in jax.tree.leaves(params) if x.ndim > 1):
         return params
@@ -238,7 +256,10 @@ def _cast(dtype: jnp.dtype, params: Params) -> Params:
 
 @jax.jit(static_argnums=(0, 3, 4))
 def start_search(model: Transformer, params, source_BxS, beam_size: int, length: int) -> Cache:
-    """Encodes the sources and creates an empty cache for `length` target tokens; see `Transformer.start_cache`."""
+    """Encode the sources and create an empty cache for `length` target tokens.
+
+    See `Transformer.start_cache`.
+    """
     return by_rows(model.apply({"params": params}, source_BxS, beam_size, length, method="start_cache"))
 
 
@@ -247,13 +268,19 @@ def _put(sharding: jax.sharding.Sharding, x: np.ndarray) -> jax.Array:
 
 
 def _rows(x: np.ndarray, count: int) -> np.ndarray:
-    """`x` with rows of zeros below, `count` in all."""
+    """Pad `x` with rows of zeros below to `count` rows."""
     return np.pad(x, [(0, count - len(x))] + [(0, 0)] * (x.ndim - 1))
 
 
 class Decoder:
-    """Translates with a trained model (`evaluation.restore.TrainedModel`). name: as in decode.engine. version: of its package.
-    dtype: of its matrices. Records name all three.
+    """Translate with a trained model (`evaluation.restore.TrainedModel`).
+
+    Records name all three attributes.
+
+    Args:
+        name: decoder, a value of decode.engine.
+        version: version of the decoder's package.
+        dtype: type of the model's matrices.
     """
 
     name: str
@@ -262,7 +289,7 @@ class Decoder:
 
     @staticmethod
     def check(config: Config) -> None:
-        """Raises UserError if it cannot decode for a run of this config on this machine."""
+        """Raise UserError if the decoder cannot run this config on this machine."""
 
     def translate(
         self,
@@ -272,7 +299,7 @@ class Decoder:
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation per line, in order; arguments as of `Translator.translate`."""
+        """Translate lines in order, one Translation each; see `Translator.translate`."""
         raise NotImplementedError
 
     def __str__(self) -> str:
@@ -280,8 +307,11 @@ class Decoder:
 
 
 def batches_at_once(mesh: jax.sharding.Mesh) -> int:
-    """Several on one CPU device: while one batch is planned, or multiplies what is too small for all cores, others compute. An
-    accelerator has memory for one, and programs of several devices would wait for each other.
+    """Return the number of batches that are decoded at once: several on one CPU device, else 1.
+
+    On a CPU, while one batch is planned or multiplies matrices too small for all cores, others
+    compute. An accelerator has memory for one batch, and programs on several devices would wait for
+    each other.
     """
     return 3 if mesh.size == 1 and jax.default_backend() == "cpu" else 1
 
@@ -297,10 +327,9 @@ class JaxDecoder(Decoder):
         self._translator = Translator(model.model, model.tokenizers, model.mesh, model.config, at_once=at_once)
 
     def translate(self, lines, **options) -> list[Translation]:
-        """See `Decoder`."""
         return self._translator.translate(self._params, lines, **options)
 
 
 def check_decoder(config: Config) -> None:
-    """Raises UserError if the decoder of this config cannot be had."""
+    """Raise UserError if this config's decoder is not available."""
     DECODERS.load(config.decode.engine).check(config)

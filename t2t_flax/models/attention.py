@@ -1,9 +1,9 @@
-"""Attention (3.2): scaled dot products (3.2.1), several heads (3.2.2), and self-attention as the mixer of a layer (3.2.3).
+"""Attention of section 3.2: scaled dot products, multiple heads and self-attention.
 
-Scores and softmax are float32 whatever the compute type.
+Scores and the softmax are float32 in every compute dtype.
 
-Letters: B batch, K beam, T queries, S keys, D d_model, N heads, G heads of keys and values, H width
-of a head.
+Letters: B batch, K beam, T queries, S keys, D d_model, N heads, G key and value heads, H head
+width.
 """
 
 import functools
@@ -27,7 +27,10 @@ _MASKED_SCORE = -1e9  # finite, so that a query without any key (padding) does n
 
 
 class DotScore(nn.Module):
-    """Q K^T, divided by sqrt(d_k) if `scaled` (3.2.1). q [..., T, N, H], k [..., S, N, H] -> float32 [..., N, T, S]."""
+    """Dot product Q K^T (3.2.1), divided by sqrt(d_k) if `scaled`.
+
+    Maps q [..., T, N, H] and k [..., S, N, H] to float32 scores [..., N, T, S].
+    """
 
     scaled: bool
 
@@ -43,14 +46,20 @@ dot = functools.partial(DotScore, scaled=False)
 
 
 def masked_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """Softmax over the last axis (3.2.1). Masked keys get exactly 0, also where every key is masked."""
+    """Return the softmax over the last axis (3.2.1), with 0 for masked keys.
+
+    A row in which every key is masked is all 0.
+    """
     return jnp.where(mask, jax.nn.softmax(jnp.where(mask, scores, _MASKED_SCORE), axis=-1), 0.0)
 
 
 @jax.custom_vjp
 def bfloat16_softmax(scores: jax.Array, mask: jax.Array) -> jax.Array:
-    """`masked_softmax`, computed in float32 and rounded. The backward pass reads the rounded weights, not the scores."""
-    # Without a barrier XLA skips the rounding and computes the weights again from the scores, in float32.
+    """Return `masked_softmax`, computed in float32 and rounded to bfloat16.
+
+    The backward pass reads the rounded weights, not the scores.
+    """
+    # Without the barrier XLA skips the rounding and recomputes float32 weights from the scores.
     return jax.lax.optimization_barrier(masked_softmax(scores, mask).astype(jnp.bfloat16))
 
 
@@ -69,8 +78,10 @@ bfloat16_softmax.defvjp(_forward, _backward)
 
 @flax.struct.dataclass
 class SegmentMask:
-    """`segment_mask` of int32 [B, T] and [B, S], with `causal` also `causal_mask`, not yet made: fused kernels make
-    their own.
+    """Segment ids that define an attention mask; fused kernels make their own mask.
+
+    Stands for `segment_mask(query_segments, key_segments)`, combined with `causal_mask` if
+    `causal`. The ids are int32, query_segments [B, T] and key_segments [B, S].
     """
 
     query_segments: jax.Array
@@ -82,7 +93,10 @@ Mask = jax.Array | SegmentMask  # an array is bool, True = may attend
 
 
 class MultiHeadAttention(nn.Module):
-    """Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V) (3.2.2); no biases by default."""
+    """Multi-head attention (3.2.2), without biases by default.
+
+    Concat(head_1, ..., head_h) W_O with head_i = Attention(Q W_Q, K W_K, V W_V).
+    """
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -93,7 +107,7 @@ class MultiHeadAttention(nn.Module):
         gain = 0.5**0.5 if c.kernel_init == "xavier_qkv_rsqrt2" else 1.0
 
         def project(heads, width):
-            # With fewer heads than the queries have, keys and values get an axis of their own in mesh.rules.
+            # With fewer key than query heads, keys and values have their own axis in mesh.rules.
             shape, axis = (c.d_model, heads, width), "heads" if heads == c.num_heads else "kv_heads"
             axes: dict[str, Any] = dict(
                 in_axis=(0,), out_axis=(1, 2), use_bias=c.attention_bias, gain=gain, dtype=self.dtype
@@ -109,15 +123,18 @@ class MultiHeadAttention(nn.Module):
         self.weight_dropout = Dropout(c.dropout_attention)
 
     def __call__(self, x_BxTxD: jax.Array, memory_BxSxD: jax.Array, mask: Mask, noise: Noise | None) -> jax.Array:
-        """[B, T, D] queries over [B, S, D] memory under a mask [B, 1, T, S] -> [B, T, D]."""
+        """Attend from queries [B, T, D] to memory [B, S, D] under a mask [B, 1, T, S].
+
+        Returns [B, T, D].
+        """
         return self.over(x_BxTxD, *self.keys_values(memory_BxSxD), mask, noise)
 
     def keys_values(self, memory: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """[..., D] -> keys [..., G, d_k], values [..., G, d_v]."""
+        """Project [..., D] to keys [..., G, d_k] and values [..., G, d_v]."""
         return self.key(memory), self.value(memory)
 
     def over(self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: Mask, noise: Noise | None = None) -> jax.Array:
-        """As `__call__`, over keys and values that are computed already. In decoding T is the beam."""
+        """Attend as `__call__` does, with computed keys and values. In decoding T is the beam."""
         return self.out(self.attend(self.query(x_BxTxD), k_BxSxGxH, v_BxSxGxH, mask, noise=noise))
 
     def attend(
@@ -130,9 +147,17 @@ class MultiHeadAttention(nn.Module):
         bias: jax.Array | None = None,
         noise: Noise | None = None,
     ) -> jax.Array:
-        """softmax(score(q, k) + bias) v (3.2.1): q [..., T, N, d_k], k and v [..., S, G, width] -> [..., T, N, d_v].
+        """Return softmax(score(q, k) + bias) v (3.2.1), [..., T, N, d_v].
 
-        `mask` and `bias` broadcast to [..., N, T, S]. The weights are sown as the intermediate "weights".
+        Sows the weights as the intermediate "weights".
+
+        Args:
+            q: queries [..., T, N, d_k].
+            k: keys [..., S, G, d_k].
+            v: values [..., S, G, d_v].
+            mask: broadcasts to [..., N, T, S].
+            bias: added to the scores; broadcasts to [..., N, T, S].
+            noise: for dropout of the weights; None disables dropout.
         """
         if kernel := self._kernel(q, k, v, mask, bias):
             return kernel.attend(q, k, v, mask, scaled=self.score.scaled)
@@ -146,8 +171,10 @@ class MultiHeadAttention(nn.Module):
         return weighted_values(self.weight_dropout(weights.astype(self.dtype), noise), v)
 
     def _kernel(self, q, k, v, mask: Mask, bias: jax.Array | None) -> ModuleType | None:
-        """Return the module of model.attention_kernel if it computes this case: scores without a bias, whose weights
-        are not read. `training.attention_kernel` has decided the rest.
+        """Return the module of model.attention_kernel if it computes this case, else None.
+
+        A kernel computes scores without a bias and returns no weights. It can refuse other cases
+        by `takes`; `training.attention_kernel` has decided the rest.
         """
         name = self.config.attention_kernel
         if not ATTENTION_KERNELS[name] or bias is not None or self.is_mutable_collection("intermediates"):
@@ -158,8 +185,12 @@ class MultiHeadAttention(nn.Module):
 
 @flax.struct.dataclass
 class MixerInputs:
-    """segments: int32 [B, T], numbered from 1 in each row, 0 = padding. positions: int32 [B, T], from 0 in each
-    segment. noise: of dropout, None = no dropout.
+    """Inputs that a mixer receives besides the activations.
+
+    Args:
+        segments: int32 [B, T], numbered from 1 in each row; 0 is padding.
+        positions: int32 [B, T], from 0 in each segment.
+        noise: for dropout; None disables dropout.
     """
 
     segments: jax.Array
@@ -168,7 +199,10 @@ class MixerInputs:
 
 
 class SelfAttention(MultiHeadAttention):
-    """The mixer `attention` (3.2.3): within segments, in the decoder up to itself."""
+    """Self-attention within segments (3.2.3), the mixer `attention`.
+
+    In the decoder a position attends to itself and to earlier positions.
+    """
 
     NAME: ClassVar[str] = "self_attention"
     causal: bool = False
@@ -179,27 +213,30 @@ class SelfAttention(MultiHeadAttention):
         self.rotation, self.position_bias = PositionRotation(self.config), PositionBias(self.config)
 
     def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:  # type: ignore[override]  # a mixer's
-        """[B, T, D] -> [B, T, D]."""
+        """Mix positions: [B, T, D] -> [B, T, D]."""
         k, v = self.keys_values(x_BxTxD)
         q, k = (self.rotation(y, inputs.positions) for y in (self.query(x_BxTxD), k))
         return self.out(self.attend_row(q, k, v, inputs))
 
     def attend_row(self, q: jax.Array, k: jax.Array, v: jax.Array, inputs: MixerInputs) -> jax.Array:
-        """[B, T, N, H]: every position of a row over those of its segment."""
+        """Attend from every position [B, T, N, H] to the positions of its segment."""
         mask = SegmentMask(inputs.segments, inputs.segments, self.causal)
         bias = self.position_bias(inputs.positions, inputs.positions)
         return self.attend(q, k, v, mask, bias=bias, noise=inputs.noise)
 
     def visible(self, position: jax.Array, keys_T: jax.Array) -> jax.Array:
-        """bool [T]: which positions `keys_T` the one that is decoded attends to."""
+        """Return the positions in `keys_T` that the decoded position attends to, bool [T]."""
         return keys_T <= position
 
     def empty_cache(self, batch: int, beams: int, length: int) -> DecodingCache:
-        """Room for the keys and values of `length` positions, to be filled by `step`."""
+        """Return an empty cache for `length` positions, which `step` fills."""
         return DecodingCache.empty(batch, beams, length, self.config.key_heads, self.config.head_widths, self.dtype)
 
     def step(self, x_BxKxD: jax.Array, cache: DecodingCache, position: jax.Array) -> tuple[jax.Array, DecodingCache]:
-        """Writes keys and values at `position`, int32 [], and attends up to it. Returns ([B, K, D], the new cache)."""
+        """Write keys and values at `position`, int32 [], and attend up to it.
+
+        Returns ([B, K, D], the new cache).
+        """
         x = cache.rows(x_BxKxD)
         here = jnp.full(cache.beams, position)
         k, v = self.keys_values(x)
@@ -211,29 +248,33 @@ class SelfAttention(MultiHeadAttention):
 
 
 def mixer_class(config: Model) -> Any:
-    """Returns the class of model.mixer."""
     return MIXERS.load(config.mixer)
 
 
 def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
-    """Returns the mixer of a layer above `depth` others, causal in the decoder."""
+    """Return the mixer of a layer with `depth` layers below it; `causal` in the decoder."""
     mixer = mixer_class(config)
     return mixer(config, dtype, causal, depth, name=mixer.NAME)
 
 
 def segment_mask(query_segments: jax.Array, key_segments: jax.Array) -> jax.Array:
-    """[..., T] and [..., S] -> [..., 1, T, S]: same segment, and not padding (segment 0)."""
+    """Return a mask [..., 1, T, S]: same segment, and not padding (segment 0).
+
+    Args:
+        query_segments: segment ids [..., T].
+        key_segments: segment ids [..., S].
+    """
     same = query_segments[..., :, None] == key_segments[..., None, :]
     return (same & (key_segments > 0)[..., None, :])[..., None, :, :]
 
 
 def causal_mask(length: int) -> jax.Array:
-    """[1, 1, T, T]: a position sees itself and earlier ones (3.1)."""
+    """Return a mask [1, 1, T, T]: a position sees itself and earlier positions (3.1)."""
     return jnp.tril(jnp.ones((length, length), bool))[None, None]
 
 
 def mask_array(mask: jax.Array | SegmentMask) -> jax.Array:
-    """A `SegmentMask` as bool [B, 1, T, S]; an array as it is."""
+    """Return a `SegmentMask` as bool [B, 1, T, S], and an array unchanged."""
     if not isinstance(mask, SegmentMask):
         return mask
     array = segment_mask(mask.query_segments, mask.key_segments)
@@ -241,7 +282,10 @@ def mask_array(mask: jax.Array | SegmentMask) -> jax.Array:
 
 
 def scores_of_groups(score: Callable[[jax.Array, jax.Array], jax.Array], q: jax.Array, k: jax.Array) -> jax.Array:
-    """`score` of q [..., T, N, H] over k [..., S, G, H]: [..., N, T, S]. Heads that share a key are queries of one head."""
+    """Return `score` of q [..., T, N, H] and k [..., S, G, H] as [..., N, T, S].
+
+    Query heads that share a key head are computed as queries of one head.
+    """
     *batch, length, heads, width = q.shape
     if (sharing := heads // k.shape[-2]) > 1:
         q = jnp.moveaxis(q.reshape(*batch, length, -1, sharing, width), -2, -4)
@@ -251,7 +295,7 @@ def scores_of_groups(score: Callable[[jax.Array, jax.Array], jax.Array], q: jax.
 
 
 def weighted_values(weights: jax.Array, v: jax.Array) -> jax.Array:
-    """weights [..., N, T, S] times v [..., S, G, H]: [..., T, N, H]."""
+    """Return weights [..., N, T, S] times values v [..., S, G, H], as [..., T, N, H]."""
     *batch, heads, length, keys = weights.shape
     values = jnp.einsum("...nts,...snh->...nth", weights.reshape(*batch, v.shape[-2], -1, keys), v)
     return jnp.moveaxis(values.reshape(*values.shape[:-3], heads, length, values.shape[-1]), -2, -3)

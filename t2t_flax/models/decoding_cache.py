@@ -1,4 +1,7 @@
-"""Keys and values of incremental decoding, in the layout in which the products of a step read them: no step transposes them."""
+"""Keys and values of incremental decoding.
+
+They are stored in the layout that a step's products read, so no step transposes them.
+"""
 
 from collections.abc import Callable
 
@@ -7,29 +10,38 @@ import jax
 import jax.numpy as jnp
 
 SHARED_BEAMS = 8
-"""The beams of a sentence share slots up to this number. Each attends over the slots of all, so that products grow with the
-square of the number; more than these have slots of their own, which move with them.
+"""Largest beam whose hypotheses share slots.
+
+Each hypothesis then attends over the slots of all of them, so the cost of the products grows with
+the square of the beam. In a larger beam each hypothesis has its own slots, which move with it.
 """
 
 
 def decoding_layout(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Keys [..., S, G, d_k] and values [..., S, G, d_v] as [..., G, d_k, S] and [..., G, S, d_v]."""
+    """Transpose keys and values to the layout of `DecodingCache`.
+
+    Keys [..., S, G, d_k] become [..., G, d_k, S]. Values [..., S, G, d_v] become [..., G, S, d_v].
+    """
     return jnp.moveaxis(k, -3, -1), jnp.moveaxis(v, -3, -2)
 
 
 def from_decoding_layout(k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """The inverse of `decoding_layout`; compiled for a CPU, a view."""
+    """Invert `decoding_layout`; compiled for a CPU, this is a view."""
     return jnp.moveaxis(k, -1, -3), jnp.moveaxis(v, -2, -3)
 
 
 @flax.struct.dataclass
 class DecodingCache:
-    """Slots for the keys and values of K hypotheses at T positions: key [..., G, d_k, slots], value [..., G, slots, d_v].
+    """Keys and values of K hypotheses at T positions.
 
-    Shared slots, [B, ...], are T x K: position t has the slots t * K to t * K + K - 1, one for each hypothesis. They stay where
-    they are when hypotheses are reordered: ancestors, int32 [B, K, T], says in whose slot a hypothesis finds each position. The
-    slots of others get the weight 0, so all must be finite. Without `ancestors` each hypothesis has T slots of its own,
-    [B, K, ...], which are reordered with it.
+    Keys are [..., G, d_k, slots], values [..., G, slots, d_v].
+
+    With `ancestors` the hypotheses of a sentence share T x K slots, [B, ...]: position t has the
+    slots t * K to t * K + K - 1, one for each hypothesis. Slots stay in place when hypotheses are
+    reordered: ancestors, int32 [B, K, T], names the slot (0 to K - 1) of each position for each
+    hypothesis. All other slots get the weight 0, so every slot must be finite.
+
+    Without `ancestors` each hypothesis has its own T slots, [B, K, ...], reordered with it.
     """
 
     key: jax.Array
@@ -40,7 +52,7 @@ class DecodingCache:
     def empty(
         cls, batch: int, beams: int, length: int, heads: int, widths: tuple[int, int], dtype: jnp.dtype
     ) -> "DecodingCache":
-        """Returns room for `length` positions of keys and values of these (d_k, d_v)."""
+        """Return an empty cache for `length` positions; `widths` is (d_k, d_v)."""
         d_k, d_v = widths
         shared = 1 < beams <= SHARED_BEAMS
         rows, slots = ((batch,), length * beams) if shared else ((batch, beams), length)
@@ -52,29 +64,29 @@ class DecodingCache:
 
     @property
     def beams(self) -> int:
-        """Hypotheses that share slots."""
+        """Number of hypotheses that share slots."""
         return 1 if self.ancestors is None else self.ancestors.shape[1]
 
     @property
     def length(self) -> int:
-        """T, the positions for which there is room."""
+        """T, the number of positions that fit."""
         return self.key.shape[-1] // self.beams
 
     @property
     def positions(self) -> jax.Array:
-        """int32 [slots]: the position of each slot."""
+        """Position of each slot, int32 [slots]."""
         return jnp.repeat(jnp.arange(self.length), self.beams)
 
     def rows(self, x_BxKxD: jax.Array) -> jax.Array:
-        """Returns the hypotheses as rows of queries: [B, K, D], or [B, K, 1, D] where each has slots of its own."""
+        """Return the hypotheses as query rows [B, K, D], or [B, K, 1, D] with unshared slots."""
         return x_BxKxD[:, :, None] if self.ancestors is None else x_BxKxD
 
     def hypotheses(self, x: jax.Array) -> jax.Array:
-        """The inverse of `rows`: [B, K, D]."""
+        """Invert `rows`: return [B, K, D]."""
         return x[:, :, 0] if self.ancestors is None else x
 
     def write(self, k: jax.Array, v: jax.Array, position: jax.Array) -> "DecodingCache":
-        """Returns a copy with the keys and values of the rows, [..., G, width], written at `position`."""
+        """Return a copy with the rows' keys and values, [..., G, width], written at `position`."""
         update = jax.lax.dynamic_update_slice_in_dim
         (new_key, new_value), first = decoding_layout(k, v), position * self.beams
         key = update(self.key, new_key, first, self.key.ndim - 1)
@@ -85,18 +97,21 @@ class DecodingCache:
         return DecodingCache(key, value, update(self.ancestors, own_BxKx1, position, 2))
 
     def keys_values(self) -> tuple[jax.Array, jax.Array]:
-        """Keys [..., slots, G, d_k] and values [..., slots, G, d_v]."""
+        """Return keys [..., slots, G, d_k] and values [..., slots, G, d_v]."""
         return from_decoding_layout(self.key, self.value)
 
     def mask(self, visible_T: jax.Array) -> jax.Array:
-        """Returns which slots a query attends to: those at visible positions, of its own ancestors where they are shared."""
+        """Return the mask of slots at visible positions.
+
+        With shared slots it contains only the slots of a hypothesis and its ancestors.
+        """
         if self.ancestors is None:
             return visible_T
         own_BxKxTxK = (self.ancestors[..., None] == jnp.arange(self.beams)) & visible_T[:, None]
         return own_BxKxTxK.reshape(len(self.ancestors), 1, self.beams, -1)
 
     def grow(self, length: int) -> "DecodingCache":
-        """Returns a copy with room for `length` positions."""
+        """Return a copy that fits `length` positions."""
         more = length - self.length
 
         def pad(x, axis, count):
@@ -106,7 +121,11 @@ class DecodingCache:
         return DecodingCache(pad(self.key, -1, more * self.beams), pad(self.value, -2, more * self.beams), ancestors)
 
     def reorder(self, pick: Callable[[jax.Array], jax.Array]) -> "DecodingCache":
-        """Returns a copy whose hypotheses are others of the same sentence. pick: of an array [B, K, ...], theirs."""
+        """Return a copy with other hypotheses of the same sentences.
+
+        Args:
+            pick: selects these hypotheses from an array [B, K, ...].
+        """
         if self.ancestors is None:
             return DecodingCache(pick(self.key), pick(self.value), None)
         return DecodingCache(self.key, self.value, pick(self.ancestors))

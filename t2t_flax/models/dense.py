@@ -1,4 +1,4 @@
-"""What the sub-layers are built of: matrix products with logical parameter names, products with a float32 result, and norms."""
+"""Layers of the sub-layers: einsum with logical axis names, float32 results, and norms."""
 
 import contextlib
 import contextvars
@@ -15,10 +15,11 @@ from t2t_flax.registry import NORMS
 
 
 class Einsum(nn.Module):
-    """One kernel and one einsum, written out at the call site; Xavier-uniform with this gain, biases 0.
+    """Einsum with one kernel; Xavier-uniform with this gain, biases 0.
 
-    `in_axis` and `out_axis` are the kernel axes that are summed over and produced: without them Xavier's fans of a
-    kernel with a head axis are wrong (std 0.0074 instead of 0.0442 at [512, 8, 64]).
+    `in_axis` and `out_axis` are the kernel axes that are summed over and produced. Without them
+    Xavier's fans are wrong for a kernel with a head axis (std 0.0074 instead of 0.0442 at
+    [512, 8, 64]).
     """
 
     equation: str
@@ -42,7 +43,7 @@ class Einsum(nn.Module):
         shape = tuple(self.shape[axis] for axis in self.out_axis)
         zeros = nn.with_logical_partitioning(nn.initializers.zeros, names)
         bias: Any = self.param("bias", zeros, shape, jnp.float32)
-        # Added in float32: XLA then makes one GPU kernel of product, bias and rounding.
+        # Added in float32: XLA then fuses product, bias and rounding into one GPU kernel.
         return (product_with_float32_result(self.equation, x, kernel, self.dtype) + bias).astype(self.dtype)
 
 
@@ -51,8 +52,10 @@ _CAST: contextvars.ContextVar[bool] = contextvars.ContextVar("cast", default=Fal
 
 @contextlib.contextmanager
 def cast_results() -> Iterator[None]:
-    """Context in which `product_with_float32_result` is traced as a bfloat16 product that is cast to float32 and scaled, for
-    compilers that make one operation of these, which does not round. The scale, a power of two, is taken from an operand.
+    """Trace `product_with_float32_result` as a bfloat16 product that is cast to float32 and scaled.
+
+    This context is for compilers that fuse these steps into one operation without rounding. The
+    scale, a power of two, is taken out of an operand before the product.
     """
     token = _CAST.set(True)
     try:
@@ -62,11 +65,12 @@ def cast_results() -> Iterator[None]:
 
 
 def product_with_float32_result(equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """`jnp.einsum(equation, x, y)` of operands in the compute type `dtype`, float32 [...].
+    """Return `jnp.einsum(equation, x, y)` as float32, with operands in the compute type `dtype`.
 
-    In bfloat16 the cotangent, float32 like the result, is rounded to bfloat16 before the two products of the backward
-    pass: with a float32 operand they would run at a fraction of the peak. All three sum in float32, and gradients of
-    float32 operands are not rounded again. Each index of an operand must be in the other one or in the result.
+    In bfloat16 the backward pass rounds the cotangent, float32 like the result, to bfloat16 before
+    its two products: with a float32 operand they would run at a fraction of the peak. All three
+    products sum in float32, and gradients of float32 operands are not rounded again. Each index of
+    an operand must occur in the other operand or in the result.
     """
     if dtype != jnp.bfloat16:
         return jnp.einsum(equation, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
@@ -103,9 +107,9 @@ def _einsum(equation, x, y, result):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization (3.1), (x - mean) / sqrt(variance + epsilon) * scale + bias, over the last axis.
+    """Layer normalization over the last axis (3.1), with float32 statistics and two-pass variance.
 
-    Float32 statistics, two-pass variance.
+    (x - mean) / sqrt(variance + epsilon) * scale + bias.
     """
 
     epsilon: float
@@ -129,14 +133,14 @@ def _layer_norm(x, scale, bias, epsilon, dtype):
 def _norm_forward(x, scale, bias, epsilon, dtype):
     mean = _mean(x.astype(jnp.float32))
     inverse = jax.lax.rsqrt(_mean(jnp.square(x - mean)) + epsilon)
-    # Kept for the backward pass, in which XLA would compute them again in each kernel.
+    # Saved for the backward pass, where XLA would otherwise recompute them in each kernel.
     mean, inverse = jax.lax.optimization_barrier((mean, inverse))
     y = (x - mean) * (inverse * scale) + bias
     return y.astype(dtype), (x, mean, inverse, scale)
 
 
 def _mean(x):
-    # A division of the sum is a kernel of its own on a GPU.
+    # Multiplies instead of dividing the sum: the division would be a separate kernel on a GPU.
     return (x * (1 / x.shape[-1])).sum(-1, keepdims=True)
 
 
@@ -155,5 +159,4 @@ _layer_norm.defvjp(_norm_forward, _norm_backward)
 
 
 def make_norm(config: Model, dtype: jnp.dtype) -> nn.Module:
-    """Returns the norm of sub-layers and stacks."""
     return NORMS.load(config.norm_type)(config.norm_eps, dtype)

@@ -1,9 +1,10 @@
-"""Dropout whose mask is a function of (seed, update, site, global row, position), never of microbatch or device.
+"""Dropout with reproducible masks.
 
+A mask is a function of (seed, update, site, global row, position), never of microbatch or device.
 So gradient accumulation, the mesh and the number of processes do not change the masks of an update.
-The bits come from a counter hash (two multiplications and three shifts per element, after C. Wellons'
-search for low-bias 32-bit mixers) instead of threefry: XLA fuses it into the surrounding operation. On GPUs
-masks are stored for the backward pass.
+The bits come from a counter hash (two multiplications and three shifts per element, after
+C. Wellons' search for low-bias 32-bit mixers) instead of threefry: XLA fuses it into the
+surrounding operation. On GPUs masks are stored for the backward pass.
 """
 
 import zlib
@@ -18,7 +19,7 @@ _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 in which each input bit flips each output bit about half the time."""
+    """Map uint32 one-to-one such that each input bit flips each output bit about half the time."""
     x = x ^ (x >> 16)
     x = x * np.uint32(0x7FEB352D)
     x = x ^ (x >> 15)
@@ -28,20 +29,28 @@ def mix(x: jax.Array) -> jax.Array:
 
 @flax.struct.dataclass
 class Noise:
-    """The inputs of a dropout mask besides its site: two key words and the global number of each row."""
+    """Inputs of a dropout mask besides its site: two key words and each row's global number."""
 
     key: jax.Array  # uint32 [2]
     row_B: jax.Array  # uint32 [B]
 
 
 def noise_key(seed: int, update: jax.Array | int) -> jax.Array:
-    """Return the key words, uint32 [2], of an update (a scalar, possibly traced) under `seed.dropout`."""
+    """Return the key words of an update under `seed.dropout`, uint32 [2].
+
+    Args:
+        seed: value of seed.dropout.
+        update: scalar, can be traced.
+    """
     word = mix(np.uint32(seed % 2**32) + jnp.asarray(update).astype(jnp.uint32) * np.uint32(_ODD[0]))
     return jnp.stack([word, mix(word ^ np.uint32(_ODD[1]))])
 
 
 def random_bits(noise: Noise, site: int, shape: tuple[int, ...]) -> jax.Array:
-    """uint32 bits of `shape`, whose first axis is the batch; one bit pattern for each (row, index, ..., index)."""
+    """Return uint32 bits of `shape`, one pattern for each (row, index, ..., index).
+
+    The first axis is the batch.
+    """
     bits = mix(noise.key[0] + np.uint32(site)) ^ mix(noise.row_B * np.uint32(_ODD[2]) + noise.key[1])
     for axis, size in enumerate(shape[1:]):
         index = jnp.arange(size, dtype=jnp.uint32) * np.uint32(_ODD[axis % 4])
@@ -50,9 +59,9 @@ def random_bits(noise: Noise, site: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 class Dropout(nn.Module):
-    """Zeroes elements with probability `rate` and scales the others by 1 / (1 - rate) (5.4).
+    """Zero elements with probability `rate` and scale the others by 1 / (1 - rate) (5.4).
 
-    x [B, ...] of any float type; with `noise=None` it returns x. The site is the path of the module.
+    Takes x [B, ...] of any float type. Returns x if `noise` is None. The site is the module's path.
     """
 
     rate: float
@@ -63,6 +72,6 @@ class Dropout(nn.Module):
             return x
         site = zlib.crc32("/".join(self.path).encode())
         keep = random_bits(noise, site, x.shape) >= np.uint32(self.rate * 2**32)
-        # In float32: 1 / (1 - rate) rounded to bfloat16 would shift the mean (by -0.16 % at a rate of 0.1).
+        # In float32: 1 / (1 - rate) in bfloat16 would shift the mean (by -0.16 % at a rate of 0.1).
         scaled = (x.astype(jnp.float32) * np.float32(1 / (1 - self.rate))).astype(x.dtype)
         return jnp.where(keep, scaled, jnp.zeros((), x.dtype))

@@ -1,4 +1,4 @@
-"""Token embeddings and output logits (3.4), the start vector of the decoder, and positions (3.5)."""
+"""Token embeddings and output logits (3.4), the decoder's start vector, and positions (3.5)."""
 
 import functools
 from collections.abc import Callable
@@ -22,7 +22,10 @@ INITS = {
 
 
 class Embedding(nn.Module):
-    """Table [rows, d_model]; by default lookups are scaled by sqrt(d_model) and logits are not (3.4)."""
+    """Embedding table [rows, d_model].
+
+    By default lookups are scaled by sqrt(d_model) and logits are not (3.4).
+    """
 
     config: Model
     rows: int
@@ -33,17 +36,17 @@ class Embedding(nn.Module):
         self.table: Any = self.param("table", init, (self.rows, self.config.d_model), jnp.float32)
 
     def __call__(self, ids: jax.Array) -> jax.Array:
-        """ids [...] int32 -> [..., D] in the compute type."""
+        """Embed int32 ids [...] as [..., D] in the compute type."""
         return scale(lookup(self.table, ids, self.dtype), self.config)
 
     def logits(self, x: jax.Array) -> jax.Array:
-        """x [..., D] -> float32 logits [..., rows], with the table as projection."""
+        """Project x [..., D] with the table to float32 logits [..., rows]."""
         logits = product_with_float32_result("...d,vd->...v", x, self.table, self.dtype)
         return logits * self.config.d_model**-0.5 if self.config.logit_scale == "rsqrt_d" else logits
 
 
 def scale(x: jax.Array, config: Model) -> jax.Array:
-    """x times sqrt(d_model) where the config scales embeddings (3.4)."""
+    """Return x, times sqrt(d_model) if the config scales embeddings (3.4)."""
     return x * jnp.asarray(config.d_model**0.5, x.dtype) if config.embed_scale == "sqrt_d" else x
 
 
@@ -51,8 +54,8 @@ def scale(x: jax.Array, config: Model) -> jax.Array:
 def lookup(table_VxD: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
     """Return rows [..., D] of a table for ids [...], in `dtype`; NaN for ids beyond the table.
 
-    On GPUs XLA would add the cotangents of equal ids in any order. There `sum_rows` fixes the order, so that two runs of
-    a program have the same bits.
+    On GPUs XLA would add the cotangents of equal ids in any order. There `sum_rows` fixes the
+    order, so two runs of a program give the same bits.
     """
     return _rows(table_VxD, ids, dtype)
 
@@ -83,10 +86,11 @@ _BLOCK = 128
 
 
 def sum_rows(x_NxD: jax.Array, ids_N: jax.Array, rows: int) -> jax.Array:
-    """Return float32 sums [rows, D] of the vectors with each id, added in a fixed order; ids beyond the rows are dropped.
+    """Return float32 sums [rows, D] of the vectors with each id, added in a fixed order.
 
-    Vectors are sorted by id and cut into blocks, in which a product sums each id. An id that goes on in later blocks gets
-    their sums where it starts; there alone its row is written.
+    Ids beyond the rows are dropped. Vectors are sorted by id and cut into blocks, and a matrix
+    product sums the vectors of each id in its block. An id that continues in later blocks gets
+    their sums where it starts, and only there is its row written.
     """
     order = jnp.argsort(ids_N)
     padding = -len(order) % _BLOCK
@@ -107,7 +111,7 @@ def sum_rows(x_NxD: jax.Array, ids_N: jax.Array, rows: int) -> jax.Array:
 
 
 class DecoderStart(nn.Module):
-    """The start vector [D] of the decoder: zeros (tensor2tensor), a row of the table, or a parameter."""
+    """Start vector [D] of the decoder: zeros (tensor2tensor), a table row, or a parameter."""
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -125,10 +129,15 @@ class DecoderStart(nn.Module):
 
 
 class PositionScheme(NamedTuple):
-    """`vectors(module, position)`: int32 [...] -> [..., D], added to the embeddings. Positions of rows [..., T] are below T.
-    `rotate(module, x, position)`: queries or keys of self-attention [..., T, N, H], position [..., T].
-    `bias(module, query_position, key_position)`: int32 [..., T] and [..., S] -> float32 [..., N, T, S],
-    added to the scores of self-attention.
+    """Functions of a position scheme; None where the scheme has no such part.
+
+    Args:
+        vectors: `vectors(module, position)` maps int32 [...] to [..., D], added to the embeddings.
+            Positions in rows [..., T] are below T.
+        rotate: `rotate(module, x, position)` turns queries or keys of self-attention
+            [..., T, N, H] at positions [..., T].
+        bias: `bias(module, query_position, key_position)` maps int32 [..., T] and [..., S] to
+            float32 [..., N, T, S], added to the scores of self-attention.
     """
 
     vectors: Callable[[nn.Module, jax.Array], jax.Array] | None = None
@@ -137,14 +146,20 @@ class PositionScheme(NamedTuple):
 
 
 def sinusoid_interleaved(position: jax.Array | np.ndarray, d_model: int) -> jax.Array:
-    """int32 [...] -> float32 [..., D]: PE[pos, 2i] = sin(pos / 10000^(2i/d)), PE[pos, 2i+1] = cos (3.5)."""
+    """Return sinusoids of the paper (3.5), float32 [..., D], for int32 positions [...].
+
+    PE[pos, 2i] = sin(pos / 10000^(2i/d)), PE[pos, 2i+1] = cos.
+    """
     inverse = 10000.0 ** (-np.arange(0, d_model, 2) / d_model)
     angle = position[..., None].astype(jnp.float32) * inverse.astype(np.float32)
     return jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape(*position.shape, d_model)
 
 
 def sinusoid_halves(position: jax.Array | np.ndarray, d_model: int) -> jax.Array:
-    """int32 [...] -> float32 [..., D]: all sines, then all cosines, exponents i / (d/2 - 1) (tensor2tensor)."""
+    """Return sinusoids of tensor2tensor, float32 [..., D], for int32 positions [...].
+
+    All sines, then all cosines, with exponents i / (d/2 - 1).
+    """
     half = d_model // 2
     inverse = 10000.0 ** (-np.arange(half) / max(half - 1, 1))
     angle = position[..., None].astype(jnp.float32) * inverse.astype(np.float32)
@@ -156,7 +171,7 @@ def _fixed(vectors: Callable[[jax.Array, int], jax.Array]) -> PositionScheme:
         offset, d_model = module.config.position_offset, module.config.d_model
         if position.ndim < 2:
             return vectors(position + offset, d_model)
-        # Sines once for each position of a row [..., T], where they are below T, and not for each token.
+        # Computes sines once for each position of a row [..., T], all below T, not for each token.
         table = vectors(jnp.arange(position.shape[-1]) + offset, d_model)
         return jnp.take(table, position, axis=0, mode="fill", fill_value=jnp.nan)
 
@@ -164,7 +179,10 @@ def _fixed(vectors: Callable[[jax.Array, int], jax.Array]) -> PositionScheme:
 
 
 def learned(module: nn.Module, position: jax.Array) -> jax.Array:
-    """A trained row for each position (Table 3, row E); NaN beyond max_positions instead of JAX's clamped index."""
+    """Return a trained row for each position (Table 3, row E).
+
+    Positions from max_positions on give NaN instead of JAX's clamped index.
+    """
     c = module.config
     init = nn.with_logical_partitioning(nn.initializers.normal(c.d_model**-0.5), ("position", "table"))
     table: Any = module.param("table", init, (c.max_positions, c.d_model), jnp.float32)
@@ -176,7 +194,7 @@ LEARNED, NONE = PositionScheme(vectors=learned), PositionScheme()
 
 
 class PositionVectors(nn.Module):
-    """int32 positions [...] -> the vectors [..., D] of the scheme that are added to the embeddings, or 0."""
+    """Map int32 positions [...] to vectors [..., D] that are added to the embeddings, or to 0."""
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -188,7 +206,10 @@ class PositionVectors(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """int32 [..., T] and [..., S] -> the scheme's bias on the scores, float32 [..., N, T, S], or None."""
+    """Map int32 positions [..., T] and [..., S] to the scheme's bias on the scores, or None.
+
+    The bias is float32 [..., N, T, S].
+    """
 
     config: Model
 
@@ -199,7 +220,7 @@ class PositionBias(nn.Module):
 
 
 class PositionRotation(nn.Module):
-    """Queries or keys [..., T, N, H] at positions [..., T], turned as the scheme says, or as they are."""
+    """Rotate queries or keys [..., T, N, H] at positions [..., T] if the scheme does so."""
 
     config: Model
 

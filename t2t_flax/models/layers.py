@@ -1,4 +1,7 @@
-"""Encoder and decoder layers (3.1): self-attention or another mixer, attention over the source, feed-forward."""
+"""Encoder and decoder layers (3.1).
+
+Their sub-layers are self-attention or another mixer, attention over the source, and feed-forward.
+"""
 
 import flax.linen as nn
 import jax
@@ -13,7 +16,10 @@ from t2t_flax.registry import ACTIVATIONS, FEED_FORWARDS
 
 
 class EncoderLayer(nn.Module):
-    """Two sub-layers: self-attention (or another mixer) and feed-forward (3.1). x [B, S, D] -> [B, S, D]."""
+    """Encoder layer with self-attention (or another mixer) and feed-forward (3.1).
+
+    Maps x [B, S, D] to [B, S, D].
+    """
 
     config: Model
     dtype: jnp.dtype
@@ -31,7 +37,10 @@ class EncoderLayer(nn.Module):
 
 
 class DecoderLayer(nn.Module):
-    """Three sub-layers: causal self-attention (or another mixer), attention over the source, feed-forward (3.1)."""
+    """Decoder layer with three sub-layers (3.1).
+
+    Causal self-attention (or another mixer), attention over the source, and feed-forward.
+    """
 
     config: Model
     dtype: jnp.dtype
@@ -52,7 +61,7 @@ class DecoderLayer(nn.Module):
         return self.residual_ffn(x, lambda y: self.feed_forward(y, noise), noise)
 
     def step(self, x_BxKxD, self_cache, cross_cache, source_mask_BxS, position):
-        """One decoding step: ([B, K, D], the mixer's new cache)."""
+        """Run one decoding step; return [B, K, D] and the mixer's new cache."""
         new_cache = None
 
         def mixer(y):
@@ -69,7 +78,10 @@ class DecoderLayer(nn.Module):
 
 
 class Residual(nn.Module):
-    """LayerNorm(x + Dropout(f(x))) (3.1, 5.4), or x + Dropout(f(LayerNorm(x))) with pre-norm."""
+    """Residual connection: LayerNorm(x + Dropout(f(x))) (3.1, 5.4).
+
+    With pre-norm x + Dropout(f(LayerNorm(x))).
+    """
 
     config: Model
     dtype: jnp.dtype
@@ -85,7 +97,10 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 (3.3), or another activation in place of max(0, .). x [..., D] -> [..., D]."""
+    """Position-wise feed-forward: max(0, x W1 + b1) W2 + b2 (3.3). x [..., D] -> [..., D].
+
+    model.activation can replace max(0, .).
+    """
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -100,5 +115,4 @@ class FeedForward(nn.Module):
 
 
 def make_feed_forward(config: Model, dtype: jnp.dtype) -> nn.Module:
-    """Returns the feed-forward sub-layer of a layer."""
     return FEED_FORWARDS.load(config.feed_forward)(config, dtype)

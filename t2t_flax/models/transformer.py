@@ -1,8 +1,9 @@
 """The encoder-decoder of "Attention Is All You Need", section 3.
 
-Letters: B batch, S source length, T target length, D d_model, N heads, H head width, V vocabulary, L layers, K beam.
-Ids: 0 is padding, 1 ends a sentence. Segment ids number the pairs of a packed row from 1; 0 is padding. Positions
-restart at 0 in each segment.
+Letters: B batch, S source length, T target length, D d_model, N heads, H head width, V vocabulary,
+L layers, K beam.
+Ids: 0 is padding, 1 ends a sentence. Segment ids number the pairs of a packed row from 1; 0 is
+padding. Positions restart at 0 in each segment.
 """
 
 import contextlib
@@ -24,7 +25,10 @@ from t2t_flax.models.layers import DecoderLayer, EncoderLayer
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:
-    """Context in which float32 matrix products are traced at this `jax.default_matmul_precision`; None = JAX's default."""
+    """Trace float32 matrix products at this precision (`jax.default_matmul_precision`).
+
+    None = JAX's default.
+    """
     return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
 
@@ -41,9 +45,14 @@ REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full
 
 
 class Transformer(nn.Module):
-    """`source_vocab` and `target_vocab` are the tokenizers' sizes; the tables hold them rounded up to pad_vocab_to_multiple.
+    """Encoder-decoder Transformer of `config`.
 
-    matmul_precision: of every product, see `products`. logits_chunk: tokens whose logits the loss has in memory at once.
+    Args:
+        source_vocab: size of the source tokenizer; table rows are rounded up to a multiple of
+            pad_vocab_to_multiple.
+        target_vocab: size of the target tokenizer; rows as for the source.
+        matmul_precision: precision of every product, see `products`.
+        logits_chunk: number of tokens whose logits the loss holds in memory at once.
     """
 
     config: Model
@@ -87,27 +96,33 @@ class Transformer(nn.Module):
 
     @property
     def final_norm(self) -> bool:
-        """Whether each stack ends in a norm: with pre-norm nothing else normalizes the input of the softmax."""
+        """True if each stack ends in a norm.
+
+        With pre-norm nothing else normalizes the input of the softmax.
+        """
         return self.config.final_norm == "both" or (
             self.config.final_norm == "auto" and self.config.norm_placement == "pre"
         )
 
     def __call__(self, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        """Packed or padded rows -> float32 logits [B, T, V rows]; logits at t predict target token t.
+        """Compute float32 logits [B, T, V rows]; logits at t predict target token t.
 
-        batch: source, source_segments, source_positions [B, S] and the same for target [B, T], all int32.
+        Args:
+            batch: packed or padded rows, all int32: source, source_segments, source_positions
+                [B, S], and the same for target [B, T].
+            noise: for dropout; None disables dropout.
         """
         return self.logits(self.hidden(batch, noise))
 
     @_with_matmul_precision
     def hidden(self, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        """Decoder output [B, T, D], from which `logits` makes the logits."""
+        """Return the decoder output [B, T, D], the input of `logits`."""
         memory_BxSxD = self.encode(batch["source"], batch["source_segments"], batch["source_positions"], noise)
         return self.decode(memory_BxSxD, batch, noise)
 
     @_with_matmul_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
-        """Encoder output [B, S, D] (3.1); padding is never attended to."""
+        """Return the encoder output [B, S, D] (3.1); padding is never attended to."""
         x = self.source_embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
         x = constrain(self.source_dropout(x, noise))
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
@@ -117,7 +132,10 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        """Decoder output [B, T, D] for known targets, shifted right in each segment (3.1)."""
+        """Return the decoder output [B, T, D] for known targets (3.1).
+
+        Targets are shifted right in each segment.
+        """
         embedding = self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
         shifted = jnp.pad(embedding(batch["target"]), ((0, 0), (1, 0), (0, 0)))[:, :-1]
@@ -132,7 +150,10 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def logits(self, x: jax.Array) -> jax.Array:
-        """[..., D] -> float32 logits [..., V rows] (3.4); rows beyond the vocabulary are never predicted."""
+        """Project [..., D] to float32 logits [..., V rows] (3.4).
+
+        Rows beyond the vocabulary are never predicted.
+        """
         logits = self.output_embedding.logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
         if logits.shape[-1] == self.target_vocab:
@@ -141,7 +162,7 @@ class Transformer(nn.Module):
 
     @property
     def table_params(self) -> tuple[str, ...]:
-        """Names of the top-level parameters that hold the tables of embeddings."""
+        """Names of the top-level parameters that hold the embedding tables."""
         if self.config.tie_embeddings == "all":
             return ("shared_embedding",)
         own = ("output_embedding",) if self.config.tie_embeddings == "none" else ()
@@ -155,10 +176,11 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
-        """Encodes sources (one a row, zero-padded) and returns the cache for `decode_step`.
+        """Encode sources (one per row, zero-padded) and return the cache for `decode_step`.
 
-        `cache["cross"]`: each layer's keys and values of the encoder output (see `decoding_layout`), computed once and
-        shared by the beams, and the source mask; `cache["self"]`: each mixer's cache of the targets, empty.
+        `cache["cross"]` holds the source mask, and each layer's keys and values of the encoder
+        output (see `decoding_layout`), computed once and shared by the beams. `cache["self"]`
+        holds each mixer's empty cache of the targets.
         """
         mask_BxS = source_BxS > 0
         positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)  # padding may go beyond a learned table
@@ -169,7 +191,11 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
-        """Logits [B, K, V rows] at `position`, int32 [], given the tokens of position - 1 (ignored at 0), and the new cache."""
+        """Return logits [B, K, V rows] at `position`, int32 [], and the new cache.
+
+        Args:
+            tokens_BxK: tokens at position - 1, ignored at position 0.
+        """
         embedding = self.target_embedding
         x_BxKxD = jnp.where(position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK))
         x_BxKxD += self.target_positions(position)
@@ -182,5 +208,5 @@ class Transformer(nn.Module):
 
 
 def constrain(x_BxTxD: jax.Array) -> jax.Array:
-    """Divides activations over the mesh by the rules of their logical axes."""
+    """Shard activations over the mesh by the rules of their logical axes."""
     return nn.with_logical_constraint(x_BxTxD, ("batch", "length", "act_embed"))
