@@ -1,1 +1,4 @@
-"""One thin file a command: read flags, call the library, print. Each has `run(argv) -> exit code`."""
+"""One thin file per command: read flags, call the library, print.
+
+Each has `run(argv) -> exit code`.
+"""

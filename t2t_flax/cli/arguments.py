@@ -1,4 +1,7 @@
-"""Flags, files and progress that the commands share: `--config=FILE.py[:variant]`, `--config.KEY=VALUE`, `--workdir=DIR`."""
+"""Flags, files and progress shared by the commands.
+
+Every command takes `--config=FILE.py[:variant]` or `--workdir=DIR`, and `--config.KEY=VALUE`.
+"""
 
 import argparse
 import dataclasses
@@ -25,7 +28,7 @@ class _Parser(argparse.ArgumentParser):
 
 
 def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
-    """An argparse `type`: a whole number from `low` to `high`."""
+    """Return an argparse `type` for whole numbers from `low` to `high`."""
 
     def whole_number(text: str) -> int:
         try:
@@ -41,7 +44,7 @@ def count(low: int = 0, high: int = 2**31 - 1) -> Callable[[str], int]:
 
 
 class _StoreOnce(argparse._StoreAction):
-    """Refuses a flag that is given twice: of `--workdir=a --workdir=b` neither may be left out without a word."""
+    """Refuse a flag that is given twice, instead of silently dropping a value."""
 
     _given = False
 
@@ -53,7 +56,7 @@ class _StoreOnce(argparse._StoreAction):
 
 
 class _StoreSeveral(argparse.Action):
-    """Store the first workdir, and the others in `further_workdirs`, if an extension reads them."""
+    """Store the first workdir, and the others in `further_workdirs` if an extension reads them."""
 
     def __call__(self, parser, namespace, values, option_string=None):
         if getattr(namespace, "workdir", None) is None:
@@ -65,7 +68,7 @@ class _StoreSeveral(argparse.Action):
 
 
 def parser(command: str, description: str, *, epilog: str = "") -> argparse.ArgumentParser:
-    """An argument parser that raises UserError for wrong arguments."""
+    """Return an argument parser that raises UserError for wrong arguments."""
     made = _Parser(
         prog=f"python -m t2t_flax {command}",
         description=description,
@@ -79,7 +82,10 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
 
 
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """The parsed flags, and the overrides `{"model.dropout": "0.2"}` by dotted key. Raises UserError."""
+    """Return the parsed flags, and the overrides by dotted key, `{"model.dropout": "0.2"}`.
+
+    Raises UserError for wrong flags.
+    """
     plain, overrides = [], {}
     remaining = iter(argv)
     for arg in remaining:
@@ -110,11 +116,13 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def _checked(arg: str) -> str:
-    """The argument, with --n_best as --n-best, and --workdir=~/a with the home folder, which shells put into words that begin
-    with ~ alone. Raises UserError for an empty value and for text that is not Unicode.
+    """Return the argument with --n_best as --n-best, and --workdir=~/a with the home folder.
+
+    Shells replace ~ only at the beginning of a word. Raises UserError for an empty value and for
+    text that is not Unicode.
     """
     flag, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
-    if (equals or not flag) and value.strip() in ("", "--"):  # of which argparse makes []
+    if (equals or not flag) and value.strip() in ("", "--"):  # argparse makes [] from these
         raise UserError(f"{flag + equals or 'an argument'} is empty: give a value.")
     try:
         value.encode()
@@ -129,7 +137,7 @@ def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "", *, seve
     """Add `--workdir`, required.
 
     Args:
-      several: further ones name models that decode together, if an extension adds that.
+        several: further ones name models that decode together, if an extension adds that.
     """
     text = help_text or workdir_help()
     if several and ENSEMBLES:
@@ -139,14 +147,15 @@ def add_workdir(arguments: argparse.ArgumentParser, help_text: str = "", *, seve
 
 
 def workdir_help() -> str:
-    """What a workdir that is read may be."""
+    """Return a help text on workdirs that are read."""
     load_extensions()
     return " or ".join(["folder of a trained run", *(form.shown for form in MODEL_FORMS.values())])
 
 
 def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
-    """The flags of extensions for these `registry.Flag.commands`. `parse` makes overrides of those that stand for a key; see
-    `Changes` for the others.
+    """Add the flags of extensions for these `registry.Flag.commands`.
+
+    `parse` makes overrides of flags with a key; see `Changes` for the others.
     """
     load_extensions()
     for flag, row in FLAGS.items():
@@ -159,7 +168,7 @@ def add_flags(arguments: argparse.ArgumentParser, *commands: str) -> None:
 
 
 def given_flags(args: argparse.Namespace) -> dict[str, str]:
-    """The flags of `add_flags` that are given and stand for no key, with their values."""
+    """Return given flags of `add_flags` that have no key, with their values."""
     values = {flag: getattr(args, _attribute(flag), None) for flag, row in FLAGS.items() if not row.key}
     return {flag: value for flag, value in values.items() if value is not None}
 
@@ -169,9 +178,13 @@ def _attribute(flag: str) -> str:
 
 
 class Change:
-    """What a flag of an extension does. model: what translates in place of a trained model. answers: what is printed in place of
-    translations, (lines, lines as the model read them, translations of each line) -> texts of each line; None = translations.
-    in_parts: whether `model` translates parts of lines. Raises UserError for a value that the model cannot take.
+    """Effect of an extension's flag. Raises UserError for a value that the model cannot take.
+
+    Args:
+        model: translates in place of a trained model.
+        answers: makes the printed text in place of translations, (lines, lines as the model read
+            them, translations of each line) -> texts of each line; None = translations.
+        in_parts: whether `model` translates parts of lines.
     """
 
     answers: Callable[..., list[list[str]]] | None = None
@@ -181,13 +194,15 @@ class Change:
         self.model = model
 
     def source(self, line: str) -> str:
-        """What the model reads in place of a user's line."""
+        """Return the text that the model reads in place of a user's line."""
         return line
 
 
 class Changes(Change):
-    """All that `given_flags` do. Raises UserError where two say what is printed, or one does while another translates parts, or
-    the model reads several lines as one.
+    """Effects of all `given_flags`.
+
+    Raises UserError if two flags set the printed text, or if one does while another makes the model
+    translate parts of lines or read several lines as one.
     """
 
     def __init__(self, model: Any, flags: dict[str, str]):
@@ -211,7 +226,7 @@ class Changes(Change):
 
 
 def add_config(arguments: argparse.ArgumentParser) -> None:
-    """`--config`, required."""
+    """Add `--config`, required."""
     arguments.add_argument(
         "--config",
         required=True,
@@ -221,9 +236,10 @@ def add_config(arguments: argparse.ArgumentParser) -> None:
 
 
 def check_output(flag: str, name: str, *, folder: bool = False) -> None:
-    """Raises UserError if no file (with `folder`: no folder) can be created where `name` is to be, before any work is done.
-    Standard output, pipes, devices, object stores, names of models and folders that exist are not checked. Raises
-    OSError for a full disk or a missing permission.
+    """Raise UserError if no file (with `folder`: no folder) can be created at `name`.
+
+    Called before any work is done. Standard output, pipes, devices, object stores, names of models
+    and existing folders are not checked. Raises OSError for a full disk or a missing permission.
     """
     if name == "-" or is_remote(name) or is_name(name):
         return
@@ -243,7 +259,7 @@ def check_output(flag: str, name: str, *, folder: bool = False) -> None:
 
 
 def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
-    """`--step`, `--average` and `--best`: which parameters of a run."""
+    """Add `--step`, `--average` and `--best`, which choose the parameters of a run."""
     arguments.add_argument("--step", type=count(), metavar="N", help="checkpoint of update N (default: the newest)")
     arguments.add_argument(
         "--average", type=count(), default=0, metavar="N", help="mean of the last N checkpoints up to --step (6.1)"
@@ -254,12 +270,15 @@ def add_checkpoint(arguments: argparse.ArgumentParser) -> None:
 
 
 def checkpoint(args: argparse.Namespace) -> dict[str, Any]:
-    """The flags of `add_checkpoint` by the names that `evaluation.restore.load` has for them."""
+    """Return the flags of `add_checkpoint` as arguments for `evaluation.restore.load`."""
     return dict(step=args.step, average=args.average, best=args.best)
 
 
 def load_run(args: argparse.Namespace, overrides: dict[str, str]):
-    """The run that --workdir, --step, --average and --best name. Applies its process settings, so call it before JAX starts."""
+    """Load the run that --workdir, --step, --average and --best name.
+
+    Applies its process settings, so call it before JAX starts.
+    """
     from t2t_flax.evaluation.restore import load
 
     prepare_to_load(args.workdir, overrides)
@@ -267,9 +286,11 @@ def load_run(args: argparse.Namespace, overrides: dict[str, str]):
 
 
 def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
-    """Applies a run's process settings. A CPU is one device, on which several batches are decoded at
-    once, unless mesh.cpu_devices is overridden. Raises UserError if this is one of several processes or hosts, the folder holds
-    no run, or its decode.engine cannot be had.
+    """Apply a run's process settings.
+
+    A CPU is one device, on which several batches are decoded at once, unless mesh.cpu_devices is
+    overridden. Raises UserError if this is one of several processes or hosts, the folder holds no
+    run, or its decode.engine is not available.
     """
     import jax
 
@@ -284,7 +305,7 @@ def prepare_to_load(workdir: str, overrides: dict[str, str]) -> None:
     if "mesh.cpu_devices" not in overrides:
         config = dataclasses.replace(config, mesh=dataclasses.replace(config.mesh, cpu_devices=1))
     prepare_process(config)
-    if jax.process_count() > 1:  # a TPU slice of several hosts, which JAX joins by itself
+    if jax.process_count() > 1:  # a TPU slice of several hosts, which JAX joins automatically
         raise UserError(
             f"this is host {jax.process_index()} of the {jax.process_count()} of a TPU slice, and the command runs on one: "
             "launch/README.md says which variables start several, where a command can use them."

@@ -1,4 +1,4 @@
-"""`evaluate`: restores a run, decodes test sets and writes a record of each."""
+"""`evaluate`: restore a run, decode test sets and write a record for each."""
 
 from t2t_flax import api
 from t2t_flax.cli import arguments
@@ -6,7 +6,7 @@ from t2t_flax.errors import OK
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the records are written."""
+    """Return 0 when the records are written."""
     parser = arguments.parser(
         "evaluate",
         "Decodes and scores test sets with a trained run, and writes a record of each, with hypotheses and references:\n"

@@ -1,4 +1,4 @@
-"""`explain`: parameter counts and schedule of a config, its differences from a preset, and all config keys."""
+"""`explain`: show parameters and schedule of a config, its differences from a preset, or all keys."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
@@ -10,7 +10,7 @@ from t2t_flax.process_setup import prepare_process
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0, even if --diff finds differences."""
+    """Return 0, even if --diff finds differences."""
     parser = arguments.parser(
         "explain",
         "Shows parameters by group, batches, learning rates and memory of a config, without training.",
@@ -69,7 +69,7 @@ def _preset_line(name: str) -> str:
 
 
 def _difference(config: config_lib.Config, name: str) -> str:
-    """Every key that differs from the preset, by group: those that are fixed for a run, then the others."""
+    """Return every key that differs from the preset, by group; keys fixed for a run come first."""
     differ = config_lib.differences(config_lib.resolve(preset(name)), config)
     if not differ:
         return f"no difference from {name}"

@@ -1,5 +1,6 @@
-"""Lines in, lines out: reads an input in windows and answers them in order. Memory stays bounded, and a pipe is answered before
-it ends.
+"""Read lines of an input in windows and answer them in order.
+
+Memory stays bounded, and a pipe is answered before it ends.
 """
 
 import codecs
@@ -24,22 +25,23 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
 
 PAUSE = 0.05
-"""Seconds without another line after which `windows` yields what it has of a live input."""
+"""Seconds without another line after which `windows` yields the lines of a live input so far."""
 WINDOW_BATCHES = 128
-"""Lines are read, sorted by length and answered in windows of this many batches, ..."""
+"""Maximum batches in a window: lines are read, sorted by length and answered in windows."""
 WINDOW_LINES = 2**14
-"""... but of at least 8 batches and otherwise of at most this many lines."""
+"""Maximum lines in a window, unless 8 batches have more."""
 PROGRESS_SECONDS = 10.0
 _SHOWN = 10
 
 
 def iterate_lines(name: str, *, checked: bool = True) -> Iterator[str]:
-    """Yield the lines of a file or a pipe, or of standard input for "-", as they are read; split at newlines only.
+    """Yield the lines of a file, a pipe, or standard input for "-", as they are read.
 
-    Raises UserError at once for a file that cannot be opened, and at the line for invalid UTF-8.
+    Splits at newlines only. Raises UserError at once for a file that cannot be opened, and at the
+    line for invalid UTF-8.
 
     Args:
-      checked: False keeps bytes that are not UTF-8 in the text, where `check_text` finds them.
+        checked: False keeps bytes that are not UTF-8 in the text, where `check_text` finds them.
     """
     if name != "-" and not Path(name).exists():
         raise UserError(f"no file {name}.")
@@ -52,7 +54,10 @@ def iterate_lines(name: str, *, checked: bool = True) -> Iterator[str]:
 
 
 def _standard_input() -> BinaryIO:
-    """Standard input with a buffer of its own: one that another thread holds at exit would abort the interpreter."""
+    """Open standard input with its own buffer.
+
+    A buffer that another thread holds at exit would abort the interpreter.
+    """
     try:
         return open(sys.stdin.fileno(), "rb", closefd=False)
     except (OSError, ValueError):  # replaced by an object without a file
@@ -92,7 +97,7 @@ def _decoded(file: BinaryIO, name: str, checked: bool) -> Iterator[str]:
 
 
 def check_read_once(*names: str | None) -> None:
-    """Raises UserError if two of the files are the same pipe, which can be read only once."""
+    """Raise UserError if two of the files are the same pipe, which can be read only once."""
     real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
     for name in set(real):
         if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
@@ -102,14 +107,15 @@ def check_read_once(*names: str | None) -> None:
 
 
 def is_stream(name: str) -> bool:
-    """Whether the output is standard output ("-"), a pipe or a device."""
+    """Return whether the output is standard output ("-"), a pipe or a device."""
     return name == "-" or os.path.exists(name) and not os.path.isfile(name)
 
 
 @contextlib.contextmanager
 def open_output(name: str) -> Iterator[Callable[[str], None]]:
-    """A function that appends text to standard output ("-"), a pipe or a device at once, or to a file that gets its name when
-    the block ends without an error.
+    """Yield a function that appends text to standard output ("-"), a pipe, a device or a file.
+
+    A stream gets the text at once. A file gets its name when the block ends without an error.
     """
     with contextlib.ExitStack() as stack:
         if name == "-":
@@ -125,8 +131,9 @@ def open_output(name: str) -> Iterator[Callable[[str], None]]:
 
 
 class Line(NamedTuple):
-    """A line of the input, counted from 0, and the line of another file beside it, such as the forced beginning of its
-    translation.
+    """Line of the input, counted from 0, and the line beside it in another file.
+
+    The other line is, for example, the forced beginning of the translation.
     """
 
     number: int
@@ -140,8 +147,13 @@ def paired(
     names: tuple[str, str | None],
     expected: str = "expected one prefix (possibly empty) per line",
 ) -> Iterator[Line]:
-    """Each line with the one of the same number in `beside`. Raises UserError with both counts, names[0] first, and what is
-    `expected`, after the last pair if the counts differ.
+    """Yield each line with the line of the same number in `beside`.
+
+    Raises UserError after the last pair if the counts differ.
+
+    Args:
+        names: names of both files, for the message, which has both counts.
+        expected: the expectation, for the message.
     """
     if beside is None:
         yield from (Line(number, text) for number, text in enumerate(lines))
@@ -165,9 +177,14 @@ def paired(
 def windows(
     lines: Iterator[Line], size: int, *, live: bool = False, check: Callable[[], None] = lambda: None
 ) -> Iterator[list[Line]]:
-    """Lists of `size` consecutive lines, shorter at the end. live: also where no further line has come for `PAUSE` seconds.
-    check() is called while lines are awaited; it may raise. A thread reads at most 2 x `size` lines ahead; what `lines` raises
-    is raised after the lines before it.
+    """Yield lists of `size` consecutive lines, shorter at the end.
+
+    A thread reads at most 2 x `size` lines ahead. Exceptions of `lines` are raised after the lines
+    before them.
+
+    Args:
+        live: also yield when no further line has come for `PAUSE` seconds.
+        check: called while lines are awaited; it may raise.
     """
     arrived: queue.Queue[Line | Exception | None] = queue.Queue(size)
 
@@ -204,7 +221,7 @@ def windows(
 
 
 def arrives_slowly(name: str) -> bool:
-    """Whether the file ("-": standard input) is a terminal, a pipe or a socket."""
+    """Return whether the file ("-": standard input) is a terminal, a pipe or a socket."""
     try:
         mode = os.fstat(sys.stdin.fileno()).st_mode if name == "-" else os.stat(name).st_mode
     except (OSError, ValueError):  # not a file of the operating system
@@ -213,11 +230,11 @@ def arrives_slowly(name: str) -> bool:
 
 
 FAILED = "cannot be translated and are left empty"
-"""The event of a line that ends the command with `USER_ERROR` once all others are answered."""
+"""Event of a line with which the command ends in `USER_ERROR` once all others are answered."""
 
 
 class Note(NamedTuple):
-    """What happened to a line, counted from 0, and more about it."""
+    """Event at a line, counted from 0, and more about it."""
 
     event: str
     number: int
@@ -225,13 +242,14 @@ class Note(NamedTuple):
 
 
 Answer = Callable[[list[Line], Callable[[int, int], None]], tuple[str, list[Note]]]
-"""(consecutive lines, progress) -> their output, in order, and what is to be said of them. progress(lines done, total) is called
-after each batch.
+"""(consecutive lines, progress) -> (their output, in order, and notes on them).
+
+progress(lines done, total) is called after each batch.
 """
 
 
 def window_size(loaded: "TrainedModel") -> int:
-    """Lines of a full window."""
+    """Return the number of lines in a full window."""
     from t2t_flax.distributed import mesh as mesh_lib
 
     rows = loaded.config.decode.batch_size * mesh_lib.batch_shards(loaded.mesh)
@@ -239,7 +257,6 @@ def window_size(loaded: "TrainedModel") -> int:
 
 
 def to_stderr(text: str) -> None:
-    """Prints a line on standard error."""
     print(text, file=sys.stderr, flush=True)
 
 
@@ -252,15 +269,17 @@ def answer_windows(
     check: Callable[[], None] = lambda: None,
     say: Callable[[str], None] = to_stderr,
 ) -> int:
-    """Answers windows one after the other; says at the end which lines each note is of.
+    """Answer windows one after the other; say at the end which lines have which note.
 
     Args:
-      verb: what progress reports, such as "translated".
-      write: called for each window with its lines, their output, and the number of those with the note `FAILED`.
-      check: called after each batch; it may raise.
+        verb: past participle in progress reports, such as "translated".
+        write: called for each window with its lines, their output, and the number of lines with the
+            note `FAILED`.
+        check: called after each batch; it may raise.
+        say: prints progress and warnings.
 
     Returns:
-      The exit code.
+        The exit code.
     """
     began = said = time.monotonic()
     before = 0
@@ -292,7 +311,7 @@ def answer_windows(
 
 
 class Signalled(BaseException):
-    """A signal to stop. Not an Exception, so that nothing between handles it."""
+    """Signal to stop. Not an Exception, so that no handler in between catches it."""
 
     def __init__(self, number: int):
         super().__init__(signal.Signals(number).name)
@@ -301,8 +320,10 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], None]]:
-    """Within the block, the function that it yields raises `Signalled` once SIGINT, SIGTERM or SIGHUP has come; a second signal
-    raises it at once. The first does not, because JAX loses an exception that is raised in its callbacks.
+    """Yield a function that raises `Signalled` once SIGINT, SIGTERM or SIGHUP has come.
+
+    A second signal raises it at once. The first does not, because JAX loses an exception that is
+    raised in its callbacks.
     """
     came: list[int] = []
 

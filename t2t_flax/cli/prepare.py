@@ -1,4 +1,7 @@
-"""`prepare`: trains the tokenizer and writes the token stores; `train` does the same when they are missing."""
+"""`prepare`: train the tokenizer and write the token stores.
+
+`train` does so if they are missing.
+"""
 
 from t2t_flax import api
 from t2t_flax.cli import arguments
@@ -6,7 +9,7 @@ from t2t_flax.errors import OK
 
 
 def run(argv: list[str]) -> int:
-    """Exit code 0 when the stores are complete."""
+    """Return 0 when the stores are complete."""
     parser = arguments.parser(
         "prepare",
         "Trains the tokenizer and tokenises the data of a config into WORKDIR/data (or config.data.cache).\n"

@@ -1,4 +1,4 @@
-"""`train`: trains a config or resumes a run, with evaluations on the way and a record at the end."""
+"""`train`: train a config or resume a run, with evaluations on the way and a record at the end."""
 
 import sys
 

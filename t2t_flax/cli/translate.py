@@ -31,14 +31,17 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
 
 OF_A_LINE = (UserError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError)
-"""Errors that a line may cause, also in libraries. Others, such as a full memory, end the command."""
+"""Errors that a line can cause, also in libraries.
+
+Others, such as a full memory, end the command.
+"""
 _CUT = "truncated to config.decode.max_source_length"
 _NONE = "left empty, as no output keeps all rules on tokens"
 _ENDED = "ended by the length limit (config.decode.max_length_offset)"
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 when every line was translated, 2 if some cannot be. After a signal 128 plus its number."""
+    """Return 0 when every line was translated, 2 if some failed, 128 plus a signal's number."""
     parser = arguments.parser(
         "translate",
         "Translates standard input (or --input) line by line with a trained run. Translations are written in the order of\n"
@@ -72,7 +75,7 @@ def run(argv: list[str]) -> int:
 
 
 def add_translation_options(parser: argparse.ArgumentParser) -> None:
-    """The run, its checkpoint, and what its translations look like."""
+    """Add flags for the run, its checkpoint, and the format of its translations."""
     arguments.add_workdir(parser, several=True)
     arguments.add_checkpoint(parser)
     arguments.add_flags(parser, LINES, OUTPUTS)
@@ -87,8 +90,10 @@ def add_translation_options(parser: argparse.ArgumentParser) -> None:
 
 
 def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[Line]:
-    """The lines of --input as source lines of the run, with those of --prefix beside them. Makes --n-best an override. Raises
-    UserError for two different ones, for a file that cannot be read, and for one pipe as two inputs.
+    """Yield the lines of --input, with the lines of --prefix beside them.
+
+    Makes --n-best an override. Raises UserError for two different values, for a file that cannot be
+    read, and for one pipe as two inputs.
     """
     if args.n_best and overrides.setdefault("decode.n_best", str(args.n_best)) != str(args.n_best):
         raise UserError(f"--n-best and --config.decode.n_best={overrides['decode.n_best']} differ: give one of them.")
@@ -101,12 +106,16 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
 def translating(
     loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
 ) -> Answer:
-    """Translates lines: n_best translations of each, with `scores` beside them. An empty line has an empty translation; a
-    source that is too long is truncated and reported. flags: see `arguments.Changes`. Says which decoder, if it is not
-    JAX's, and where another precision is faster.
+    """Return a function that translates lines: n_best translations of each, see `Answer`.
 
-    A line that cannot be translated is left empty and noted as `FAILED`. The error is raised where it is that of the first
-    lines, two or more: then it is none of a line.
+    An empty line has an empty translation. A source that is too long is truncated and reported. A
+    line that cannot be translated is left empty and noted as `FAILED`. If all of the first lines
+    fail, two or more, the error is raised, because no single line causes it.
+
+    Args:
+        scores: whether scores are printed beside the translations.
+        flags: see `arguments.Changes`.
+        say: gets messages on the decoder, unless it is JAX's, and on a faster precision.
     """
     from t2t_flax.decoding.batches import read_lines
     from t2t_flax.tasks import task_of
@@ -115,7 +124,7 @@ def translating(
     task, n_best = task_of(loaded.config), loaded.config.decode.n_best
     change = arguments.Changes(loaded, flags)
     loaded = change.model
-    decoder = loaded.decoder  # raises here what is no error of a line
+    decoder = loaded.decoder  # raises errors here that no line causes
     if loaded.config.decode.engine != "jax":
         say(f"decoding with {decoder}")
     if faster := precision.advice(loaded.config, decoding=True):
@@ -172,19 +181,22 @@ def translating(
 
 
 def _each(window: list[Line], do: Callable[[Line], Any], errors: dict[int, Exception], failed: Any) -> list[Any]:
-    """Return a result for each line, `failed` for one with an error, which is added to `errors` by its number."""
+    """Return a result for each line.
+
+    A line with an error gets the result `failed`, and the error is added to `errors` by its number.
+    """
     return _in_parts([(line,) for line in window], lambda rows: [do(line) for (line,) in rows], errors, failed)
 
 
 def _in_parts(
     rows: list[Any], do: Callable[[list[Any]], list[Any]], errors: dict[int, Exception], failed: Any
 ) -> list[Any]:
-    """Return do(rows); after an error, halves are done until each line that it is of is found.
+    """Return do(rows); after an error, retry halves until each line that causes one is found.
 
     Args:
-      rows: tuples that begin with a `Line`.
-      errors: gets the errors by number of line.
-      failed: the result of a line with an error.
+        rows: tuples that begin with a `Line`.
+        errors: gets the errors by line number.
+        failed: result for a line with an error.
     """
     try:
         return do(rows)

@@ -1,4 +1,7 @@
-"""Keys of the data: corpus, tokenizers, batches; the sets that data.train, data.valid and data.test name."""
+"""Keys of the data: corpus, tokenizers and batches.
+
+Reads the names of the sets in data.train, data.valid and data.test.
+"""
 
 import functools
 import operator
@@ -15,13 +18,13 @@ FORM = "NAME=SRC,TGT; NAME=SRC,TGT"
 RESERVED = ("train", "valid", "test")
 DEFAULT_LANGUAGES = "en", "de"
 VALID_PREFIX = "valid."
-"""Before the names of validation sets, where they stand beside those of test sets."""
+"""Prefix of validation set names, where they stand beside test set names."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _ENTRY = re.compile(r"\s*([^=/\\,:;\s]+)\s*=(.*)", re.DOTALL)
 _trained_key = functools.partial(
     key, when=When((("data.tokenizer_model", operator.not_),), "config.data.tokenizer_model empty")
 )
-"""A key of how a tokenizer is trained."""
+"""Key for the training of a tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -137,8 +140,9 @@ class Data:
     )
 
     def __post_init__(self):
-        """Sets languages that are empty to those of the first source whose names say some, else to en and de. A side that they
-        do not say stays empty.
+        """Fill in empty languages from the first source whose names say some, else en and de.
+
+        A side that this source does not say stays empty.
         """
         if self.source_language and self.target_language:
             return
@@ -150,29 +154,38 @@ class Data:
 
     @property
     def train_sources(self) -> dict[str, str]:
-        """The sources of `train` by name, in order: `{"train": spec}` for a single one without a name; see `_parse`."""
+        """Sources of `train` by name, in order; see `_parse`.
+
+        A single source without a name is `{"train": spec}`.
+        """
         return _parse(self.train, "train", "training source", ())
 
     @property
     def valid_sets(self) -> dict[str, str]:
-        """The sources of `valid` by name, in order: `{"valid": spec}` for a single one without a name, `{"valid.NAME": ...}` for
-        those with names, `{}` for none; see `_parse`.
+        """Sources of `valid` by name, in order; see `_parse`.
+
+        A single source without a name is `{"valid": spec}`. Sources with names are
+        `{"valid.NAME": ...}`. `{}` if there are none.
         """
         sources = _parse(self.valid, "valid", "validation set", RESERVED)
         return {name if name == "valid" else VALID_PREFIX + name: source for name, source in sources.items()}
 
     @property
     def test_sets(self) -> dict[str, str]:
-        """The sources of `test` by name, in order: `{"test": spec}` for a single one without a name, `{}` for none; see
-        `_parse`.
+        """Sources of `test` by name, in order; see `_parse`.
+
+        A single source without a name is `{"test": spec}`. `{}` if there are none.
         """
         return _parse(self.test, "test", "test set", RESERVED)
 
 
 def _parse(spec: str, split: str, what: str, reserved: tuple[str, ...]) -> dict[str, str]:
-    """A value that begins with `NAME=` is a list of named sources, separated by semicolons; everything else is one source,
-    in whose paths both characters may occur. Write `./NAME=...` for a path that itself begins like `NAME=`.
-    Raises UserError for a name that a file cannot have, a name used twice, and a part without name or source.
+    """Return the sources in a value by name.
+
+    A value that begins with `NAME=` is a list of named sources, separated by semicolons. Any other
+    value is one source, whose paths can contain both characters. Write `./NAME=...` for a path that
+    itself begins like `NAME=`. Raises UserError for a name that a file cannot have, a name used
+    twice, and a part without name or source.
     """
     key = f"config.data.{split} = {spec!r}"
     if not spec.strip():

@@ -10,11 +10,11 @@ from typing import Any, TypeAlias
 from t2t_flax.errors import UserError
 
 Value: TypeAlias = Any
-"""The value of a key: a bool, number, text or tuple."""
+"""Value of a key: a bool, number, text or tuple."""
 Values: TypeAlias = dict[str, Value]
 """Values by the names of keys, or by group."""
 _LARGEST = {int: 2**31 - 1, float: 1e30}
-"""Largest int32 and float32 values: the bounds of a key that has none of its own."""
+"""Largest int32 and float32 values: the bounds of a key without bounds."""
 
 
 MODEL, TRANSLATIONS, PRINTED, SCORES, TRAINING, NOTHING = "model", "translations", "printed", "scores", "training", ""
@@ -22,19 +22,22 @@ MODEL, TRANSLATIONS, PRINTED, SCORES, TRAINING, NOTHING = "model", "translations
 NUMBER, TEXT, READ, WRITTEN, PROGRAM, CODE = (
     "number", "text", "path that is read", "path that is written", "program", "code",
 )  # fmt: skip
-"""Kinds of values. PROGRAM and CODE: a value by which a program is run, or a module or a pickle loaded."""
+"""Kinds of values. PROGRAM names a program to run, CODE a module or a pickle to load."""
 RUN = (PROGRAM, CODE)
 OF_USER = (WRITTEN, *RUN)
-"""Kinds that a stored config, which may be somebody else's, cannot set: see `overrides.from_elsewhere`."""
+"""Kinds that a stored config cannot set, because it can come from somebody else.
+
+See `overrides.from_elsewhere`.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
 class When:
-    """A condition on the values of other keys.
+    """Condition on the values of other keys.
 
-    Attributes:
-      tests: keys with a test of their value, of which one must hold.
-      text: the condition in messages: `config.decode.strategy = sample`.
+    Args:
+        tests: keys with a test of their value; one test must hold.
+        text: the condition in messages, such as `config.decode.strategy = sample`.
     """
 
     tests: tuple[tuple[str, Callable[[Value], bool]], ...]
@@ -44,7 +47,7 @@ class When:
         return When(self.tests + other.tests, f"{self.text} or {other.text}")
 
     def holds(self, value_of: Callable[[str], Value]) -> bool:
-        """Return whether the condition holds where `value_of(key)` is the value of a key."""
+        """Return whether the condition holds, where `value_of(key)` is the value of a key."""
         return any(test(value_of(name)) for name, test in self.tests)
 
 
@@ -54,19 +57,19 @@ def one_of(name: str, *values: Value) -> When:
 
 
 def none_of(name: str, *values: Value) -> When:
-    """Require another value of a key than these."""
+    """Require a value of a key other than these."""
     return When(
         ((name, lambda value: value not in values),), f"config.{name} other than {' or '.join(map(str, values))}"
     )
 
 
 def is_set(name: str) -> When:
-    """Require a value of a key that is not 0 or empty."""
+    """Require a value of a key other than 0 or empty."""
     return When(((name, bool),), f"config.{name} set")
 
 
 def lists(name: str, word: str) -> When:
-    """Require a word in the value of a key, a list with commas."""
+    """Require a word in the value of a key, a comma-separated list."""
     return When(((name, lambda value: word in str(value)),), f"{word} in config.{name}")
 
 
@@ -74,15 +77,20 @@ def key(
     default: Value, doc: str, *, unit: str = "", choices=(), low=None, high=None, mutable: bool = False,
     changes: str | None = None, when: When | Sequence[When] = (), kind: str = "",
 ) -> Value:  # fmt: skip
-    """A dataclass field with its meaning, unit and range (`low` and `high` are inclusive).
+    """Return a dataclass field with its meaning, unit and range.
 
     Args:
-      mutable: whether it may change when a run is resumed.
-      changes: what another value affects in a trained run: MODEL = the function that it computes, TRANSLATIONS = its outputs,
-        PRINTED = what flags print beside these, SCORES = their scores, TRAINING = future updates, NOTHING = speed, memory,
-        scheduling and display. Default: TRAINING, NOTHING if mutable.
-      when: conditions without which the key is not read: another value than the default is then refused.
-      kind: NUMBER, TEXT ...; required for a text without choices. The content of a file at a READ path counts, not its name.
+        low: smallest value, inclusive.
+        high: largest value, inclusive.
+        mutable: whether the key may change when a run is resumed.
+        changes: part of a trained run that another value affects. MODEL = the function that it
+            computes, TRANSLATIONS = its outputs, PRINTED = text that flags print beside these,
+            SCORES = their scores, TRAINING = future updates, NOTHING = speed, memory, scheduling
+            and display. Default: TRAINING, or NOTHING if mutable.
+        when: conditions without which the key is not read; values other than the default are then
+            refused.
+        kind: NUMBER, TEXT ...; required for a text without choices. For a READ path the content of
+            the file counts, not its name.
 
     Raises ValueError for a mutable key that changes the model, and for a text without a kind.
     """
@@ -106,16 +114,16 @@ def key(
 
 
 mutable_key = functools.partial(key, mutable=True)
-"""A key that may change when a run is resumed."""
+"""Key that may change when a run is resumed."""
 
 
 def keys_of(group: Value) -> list[dataclasses.Field]:
-    """The keys of a group, a dataclass or an object of it: its fields that `key` made."""
+    """Return the keys of a group, given as dataclass or object: its fields made by `key`."""
     return [item for item in dataclasses.fields(group) if item.metadata]
 
 
 def type_name(item: dataclasses.Field) -> str:
-    """A key's type in words: `int`, `float or none`, `one of post, pre`."""
+    """Return a key's type in words: `int`, `float or none`, `one of post, pre`."""
     if item.metadata["choices"]:
         return "one of " + ", ".join(item.metadata["choices"])
     if typing.get_origin(item.type) is tuple:
@@ -129,7 +137,10 @@ def _types(item: dataclasses.Field) -> tuple[type, ...]:
 
 
 def parse_value(name: str, item: dataclasses.Field, text: str) -> Value:
-    """The value that `--config.NAME=TEXT` means. Raises UserError for text that is not of the key's type."""
+    """Return the value for `--config.NAME=TEXT`.
+
+    Raises UserError for text that does not fit the key's type.
+    """
     types = _types(item)
     try:
         if typing.get_origin(item.type) is tuple:
@@ -146,7 +157,10 @@ def parse_value(name: str, item: dataclasses.Field, text: str) -> Value:
 
 
 def check_value(name: str, item: dataclasses.Field, value: Value) -> Value:
-    """The value in the key's type. Raises UserError, naming the key, for another type or a value out of range."""
+    """Return the value in the key's type.
+
+    Raises UserError, naming the key, for another type or a value out of range.
+    """
     types, meta, shown = _types(item), item.metadata, f"config.{name} = {show(value)}"
     if typing.get_origin(item.type) is tuple:
         ok = isinstance(value, tuple | list) and [type(v) for v in value] == list(types)
@@ -188,7 +202,7 @@ def _check_text(shown: str, value: str) -> None:
 
 
 def show(value: Value, *, quote: bool = True) -> str:
-    """A value for a message, in at most about two hundred printable characters."""
+    """Return a value for a message, in at most about two hundred printable characters."""
     try:
         text = value if isinstance(value, str) and not quote and value.isprintable() else repr(value)
     except Exception:  # an int with more digits than Python prints, or a user's own object

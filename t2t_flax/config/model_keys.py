@@ -1,4 +1,4 @@
-"""The keys of group `model`; see `schema`."""
+"""Keys of the group `model`; see `schema`."""
 
 import functools
 from dataclasses import dataclass
@@ -16,7 +16,7 @@ from t2t_flax.registry import (
 )
 
 model_key = functools.partial(key, changes=MODEL)
-"""A key that defines the model: another value gives another model, so it never changes on resume."""
+"""Key that defines the model: another value gives another model, so it never changes on resume."""
 
 
 @dataclass(frozen=True)
@@ -140,19 +140,19 @@ class Model:
         high=2**16,
     )
     extensions: tuple[tuple[str, Value], ...] = ()
-    """Not a key: the groups of extensions that have keys of the model."""
+    """Groups of extensions with keys that change the model. This field is not a key."""
 
     def group(self, name: str) -> Value:
-        """The keys of an extension that belong to the model."""
+        """Return the keys of an extension that belong to the model."""
         return dict(self.extensions).get(name) or GROUPS[name]()
 
     @property
     def head_widths(self) -> tuple[int, int]:
-        """(d_k, d_v) of a head (3.2.2)."""
+        """Widths (d_k, d_v) of a head (3.2.2)."""
         width = self.d_model // self.num_heads
         return self.d_k or width, self.d_v or width
 
     @property
     def key_heads(self) -> int:
-        """Heads of keys and values."""
+        """Number of key and value heads."""
         return self.num_kv_heads or self.num_heads

@@ -1,4 +1,4 @@
-"""Builds a checked, frozen `Config` from keys and overrides, converts it to and from JSON, and compares two."""
+"""Build a checked, frozen `Config` from keys and overrides, convert it to JSON, compare two."""
 
 import difflib
 import functools
@@ -39,12 +39,12 @@ NOT_A_CONFIG = (
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """All keys with their defaults, as the locked `ConfigDict` that a config file edits and returns."""
+    """Return all keys with their defaults, as the locked `ConfigDict` that a config file edits."""
     return ml_collections.ConfigDict({name: _asdict(group) for name, group in groups().items()}).lock()
 
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
-    """The `ConfigDict` of a resolved config, locked: a new key is an error."""
+    """Return a resolved config as a locked `ConfigDict`, in which a new key is an error."""
     return ml_collections.ConfigDict({name: _asdict(config.group(name)) for name in groups()}).lock()
 
 
@@ -53,11 +53,14 @@ def _asdict(group: Value) -> Values:
 
 
 def override(config: ml_collections.ConfigDict | Values, overrides: dict[str, str]) -> Values:
-    """A copy of `config` in plain, unchecked dicts, with `overrides`, from dotted key to text, which is parsed by the key's
-    type. Values of `config` that have no effect beside them go back to the default, with a warning.
+    """Return a copy of `config` with `overrides`, in plain, unchecked dicts.
 
-    Raises UserError for an unknown key (the nearest known one is named), for text that is not of the key's type, and if
-    `config` is not a dict of groups.
+    Values of `config` that have no effect with the overrides go back to the default, with a
+    warning. Raises UserError for an unknown key (naming the nearest known one), for text that does
+    not fit the key's type, and if `config` is not a dict of groups.
+
+    Args:
+        overrides: text by dotted key, parsed by the key's type.
     """
     before, values = _groups_of(config), _groups_of(config)
     for name, text in overrides.items():
@@ -68,7 +71,10 @@ def override(config: ml_collections.ConfigDict | Values, overrides: dict[str, st
 
 
 def _reset_unread(values: Values, before: Values, given: Container[str]) -> None:
-    """Remove values from groups of keys that are read with the values `before`, but not with these; keep those `given`."""
+    """Remove values of keys that are read with the values `before`, but not with these.
+
+    Keys in `given` stay.
+    """
     now, then = _value_of(values), _value_of(before)
 
     def is_lost(name: str) -> bool:
@@ -89,7 +95,7 @@ def _reset_unread(values: Values, before: Values, given: Container[str]) -> None
 
 
 def _value_of(groups: Mapping[str, Mapping[str, Value]]) -> Callable[[str], Value]:
-    """The value of a key, by its dotted name, in groups of keys that may lack it."""
+    """Return a function from a dotted key to its value; keys missing in `groups` have defaults."""
 
     def value_of(name: str) -> Value:
         group, _, item = name.partition(".")
@@ -104,7 +110,7 @@ def _warn(message: str) -> None:
 
 
 def _groups_of(config: Value) -> Values:
-    """A copy, two levels deep. Raises UserError if `config` is not a dict of groups."""
+    """Return a copy, two levels deep. Raises UserError if `config` is not a dict of groups."""
     values = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(values, dict):
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(values)}.")
@@ -118,7 +124,7 @@ def _groups_of(config: Value) -> Values:
 
 
 def resolve(config: ml_collections.ConfigDict | Values) -> Config:
-    """Checks names, types, ranges and combinations, and freezes. Raises UserError, naming the key."""
+    """Check names, types, ranges and combinations, and freeze. Raises UserError, naming the key."""
     values = _groups_of(config)
     for group, items in values.items():
         for item in items:
@@ -138,19 +144,23 @@ def _checked(name: str, value: Value) -> Value:
 
 
 def to_json(config: Config) -> str:
-    """The resolved config as JSON text: the groups of the core, and those of extensions that the run sets."""
+    """Return the resolved config as JSON text.
+
+    It has the groups of the core, and the groups of extensions that the run sets.
+    """
     return json.dumps(as_json(config), indent=2) + "\n"
 
 
 def as_json(config: Config) -> Values:
-    """The resolved config as plain JSON values, see `to_json`."""
+    """Return the resolved config as plain JSON values, see `to_json`."""
     names = (*CORE_GROUPS, *dict(config.extensions))
     return json.loads(json.dumps({name: _asdict(config.group(name)) for name in names}))
 
 
 def from_json(text: str) -> Config:
-    """A resolved config from `to_json`'s text, to compare with: for use it goes through `from_elsewhere`. Raises UserError for
-    any other text.
+    """Return a resolved config from the text of `to_json`, for comparisons only.
+
+    Pass it through `from_elsewhere` before use. Raises UserError for any other text.
     """
     try:
         values = parse_json(text)
@@ -162,18 +172,20 @@ def from_json(text: str) -> Config:
 
 
 def values_of_user(config: Config) -> Values:
-    """The values of a config that a stored one cannot have: what is run, and where files are written.
+    """Return the values of a config that a stored config cannot have.
 
-    They are the values of `keys.OF_USER`, and data.root where a source would be written there.
+    They name programs and code to run, and paths to write: the values of `keys.OF_USER`, and
+    data.root if a source would write files there.
     """
     names = (*keys_of_kind(*OF_USER), *(["data.root"] if _writes_to_root(config.data) else []))
     return {name: value for name in names if (value := config.value(name)) != fields()[name].default}
 
 
 def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, Values]:
-    """(a stored config as it may be used, the values that it loses by that).
+    """Return a stored config without its `values_of_user`, and the values that it loses.
 
-    It may be somebody else's, so it loses its `values_of_user`. The keys in `given`, which the user overrides, stay for that.
+    It can come from somebody else. Keys in `given`, which the user overrides, are kept for the
+    override.
     """
     lost = {name: value for name, value in values_of_user(stored).items() if name not in given}
     defaults = {name: str(fields()[name].default) for name in lost}
@@ -181,7 +193,7 @@ def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, 
 
 
 def _writes_to_root(data: Data) -> bool:
-    """Whether opening a source of the data would write files to data.root."""
+    """Return whether opening a source of the data would write files to data.root."""
     specs = (*data.train_sources.values(), *data.valid_sets.values(), *data.test_sets.values())
     for spec in map(str.strip, specs if data.root else ()):
         name = next((name for name, form in SOURCES.items() if spec.startswith(f"{form.prefix or None}:")), None)
@@ -192,7 +204,10 @@ def _writes_to_root(data: Data) -> bool:
 
 
 def warn_of_lost(lost: Mapping[str, Value], where: str) -> None:
-    """Warn of values that a stored config has lost, see `from_elsewhere`, and by which something would be run."""
+    """Warn of values that name a program or code and were lost from a stored config.
+
+    See `from_elsewhere`.
+    """
     if run := [name for name in lost if fields()[name].metadata["kind"] in RUN]:
         _warn(
             f"{where} sets {_shown(run, lost)}, which a stored config cannot: it names what is run. {_flags(run, lost)}"
@@ -200,7 +215,7 @@ def warn_of_lost(lost: Mapping[str, Value], where: str) -> None:
 
 
 def check_lost(lost: Mapping[str, Value]) -> None:
-    """Raises UserError for lost values by which something would be run; warns of others."""
+    """Raise UserError for lost values that name a program or code; warn of others."""
     run = [name for name in lost if fields()[name].metadata["kind"] in RUN]
     if run:
         raise UserError(
@@ -221,20 +236,23 @@ def _flags(names: Iterable[str], values: Mapping[str, Value]) -> str:
 
 
 def differences(a: Config, b: Config) -> dict[str, tuple[Value, Value]]:
-    """Keys whose values differ, by dotted name, with both values."""
+    """Return keys whose values differ, by dotted name, with both values."""
     pairs = {name: (a.value(name), b.value(name)) for name in fields()}
     return {name: (x, y) for name, (x, y) in pairs.items() if x != y}
 
 
 def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Value, Value]]:
-    """The differences in keys that a resumed run must not change. train.precision = auto is what it was at the first start."""
+    """Return the differences in keys that a resumed run must not change.
+
+    train.precision = auto means the precision at the first start.
+    """
     if current.train.precision == "auto":
         current = current.with_values({"train.precision": stored.train.precision})
     return {k: v for k, v in differences(stored, current).items() if not fields()[k].metadata["mutable"]}
 
 
 def check_changes(stored: Config, given: Config, step: int) -> None:
-    """Raises UserError for a change of a mutable key that a run cannot take over after update `step`."""
+    """Raise UserError if a run cannot take over a changed mutable key after update `step`."""
     for name in GROUPS:
         group = given.group(name)
         if hasattr(group, "check_change"):
@@ -242,8 +260,10 @@ def check_changes(stored: Config, given: Config, step: int) -> None:
 
 
 def format_differences(differ: dict[str, tuple[Value, Value]], first: str, second: str, *, indent: str = "  ") -> str:
-    """A line for each key of `differences`: `model.d_model: 512 in the workdir, 1024 now`, with `in the workdir` as
-    `first` and `now` as `second`.
+    """Return a line for each key of `differences`.
+
+    With `first` = "in the workdir" and `second` = "now" a line is
+    `model.d_model: 512 in the workdir, 1024 now`.
     """
     return "\n".join(f"{indent}{name}: {a!r} {first}, {b!r} {second}" for name, (a, b) in differ.items())
 
@@ -262,23 +282,27 @@ def _known(name: str) -> str:
 
 
 def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
-    """{key: [stored value, given value]} of the mutable keys that change the training."""
+    """Return {key: [stored value, given value]} for mutable keys that change the training."""
     recorded = {key for key in keys_that_change(TRAINING) if fields()[key].metadata["mutable"]}
     return {key: list(values) for key, values in differences(stored, given).items() if key in recorded}
 
 
 def recorded_changes(meta: Values) -> list[Values]:
-    """The changes recorded in the metadata of a checkpoint or an average, oldest first."""
+    """Return the changes recorded in the metadata of a checkpoint or an average, oldest first."""
     return meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
 
 
 def stored_config(meta: Values) -> Config:
-    """The config in a checkpoint's metadata. Raises UserError if it is none."""
+    """Return the config in a checkpoint's metadata. Raises UserError if there is none."""
     return from_json(json.dumps(meta["config"]))
 
 
 def check_same_model(stored: Config, given: Config, what: str) -> None:
-    """Raises UserError naming the model keys in which `stored` and `given` differ. `what`: the stored run, for messages."""
+    """Raise UserError naming the model keys in which `stored` and `given` differ.
+
+    Args:
+        what: name of the stored run, for the message.
+    """
     of_model = keys_that_change(MODEL)
     differ = {k: v for k, v in differences(stored, given).items() if k in of_model}
     if differ:
@@ -287,7 +311,7 @@ def check_same_model(stored: Config, given: Config, what: str) -> None:
 
 
 def check_combinations(c: Config) -> None:
-    """Raises UserError for the first impossible combination of a config whose single values are valid."""
+    """Raise UserError for the first impossible combination of values that are valid alone."""
     _check_keys_are_read(c)
     _check_model(c.model)
     _check_data(c)
@@ -300,7 +324,7 @@ def check_combinations(c: Config) -> None:
 
 
 def _check_keys_are_read(c: Config) -> None:
-    """Raises UserError for a key that is set, but has no effect because of another key's value."""
+    """Raise UserError for a set key that has no effect because of another key's value."""
     for name in conditions():
         value = c.value(name)
         if value != fields()[name].default and (when := unmet(name, c.value)):
@@ -368,8 +392,9 @@ def _check_mesh(m: Mesh) -> None:
 
 
 def check_evaluation(c: Config) -> None:
-    """Raises UserError if an evaluation that a new training relies on never takes place; warns as `check_average` and
-    `check_patience` do. Stored runs are not checked.
+    """Raise UserError if an evaluation that a new training relies on never takes place.
+
+    Warns as `check_average` and `check_patience` do. Stored runs are not checked.
     """
     check_average(c)
     check_patience(c)
@@ -381,10 +406,12 @@ def check_evaluation(c: Config) -> None:
 
 
 def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
-    """Raises UserError if eval.metric is never computed, but a key depends on it; warns if patience cannot end the run.
+    """Raise UserError if a key depends on eval.metric, but it is never computed.
+
+    Warns if patience cannot end the run.
 
     Args:
-      updates_per_epoch: 0 = not known yet; evaluations by epochs are then not counted.
+        updates_per_epoch: 0 = not known yet; evaluations by epochs are then not counted.
     """
     e, steps = c.eval, c.train.steps
     decoded = e.metric not in HIGHER_IS_BETTER
@@ -406,14 +433,19 @@ def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
 
 
 def _count_due(steps: int, *intervals: int) -> int:
-    """Return how many of so many updates are at the end of one of up to two intervals; an interval of 0 never ends."""
+    """Return the number of updates, from 1 to `steps`, that end one of up to two intervals.
+
+    An interval of 0 never ends.
+    """
     lengths = [length for length in intervals if length]
     return sum(steps // length for length in lengths) - (steps // math.lcm(*lengths) if len(lengths) > 1 else 0)
 
 
 def check_average(c: Config, updates_per_epoch: int = 0) -> None:
-    """Warns of an average at the end of more checkpoints than the run will have. updates_per_epoch: 0 = not known yet; where
-    checkpoints go by epochs nothing is checked then.
+    """Warn if the final average covers more checkpoints than the run will have.
+
+    Args:
+        updates_per_epoch: 0 = not known yet; nothing is then checked if checkpoints go by epochs.
     """
     k, steps = c.checkpoint, c.train.steps
     if not c.data.test or (k.every_epochs and not updates_per_epoch):

@@ -1,8 +1,8 @@
-"""Where a config comes from: a Python file, the config.json of a run, or a preset: those of the paper, and those that
-extensions add (`registry.PRESET_MODULES`).
+"""Sources of a config: a Python file, the config.json of a run, or a preset.
 
-A preset lists the keys whose values differ from the defaults of `schema`, which are the paper's base model. `explain
---diff=NAME` compares a config with a preset.
+Presets are those in the paper, and those that extensions add (`registry.PRESET_MODULES`). A preset
+lists the keys whose values differ from the defaults of `schema`, the paper's base model.
+`explain --diff=NAME` compares a config with a preset.
 """
 
 import dataclasses
@@ -37,7 +37,13 @@ Keys = Values
 
 @dataclasses.dataclass(frozen=True)
 class Preset:
-    """source: origin of the values. published: the result that the source reports, and how it was scored."""
+    """Named values of keys.
+
+    Args:
+        source: origin of the values.
+        keys: values by dotted key.
+        published: result that the source reports, and how it was scored.
+    """
 
     source: str
     keys: Keys
@@ -111,7 +117,10 @@ PRESETS: dict[str, Preset] = {
 
 
 def preset(name: str) -> ml_collections.ConfigDict:
-    """A preset as the locked `ConfigDict` that a config file may edit further. Raises UserError for an unknown name."""
+    """Return a preset as a locked `ConfigDict` that a config file can edit further.
+
+    Raises UserError for an unknown name.
+    """
     config = default_config()
     for key, value in find(name).keys.items():
         group, item = key.split(".")
@@ -122,14 +131,14 @@ def preset(name: str) -> ml_collections.ConfigDict:
 
 
 def presets() -> dict[str, Preset]:
-    """All presets: those of the paper, then those of extensions."""
+    """Return all presets: first the paper's, then those from extensions."""
     load_extensions()
     added = (importlib.import_module(module).PRESETS for module in PRESET_MODULES)
     return functools.reduce(operator.or_, added, PRESETS)
 
 
 def find(name: str) -> Preset:
-    """The preset of that name. Raises UserError that names the nearest one."""
+    """Return the preset with this name. Raises UserError that suggests the nearest name."""
     if name in PRESETS:
         return PRESETS[name]
     known = presets()
@@ -140,11 +149,14 @@ def find(name: str) -> Preset:
 
 
 def load_config(path: str, *overrides: dict[str, str]) -> Config:
-    """The checked, frozen config of `FILE.py[:variant]`, a run's `config.json` or a preset's name, with overrides such as
-    `{"model.dropout": "0.2"}`; of several, later ones act on what the earlier ones have made.
+    """Return the checked, frozen config of `FILE.py[:variant]`, a `config.json` or a preset's name.
 
-    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an impossible combination, and for a
-    config.json that names what is run (`overrides.from_elsewhere`).
+    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an
+    impossible combination, and for a config.json that names a program or code to run
+    (`overrides.from_elsewhere`).
+
+    Args:
+        overrides: such as `{"model.dropout": "0.2"}`; later ones act on the result of earlier ones.
     """
     values = functools.reduce(override, overrides, _read(path, set().union(*overrides)))
     config = resolve(values)
@@ -185,9 +197,14 @@ def split_variant(path: str) -> tuple[str, str]:
 
 
 def from_python_file(flag: str, path: str, function: str, example: str) -> Any:
-    """Calls `function()` of a Python file and returns the result; with `path` FILE.py:VARIANT, calls `function(VARIANT)`.
+    """Call `function()` of a Python file and return the result.
 
-    Raises UserError for a missing file or function, and for any error in it; `flag` and `example` are for the message.
+    Calls `function(VARIANT)` if `path` is FILE.py:VARIANT. Raises UserError for a missing file or
+    function, and for any error in it.
+
+    Args:
+        flag: name of the flag, for the message.
+        example: file with an example, for the message.
     """
     file, variant = split_variant(path)
     if not Path(file).is_file():
