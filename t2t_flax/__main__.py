@@ -9,13 +9,14 @@ from t2t_flax.errors import FAILURE, OK, USER_ERROR, WRITE_HINT, UserError
 from t2t_flax.registry import COMMANDS, load_extensions
 from t2t_flax.version import __version__
 
-# Errors of the path itself, such as a folder where a file is expected: no restart will help.
+# Errors of the path itself, such as a folder in place of a file: a restart cannot help.
 _WRONG_PATH = (errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.EEXIST, errno.ENXIO)
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Runs a command; returns the exit code: 0 finished, 75 stopped with everything saved, 2 user error,
-    3 diverged, 1 other.
+    """Run a command and return its exit code.
+
+    0 finished, 75 stopped with everything saved, 2 user error, 3 diverged, 1 other.
     """
     argv = sys.argv[1:] if argv is None else argv
     if argv and argv[0] in ("-V", "--version"):
@@ -29,7 +30,8 @@ def main(argv: list[str] | None = None) -> int:
         if argv[0] not in COMMANDS:
             print(f"t2t_flax: unknown command {argv[0]!r}\n\n{usage()}", file=sys.stderr)
             return USER_ERROR
-        # Modules and traced programs are many objects that stay: the default of 700 new ones looks through them again and again.
+        # Modules and traced programs are many long-lived objects: at the default threshold of 700
+        # the collector would scan them again and again.
         gc.set_threshold(max(100_000, gc.get_threshold()[0]))
         command = importlib.import_module(COMMANDS[argv[0]].module)
     except ModuleNotFoundError as error:
@@ -62,7 +64,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def usage() -> str:
-    """The list of commands, one per line."""
+    """Return the list of commands, one per line."""
     lines = [f"  {name:14} {command.summary}" for name, command in COMMANDS.items()]
     hint = "`python -m t2t_flax COMMAND --help` shows the flags of a command, `--version` the version."
     return "\n".join(["usage: python -m t2t_flax COMMAND ...", "", *lines, "", hint])

@@ -6,15 +6,15 @@ import re
 from typing import Any, NoReturn
 
 DEEPEST = 64
-"""Levels of objects and lists within each other, which bounds recursive functions."""
+"""Maximum nesting of objects and lists, which bounds recursive functions."""
 _SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 
 
 def parse_json(text: str | bytes) -> Any:
     """Return the value of a JSON text.
 
-    Raises ValueError for other text, NaN, infinities, numbers too large for a float, half of a surrogate
-    pair, and more than `DEEPEST` levels.
+    Raises ValueError for other text, NaN, infinities, numbers too large for a float, half of a
+    surrogate pair, and more than `DEEPEST` levels.
     """
     if isinstance(text, bytes):
         text = text.decode(json.detect_encoding(text))

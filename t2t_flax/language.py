@@ -1,4 +1,4 @@
-"""Language codes: one type, which gives each library the spelling that it knows, and the codes in the names of files."""
+"""Language codes with the spelling that each library knows, and codes in the names of files."""
 
 import dataclasses
 import functools
@@ -22,7 +22,10 @@ _ISO_639 = (
     "to=ton tr=tur ts=tso tt=tat tw=twi ty=tah ug=uig uk=ukr ur=urd uz=uzb=uzn ve=ven vi=vie vo=vol wa=wln wo=wol xh=xho "
     "yi=yid=ydd yo=yor za=zha zh=zho=chi=cmn zu=zul"
 )
-"""ISO 639-1, its codes of ISO 639-3 and 639-2/B, and the individual language that FLORES-200 has of a macrolanguage."""
+"""Codes of ISO 639-1, each with its ISO 639-3 and 639-2/B codes.
+
+A macrolanguage also has the code of the individual language in FLORES-200.
+"""
 _SPELLINGS = {codes[0]: codes for codes in (entry.split("=") for entry in _ISO_639.split())}
 _BASES = {code: base for base, codes in _SPELLINGS.items() for code in codes}
 _GROUPS = dict.fromkeys("cdo cjy cpx czh czo gan hak hsn lzh mnp nan wuu yue".split(), "zh") | {"nb": "no", "nn": "no"}
@@ -34,12 +37,12 @@ _COMPRESSED = re.compile(r"\.(gz|bz2|xz|zst)$")
 
 @dataclasses.dataclass(frozen=True)
 class Language:
-    """A language code that was read: `de`, `DE`, `deu`, `ger`, `de_AT` or `deu-Latn`.
+    """Language code that was read: `de`, `DE`, `deu`, `ger`, `de_AT` or `deu-Latn`.
 
-    Attributes:
-      code: as it was written.
-      base: ISO 639-1, or ISO 639-3 where that has none; "und" for an empty code.
-      script: ISO 15924, or "".
+    Args:
+        code: the code as written.
+        base: ISO 639-1, or ISO 639-3 if that has none; "und" for an empty code.
+        script: ISO 15924, or "".
     """
 
     code: str
@@ -47,9 +50,9 @@ class Language:
     script: str = ""
 
     @staticmethod
-    @functools.lru_cache(1024)  # the codes of a server's clients are without end
+    @functools.lru_cache(1024)  # a server's clients can send any number of codes
     def read(code: str, key: str = "") -> "Language":
-        """Read a code. Raises UserError, naming it and the config key, for text that is none."""
+        """Read a code. Raises UserError, naming it and the config key, for any other text."""
         match = _CODE.fullmatch(code or "und")
         base = match[1].lower() if match else ""
         if not match or len(base) == 2 and base not in _BASES:
@@ -60,7 +63,7 @@ class Language:
 
     @staticmethod
     def known(code: str) -> "Language":
-        """Read a code; text that is none, such as a tag of another program's model, is "und"."""
+        """Read a code; other text, such as a tag of another program's model, becomes "und"."""
         try:
             return Language.read(code)
         except UserError:
@@ -68,22 +71,31 @@ class Language:
 
     @property
     def group(self) -> str:
-        """The code of the languages that share its writing: "zh" of Cantonese, "no" of Nynorsk; else `base`."""
+        """Code of the languages that share its writing, else `base`.
+
+        Cantonese has "zh", Nynorsk "no".
+        """
         return _GROUPS.get(self.base, self.base)
 
     def spelling(self, known: Collection[str]) -> str | None:
-        """Return the code that a library, which knows these, has of the language or its group; None if it has none."""
+        """Return a library's code for the language or its group; None if the library has none.
+
+        Args:
+            known: codes that the library knows.
+        """
         codes = [*_SPELLINGS.get(self.base, [self.base]), *_SPELLINGS.get(self.group, [])]
         return next((code for code in codes if code in known), None)
 
 
 def named_languages(spec: str) -> list[Language | None]:
-    """Return the languages in the names of a source's columns or files, `train.en,train.de` or `FILE.jsonl:en,de`.
+    """Return the languages in the names of a source's columns or files.
 
-    Endings that both sides share, such as .txt and .gz, are passed over.
+    The source is `train.en,train.de` or `FILE.jsonl:en,de`. Endings that both sides share, such as
+    .txt and .gz, are passed over.
 
     Returns:
-      One for the source side and each reference, None where a name says nothing; [] for one name.
+        One language for the source side and each reference, None where a name has no language;
+        [] for one name.
     """
     columns = _COLUMNS.fullmatch(spec.strip())
     names = columns.groups() if columns else spec.split(",")

@@ -22,7 +22,7 @@ from t2t_flax.filesystem import PARTIAL, by_storage, delete
 
 log = logging.getLogger("t2t_flax")
 NAME = ".lock"
-"""The file in a workdir that is locked."""
+"""Name of the locked file in a workdir."""
 LOST_HOST = 120.0
 """Seconds that a shared file system may need to free the lock of a dead host."""
 _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EBADF)
@@ -30,7 +30,7 @@ _NO_LOCKS = (errno.ENOLCK, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.
 
 
 class Lock(Protocol):
-    """The right to write in a folder."""
+    """Right to write in a folder."""
 
     def release(self) -> None:
         """Let the next process in; do nothing the second time."""
@@ -72,8 +72,9 @@ def _holder(path: Path) -> str:
 def lock_folder(folder: epath.PathLike, command: str) -> Lock:
     """Lock `folder`, which is created if missing, for writing.
 
-    Raises UserError, naming the holder, if another process holds the lock, and where the file system has
-    no locks. The server of a shared file system frees the lock of a dead host within `LOST_HOST` seconds.
+    Raises UserError, naming the holder, if another process holds the lock, and on a file system
+    without locks. The server of a shared file system frees the lock of a dead host within
+    `LOST_HOST` seconds.
     """
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
@@ -102,14 +103,14 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
 def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[bool]:
     """Wait until no other thread or process is in such a block for the same file or folder.
 
-    Removes what killed ones left beside it (`filesystem.atomic_directory`). On a file system without
-    locks, and in a folder that may only be read, nobody waits and nothing is removed.
+    Removes files that killed processes left beside it (`filesystem.atomic_directory`). On a file
+    system without locks, and in a read-only folder, nobody waits and nothing is removed.
 
     Args:
-      wait: False: raise UserError, naming the holder, instead of waiting.
+        wait: if False, raise UserError, naming the holder, instead of waiting.
 
     Yields:
-      Whether all others are kept out, on other hosts too.
+        Whether all others are kept out, on other hosts too.
     """
     path = Path(path)
     name = path.with_name(f"{path.name}.t2t-lock")
@@ -133,7 +134,8 @@ def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -
                 delete(path.parent, re.escape(path.name) + PARTIAL)
         yield alone
     finally:
-        # Before the release, so that a waiting process sees that the file was removed. One of another user may have to stay.
+        # Before the release, so that a waiting process sees that the file was removed. The file of
+        # another user can be undeletable.
         with contextlib.suppress(OSError):
             name.unlink()
         lock.release()

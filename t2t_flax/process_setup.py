@@ -24,22 +24,26 @@ _PROGRAM_CACHE: dict[str, str | float] = {
     "jax_persistent_cache_min_compile_time_secs": 0.1,
     "jax_persistent_cache_min_entry_size_bytes": -1,
 }
-"""Settings of the cache of compiled programs. Environment variables, the names in capitals, override them."""
+"""Settings of the cache of compiled programs.
+
+Environment variables with the same names in capitals override them.
+"""
 
 
 _CPU_INFO = Path("/proc/cpuinfo")
 A_WEEK = 7 * 24 * 3600
 _COLLECTIVE_TIMEOUT = "--xla_cpu_collective_call_terminate_timeout_seconds"
-"""Time after which XLA aborts a process whose CPU devices wait for each other; 40 s by default, which a busy machine
-exceeds.
+"""Time after which XLA aborts a process whose CPU devices wait for each other.
+
+The default of 40 s is too short for a busy machine.
 """
 
 
 def prepare_process(config: Config) -> list[str]:
-    """Applies the config's process settings; returns a line about each for the log.
+    """Apply the config's process settings; return a line about each for the log.
 
-    Must run before anything uses a JAX device; raises RuntimeError, last of all, if something did and mesh.cpu_devices would
-    change.
+    Must run before anything uses a JAX device. If something did and mesh.cpu_devices would change,
+    raises RuntimeError after all other settings.
     """
     logging.basicConfig(format="%(message)s", level=logging.WARNING)
     from absl import logging as absl_logging
@@ -50,7 +54,7 @@ def prepare_process(config: Config) -> list[str]:
         notes.append(keep_freed_memory())
     import jax
 
-    if cpu:  # JAX would try each backend that is installed, and print the errors of those that find no device
+    if cpu:  # JAX would try each installed backend, and print the errors of those without a device
         jax.config.update("jax_platforms", "cpu")
     # Programs that call oneDNN are not cached: XLA cannot write them.
     warnings.filterwarnings("ignore", message="Error writing persistent compilation cache entry")
@@ -63,7 +67,7 @@ def prepare_process(config: Config) -> list[str]:
             notes.append(f"compiled programs are not kept: {error}")
     if cpu and _COLLECTIVE_TIMEOUT not in (flags := os.environ.get("XLA_FLAGS", "")):
         os.environ["XLA_FLAGS"] = f"{flags} {_COLLECTIVE_TIMEOUT}={A_WEEK}".strip()
-    if config.mesh.cpu_devices > 1:  # of the CPU only: harmless where JAX finds an accelerator
+    if config.mesh.cpu_devices > 1:  # affects only the CPU: harmless where JAX finds an accelerator
         settings: Any = jax.config
         if settings.jax_num_cpu_devices != config.mesh.cpu_devices:
             jax.config.update("jax_num_cpu_devices", config.mesh.cpu_devices)
@@ -75,8 +79,8 @@ def prepare_process(config: Config) -> list[str]:
 def keep_freed_memory() -> str:
     """Make glibc keep freed blocks, and return a line for the log.
 
-    XLA allocates its temporaries anew each step, and would pay for fresh pages every time. One arena, no mmap, no
-    trimming (-1: the largest int would still trim above 2 GiB).
+    XLA allocates its temporaries anew each step, and would pay for fresh pages every time. One
+    arena, no mmap, no trimming (-1: the largest int would still trim above 2 GiB).
     """
     if not sys.platform.startswith("linux"):
         return "allocator: not glibc, unchanged"
@@ -95,7 +99,9 @@ _DEVICES = (
     "nvidia[0-9c]*", "dxg", "nvhost*", "nvmap", "kfd",  # NVIDIA, also on WSL and Tegra; AMD
     "accel[0-9]*", "vfio/[0-9]*", "vfio/noiommu*", "vfio/devices/*",  # TPU
 )  # fmt: skip
-"""Device files in /dev that every driver of an accelerator needs. Other machines have vfio/vfio and accel too.
+"""Device files in /dev that every accelerator driver needs.
+
+Other machines have vfio/vfio and accel too.
 """
 _KNOWN_BACKENDS = ("xla_cuda", "xla_rocm")
 _DEV = Path("/dev")
@@ -104,8 +110,8 @@ _DEV = Path("/dev")
 def runs_on_cpu() -> bool:
     """Return whether JAX will run on the CPU alone, without starting it.
 
-    It does if JAX_PLATFORMS says so, or without signs of an accelerator: a device file, a variable that tells libtpu of its
-    TPUs, a backend of JAX for devices of other makers.
+    True if JAX_PLATFORMS says so, or without signs of an accelerator. Signs are a device file, a
+    variable that tells libtpu of its TPUs, and a backend of JAX for devices of other makers.
     """
     requested = os.environ.get("JAX_PLATFORMS", "").split(",")[0]
     if requested:
@@ -124,5 +130,5 @@ def _has_other_backends() -> bool:
 
 
 def cpu_info() -> str:
-    """Return what Linux says about the processor, "flags" among the lines; elsewhere its name."""
+    """Return Linux's description of the processor, with a line "flags"; elsewhere its name."""
     return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()

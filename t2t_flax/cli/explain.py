@@ -1,4 +1,4 @@
-"""`explain`: show parameters and schedule of a config, its differences from a preset, or all keys."""
+"""`explain`: show parameters and schedule of a config, its differences from a preset, or keys."""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments

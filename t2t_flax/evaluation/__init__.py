@@ -1,1 +1,1 @@
-"""Finished runs: loaded, scored, recorded."""
+"""Load, score and record finished runs."""

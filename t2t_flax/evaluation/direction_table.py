@@ -1,4 +1,4 @@
-"""A table of evaluation records by direction, with those that had no training text (zero-shot) apart."""
+"""Table of evaluation records by direction, with zero-shot directions (no training text) apart."""
 
 from collections.abc import Sequence
 from statistics import fmean
@@ -9,8 +9,10 @@ _METRICS = {"sacrebleu": "sacreBLEU", "chrf": "chrF", "ter": "TER"}
 
 
 def direction_table(records: Sequence[Record]) -> str:
-    """Markdown: a row for each record, then the means of directions with and without training text; "" unless each has a
-    direction. TER is left out where a target language has none.
+    """Return a Markdown table with a row per record and mean rows.
+
+    The means are over directions with and without training text. Returns "" unless each record has
+    a direction. TER is left out if a target language has none.
     """
     directions = [record["data"].get("direction") for record in records]
     if None in directions:

@@ -1,8 +1,8 @@
-"""Evaluation: decodes a test set, scores it, and writes a record of everything that led to the scores.
+"""Evaluation: decode a test set, score it, and write a record of everything that led to the scores.
 
-A record is identified by its checkpoints, its test set (by content) and the settings that affect scores.
-Records of different evaluations have different names, so none overwrites another; repeating an
-evaluation writes to the same name.
+A record is identified by its checkpoints, its test set (by content) and the settings that affect
+scores. Records of different evaluations have different names, so none overwrites another. Repeating
+an evaluation writes to the same name.
 """
 
 import contextlib
@@ -44,9 +44,9 @@ from t2t_flax.training.train_state import count_params
 from t2t_flax.version import __version__, source_digest
 
 Record: TypeAlias = dict[str, Any]
-"""A record, or a part of one, as JSON."""
+"""Record, or a part of one, as JSON."""
 RECORD_VERSION = 1
-_SCORING_SECONDS = 24 * 3600.0  # a large model may score on a CPU
+_SCORING_SECONDS = 24 * 3600.0  # a large model can score on a CPU
 _PACKAGES = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "sentencepiece", "sacrebleu", "sacremoses", "numpy")
 
 
@@ -58,14 +58,19 @@ def evaluate(
     group: ProcessGroup | None = None,
     why: str = "",
 ) -> tuple[Record, list]:
-    """Decodes and scores a validation or test set (see `dataset.sets_of`).
+    """Decode and score a validation or test set (see `dataset.sets_of`).
 
-    Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`, and beside it
-    NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...), a line for each pair that is scored. With several
-    processes (`group`) all must call this; each decodes its share, process 0 writes.
+    Writes the record WORKDIR/eval/NAME.json, with NAME from `record_name`. Beside it are
+    NAME.hyp.txt and NAME.ref.txt (further references: NAME.ref2.txt ...), with a line for each
+    scored pair. With several processes (`group`) all must call this; each decodes its share, and
+    process 0 writes.
 
-    progress: see `Translator.translate`. why: reason for the choice of checkpoints, stored in the record.
-    Returns (record, list of (source, first reference, hypothesis)).
+    Args:
+        progress: see `Translator.translate`.
+        why: reason for the choice of checkpoints, stored in the record.
+
+    Returns:
+        (record, list of (source, first reference, hypothesis)).
     """
     loaded = loaded.for_set(split)
     task, decoder = task_of(loaded.config), loaded.decoder
@@ -152,8 +157,12 @@ def compute_scores(
     samples: int = 0,
     group: ProcessGroup | None = None,
 ) -> Record:
-    """The record entry of each metric, by name. samples: bootstrap samples of 95 % intervals, 0 = no intervals. group: its
-    process 0 computes them for all, which must call this; all raise its UserError.
+    """Return the record entry of each metric, by name.
+
+    Args:
+        samples: number of bootstrap samples for 95 % intervals, 0 = no intervals.
+        group: its process 0 computes the scores for all. All must call this, and all raise its
+            UserError.
     """
     if group is None or group.count == 1:
         return _entries(config, metrics, predictions, samples)
@@ -184,13 +193,17 @@ def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions
 
 
 def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str]:
-    """The name of the record of a loaded run on a test set whose content has this digest, and the evaluation's identity: a
-    digest of the test set, the checkpoints and the settings that affect scores; of the parameters too in a folder for records
-    of several runs.
+    """Return the name of a loaded run's record on a test set, and the evaluation's identity.
 
-    `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and settings are those of the
-    run's own config. For others, or if the record of another evaluation already has the name, the identity's first digits are
-    appended.
+    The identity is a digest of the test set, the checkpoints and the settings that affect scores.
+    In a folder for records of several runs it includes the parameters.
+
+    The name is `test-500`, `test-500-best`, or `test-500-mean5` for an average, if text and
+    settings equal the run's own config. For others, or if the record of another evaluation already
+    has the name, the identity's first digits are appended.
+
+    Args:
+        digest: digest of the test set's content.
     """
     steps, best, usual = loaded.steps, loaded.checkpoint.metric is not None, Config()
     parameters = checksums(loaded.params) if loaded.elsewhere else {}
@@ -215,7 +228,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
 
 
 def _identity_in(path: epath.Path) -> str | None:
-    """None for a file that does not exist or is not a record."""
+    """Return the identity in a record; None if the file does not exist or is not a record."""
     try:
         return parse_json(path.read_bytes())["identity"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -223,7 +236,7 @@ def _identity_in(path: epath.Path) -> str | None:
 
 
 def path_of(loaded: TrainedModel, record: Record) -> epath.Path:
-    """The path of the record of an evaluation."""
+    """Return the path of an evaluation's record."""
     return loaded.workdir / "eval" / record["hypotheses"].replace(".hyp.txt", ".json")
 
 
@@ -250,7 +263,7 @@ _NOTED_COUNTS = {
 
 
 def summary(record: Record, task: Task) -> str:
-    """The scores of a record in a few lines of text."""
+    """Return the scores of a record in a few lines of text."""
     scores, counts, data = record["scores"], record["counts"], record["data"]
     averaged = record["checkpoint"]["averaged"]
     checkpoint = f"step {averaged[0]}" if len(averaged) == 1 else f"mean of steps {', '.join(map(str, averaged))}"
@@ -269,18 +282,18 @@ def summary(record: Record, task: Task) -> str:
 
 
 def write_record(path: epath.Path, record: Record) -> None:
-    """Writes a record as indented JSON."""
+    """Write a record as indented JSON."""
     atomic_write(path, json.dumps(record, indent=2, ensure_ascii=False) + "\n")
 
 
 def versions() -> dict[str, str]:
-    """Versions of the packages that affect a score."""
+    """Return the versions of the packages that affect a score."""
     packages = {name: importlib.metadata.version(name) for name in _PACKAGES}
     return {"t2t_flax": __version__, "python": platform.python_version()} | packages
 
 
 def _one_or_all(values: list[str]) -> str | list[str]:
-    """The value itself if there is only one, else the list."""
+    """Return the value if there is only one, else the list."""
     return values[0] if len(values) == 1 else values
 
 
@@ -294,11 +307,12 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None) -> Callable[..., dict[str, float]]:
-    """A function of (parameters, after_batch, compiling) that decodes the first eval.decode_sentences of
-    each validation set (0 = all); see `Translator.translate`. All processes of the supervisor's group must call it.
+    """Return a function of (parameters, after_batch, compiling) that scores the validation sets.
 
-    It returns the task's primary metric and that of eval.metric, as `valid_NAME`: the mean over the sets, and with several
-    that of each, see `with_means`.
+    It decodes the first eval.decode_sentences of each set (0 = all); see `Translator.translate`.
+    All processes of the supervisor's group must call it. It returns the task's primary metric and
+    eval.metric, as `valid_NAME`: the mean over the sets, and the value for each if there are
+    several, see `with_means`.
     """
     config, task = run.config, task_of(run.config)
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)
@@ -312,7 +326,7 @@ def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None
         sources = _sentences(run.corpus.tokenizers, sources)
         predictions = of_set.predictions(sources, [t.text for t in translations], targets)
         metrics = of_set.validation_metrics()
-        # The model of a metric may take long, without a sign of progress.
+        # The model of a metric can take long, without a sign of progress.
         with supervisor.expect_progress(False) if supervisor else contextlib.nullcontext():
             scores = compute_scores(of_set.config, metrics, predictions, group=group)
         return {f"valid_{metric.training_name}": scores[metric.name]["score"] for metric in metrics}

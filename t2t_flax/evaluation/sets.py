@@ -1,4 +1,4 @@
-"""Evaluation of several sets, shown as it goes on, and the one at the end of a training."""
+"""Evaluation of several sets with progress, and the evaluation at the end of training."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,7 @@ from t2t_flax.training.progress import bars
 
 
 def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> None:
-    """Raise UserError for a missing package or model: of decoding or, in process 0, of scoring."""
+    """Raise UserError for a missing package or model for decoding or, in process 0, for scoring."""
     for name in sets:
         if group.is_lead:
             task_of(config).of_set(name).check_requirements()
@@ -33,7 +33,7 @@ def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluations of several sets: records and their paths by the set's name, and the printed scores."""
+    """Evaluations of several sets: records and paths by the set's name, and printed scores."""
 
     records: dict[str, Record]
     paths: dict[str, epath.Path]
@@ -44,7 +44,7 @@ def evaluate_sets(loaded: TrainedModel, sets: Sequence[str], supervisor: RunSupe
     """Decode and score sets, write a record of each, and print samples and scores.
 
     Args:
-      why: reason for the choice of checkpoints, for the records.
+        why: reason for the choice of checkpoints, for the records.
     """
     say, result = supervisor.group.say, Evaluation({}, {}, [])
     for name in sets:
@@ -65,7 +65,10 @@ def evaluate_sets(loaded: TrainedModel, sets: Sequence[str], supervisor: RunSupe
 
 @contextlib.contextmanager
 def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar of decoded sentences. From the first batch to the last, progress is expected."""
+    """Show a progress bar of decoded sentences.
+
+    Progress is expected from the first batch to the last.
+    """
     # No ETA: short sentences are decoded first.
     with bars(quiet=not supervisor.group.is_lead, eta=False) as bar, contextlib.ExitStack() as stack:
 
@@ -83,8 +86,8 @@ def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], 
 def finish(config: Config, workdir: epath.Path, end: TrainingEnd, supervisor: RunSupervisor) -> dict[str, epath.Path]:
     """Evaluate a run that has ended, write complete.json, and return the paths of the records.
 
-    Evaluates the newest checkpoint, or the mean of checkpoint.average_last; without one, a run that stopped early is
-    evaluated at its best checkpoint.
+    Evaluates the newest checkpoint, or the mean of checkpoint.average_last. Without an average, a
+    run that stopped early is evaluated at its best checkpoint.
     """
     evaluation, average = Evaluation({}, {}, []), config.checkpoint.average_last
     if config.data.test:

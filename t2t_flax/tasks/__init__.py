@@ -1,5 +1,6 @@
-"""Tasks of the encoder-decoder: how examples are read and tokenized, and how outputs are scored. Each is a class, listed in
-`registry.TASKS` under its data.task.
+"""Tasks of the encoder-decoder: reading and tokenizing examples, and scoring outputs.
+
+Each task is a class, listed in `registry.TASKS` under its data.task.
 """
 
 import abc
@@ -19,16 +20,20 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import METRICS, TASKS, load_extensions
 
 Entry: TypeAlias = dict[str, Any]
-"""A metric in a record, as JSON."""
+"""Metric in a record, as JSON."""
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Predictions:
-    """The outputs to score, one line per example.
+    """Outputs to score, one line per example.
 
-    hypotheses: what users see (`Task.postprocess`). references: one or more sets of references, in the same form. sources,
-    without control symbols, and outputs (the raw outputs of the model) are empty if records are compared. Raises ValueError for
-    sides of different lengths.
+    Raises ValueError for sides of different lengths.
+
+    Args:
+        hypotheses: outputs as users see them (`Task.postprocess`).
+        references: one or more sets of references, in the same form.
+        sources: source lines without control symbols; empty if records are compared.
+        outputs: raw outputs of the model; empty if records are compared.
     """
 
     hypotheses: Sequence[str]
@@ -46,8 +51,14 @@ class Predictions:
 class SentenceStatistics:
     """Sufficient statistics of a corpus metric, which is a function of their sum over sentences.
 
-    values: [sentences, n]. score: the metric of a sum [n]. details: further entries of the record.
-    signature (given a bootstrap's `bs` and `seed`) and method let others reproduce the score.
+    `signature` and `method` let others reproduce the score.
+
+    Args:
+        values: statistics [sentences, n].
+        score: computes the metric from a sum [n].
+        method: description of the computation.
+        signature: takes a bootstrap's `bs` and `seed`.
+        details: further entries of the record.
     """
 
     values: np.ndarray
@@ -58,25 +69,33 @@ class SentenceStatistics:
 
     @property
     def corpus_score(self) -> float:
-        """The score of all sentences."""
+        """Score of all sentences."""
         return float(self.score(self.values.sum(0)))
 
     def entry(self) -> Entry:
-        """The score as a record stores it."""
+        """Return the score as a record stores it."""
         texts = {"signature": self.signature(), **self.details, "how": self.method}
         return {"score": round(self.corpus_score, 4)} | {name: value for name, value in texts.items() if value != ""}
 
 
 @dataclasses.dataclass(frozen=True)
 class Metric:
-    """One metric of a task.
+    """Metric of a task.
 
-    `statistics` makes a metric that can be resampled over sentences, and so compared between two systems; any other is computed
-    by `compute`, which returns its entry in the record, `{"score": ..., ...}`. Both take (Predictions, Config).
-    log_name: its name in eval.metric and metrics.jsonl (`valid_NAME`), if different. confidence_interval: whether records give
-    one. applies: whether a config's records have it. unit, note: shown after the score; without a note its signature. of_entry:
-    its statistics from its entry in a record, if they are too costly to compute again. reads_sources: whether it needs
-    `Predictions.sources`. check: raises UserError if it cannot be computed on this machine.
+    Either `statistics` or `compute` computes it; both take (Predictions, Config). A metric with
+    `statistics` can be resampled over sentences, and so compared between two systems.
+
+    Args:
+        compute: returns the metric's entry in the record, `{"score": ..., ...}`.
+        log_name: name in eval.metric and metrics.jsonl (`valid_NAME`), if different.
+        confidence_interval: whether records give a confidence interval.
+        applies: whether records with a config have the metric.
+        unit: shown after the score.
+        note: shown after the score; by default the signature.
+        of_entry: returns the statistics from an entry in a record, if they are too costly to
+            compute again.
+        reads_sources: whether the metric needs `Predictions.sources`.
+        check: raises UserError if the metric cannot be computed on this machine.
     """
 
     name: str
@@ -95,11 +114,11 @@ class Metric:
 
     @property
     def training_name(self) -> str:
-        """Its name in eval.metric, and after `valid_` in metrics.jsonl."""
+        """Name of the metric in eval.metric, and after `valid_` in metrics.jsonl."""
         return self.log_name or self.name
 
     def describe(self, entry: Entry) -> str:
-        """An entry of a record as a line of a summary."""
+        """Return an entry of a record as a line of a summary."""
         value = f"{entry['score']:.2f}{self.unit}"
         if "confidence" in entry:
             value += f" ± {entry['confidence']['half_width']:.2f}"
@@ -109,10 +128,10 @@ class Metric:
 
 
 class Task(abc.ABC):
-    """A sequence-to-sequence problem under a config; examples and outputs are lines of text.
+    """Sequence-to-sequence problem under a config; examples and outputs are lines of text.
 
-    `metrics` of the class lists all metrics, the primary one first; that of an instance only those
-    that apply to its config.
+    The class attribute `metrics` lists all metrics, the primary one first. The attribute of an
+    instance has only the metrics that apply to its config.
     """
 
     metrics: Sequence[Metric]
@@ -127,12 +146,15 @@ class Task(abc.ABC):
         self.metrics = tuple(metric for metric in (*type(self).metrics, *added) if metric.applies(config))
 
     def of_set(self, name: str) -> "Task":
-        """The task of one training source, validation set or test set, in its languages."""
+        """Return the task of one training source, validation set or test set, in its languages."""
         config = config_of_set(self.config, name)
         return self if config is self.config else type(self)(config)
 
     def validate_config(self) -> None:
-        """Raises UserError for settings that this task cannot have: once, before a run is prepared, trained or opened."""
+        """Raise UserError for settings that this task does not support.
+
+        Called once, before a run is prepared, trained or opened.
+        """
         name, known = self.config.eval.metric, [m.training_name for m in (*model_metrics(), *self.metrics)]
         if name not in known:
             raise UserError(
@@ -141,38 +163,44 @@ class Task(abc.ABC):
             )
 
     def check_requirements(self) -> None:
-        """Raises UserError for a missing package or model that the metrics need."""
+        """Raise UserError for a missing package or model that the metrics need."""
         for metric in self.metrics:
             if metric.check:
                 metric.check(self.config)
 
     @abc.abstractmethod
     def open_source(self, spec: str, *, key: str) -> Source:
-        """The examples named by `spec`, the value of config key `key`. Raises UserError if there are none."""
+        """Return the examples named by `spec`, the value of config key `key`.
+
+        Raises UserError if there are none.
+        """
 
     @abc.abstractmethod
     def train_tokenizers(self, source: Source) -> TokenizerPair:
-        """Tokenizers of both sides, trained on the training examples."""
+        """Return tokenizers of both sides, trained on the training examples."""
 
     def preprocess_source(self, text: str) -> str:
-        """A user's input line in the form of the training sources."""
+        """Return a user's input line in the form of the training sources."""
         return text
 
     def preprocess_target(self, source: str, text: str) -> str:
-        """A user's output line (in the form of `postprocess`) in the form of the training targets.
+        """Return a user's output line in the form of the training targets.
 
         Raises UserError for a text that is not a possible output for the source.
+
+        Args:
+            text: output in the form of `postprocess`.
         """
         return text
 
     def postprocess(self, source: str, output: str) -> str:
-        """A model output or a training target as the single line that users see."""
+        """Return a model output or a training target as the single line that users see."""
         return one_line(output)
 
     def predictions(
         self, sources: Sequence[str], outputs: Sequence[str], targets: Sequence[Sequence[str]]
     ) -> Predictions:
-        """Model outputs and one or more sets of targets, ready to be scored."""
+        """Return model outputs and one or more sets of targets, ready to be scored."""
         hypotheses, *references = (
             [self.postprocess(source, text) for source, text in zip(sources, side, strict=True)]
             for side in (outputs, *targets)
@@ -180,16 +208,22 @@ class Task(abc.ABC):
         return Predictions(hypotheses, references, sources, outputs)
 
     def metric(self, name: str) -> Metric:
-        """The metric with this name in records."""
+        """Return the metric with this name in records."""
         return next(metric for metric in self.metrics if metric.name == name)
 
     def validation_metrics(self) -> list[Metric]:
-        """The metrics computed when the validation set is decoded: the primary one and eval.metric's."""
+        """Return the metrics computed when the validation set is decoded.
+
+        They are the primary metric and the one named by eval.metric.
+        """
         wanted = (self.metrics[0].training_name, self.config.eval.metric)
         return [metric for metric in self.metrics if metric.training_name in wanted]
 
     def summary(self, scores: Entry) -> list[str]:
-        """The scores of a record in a few lines: a line per comparable metric, then the others."""
+        """Return the scores of a record in a few lines.
+
+        Each comparable metric has a line, and the others follow.
+        """
         shown = [metric for metric in self.metrics if metric.name in scores]
         lines = [metric.describe(scores[metric.name]) for metric in shown if metric.statistics]
         last = [f"{m.display_name} {scores[m.name]['score']:.1f}{m.unit}" for m in shown if not m.statistics]
@@ -197,7 +231,10 @@ class Task(abc.ABC):
 
 
 def task_of(config: Config) -> Task:
-    """The task named by data.task. Raises UserError for an unknown task; see `Task.validate_config` for impossible settings."""
+    """Return the task named by data.task. Raises UserError for an unknown task.
+
+    See `Task.validate_config` for impossible settings.
+    """
     load_extensions()
     name = config.data.task
     if name not in TASKS:
@@ -208,7 +245,8 @@ def task_of(config: Config) -> Task:
 def lower_is_better(name: str) -> bool:
     """Return whether a lower value of a metric is better, by any name of `find_metric`.
 
-    A metric is the same in all tasks, and on each of several sets (`NAME/SET`). Raises UserError for a name that no task has.
+    A metric is the same in all tasks, and on each of several sets (`NAME/SET`). Raises UserError
+    for a name that no task has.
     """
     of_tasks = (metric for task in TASKS.load_all() for metric in task.metrics)
     if metric := find_metric(itertools.chain(model_metrics(), of_tasks, METRICS.load_all()), name.partition("/")[0]):
@@ -221,7 +259,10 @@ NAMES_IN_RECORDS = {"nll": "nll", "ppl": "perplexity"}
 
 
 def model_metrics() -> list[Metric]:
-    """The metrics of every task, computed with the validation loss: without `compute` and `statistics`."""
+    """Return the metrics of every task that are computed with the validation loss.
+
+    They have neither `compute` nor `statistics`.
+    """
     return [
         Metric(NAMES_IN_RECORDS.get(name, name), name, log_name=name, higher_is_better=higher)
         for name, higher in HIGHER_IS_BETTER.items()
@@ -229,19 +270,22 @@ def model_metrics() -> list[Metric]:
 
 
 def find_metric(metrics: Iterable[Metric], name: str) -> Metric | None:
-    """The metric of a name in records or in metrics.jsonl (`valid_NAME`); `SET:NAME` is that of one of several test sets."""
+    """Return the metric with a name in records or in metrics.jsonl (`valid_NAME`).
+
+    `SET:NAME` names the metric on one of several test sets.
+    """
     name = name.rpartition(":")[2].removeprefix("valid_")
     return next((metric for metric in metrics if name in (metric.name, metric.training_name)), None)
 
 
 SEED = 12345
-"""The default of sacreBLEU's command line."""
+"""Default of sacreBLEU's command line."""
 
 
 def draw_sentences(sentences: int, resamples: int, seed: int = SEED) -> np.ndarray:
-    """int32 [resamples, sentences]: how often each resample contains each sentence.
+    """Return how often each resample contains each sentence, int32 [resamples, sentences].
 
-    The resamples are those of sacreBLEU.
+    The resamples equal sacreBLEU's.
     """
     rng, counts = np.random.default_rng(seed), np.empty((resamples, sentences), np.int32)
     for row in counts:
@@ -250,13 +294,20 @@ def draw_sentences(sentences: int, resamples: int, seed: int = SEED) -> np.ndarr
 
 
 def resampled_scores(statistics: SentenceStatistics, counts: np.ndarray) -> np.ndarray:
-    """float64 [resamples]: the score of each resample; counts as from `draw_sentences`."""
+    """Return the score of each resample, float64 [resamples].
+
+    Args:
+        counts: the result of `draw_sentences`.
+    """
     sums = (row.astype(statistics.values.dtype) @ statistics.values for row in counts)
     return np.array([statistics.score(row) for row in sums], np.float64)
 
 
 def confidence_interval(statistics: SentenceStatistics, resamples: int) -> Entry:
-    """The 95 % bootstrap interval of one score as a record stores it; mean and half width as sacreBLEU's."""
+    """Return the 95 % bootstrap interval of one score as a record stores it.
+
+    Mean and half width equal sacreBLEU's.
+    """
     counts = draw_sentences(len(statistics.values), resamples)
     scores = np.sort(resampled_scores(statistics, counts))
     outside = resamples // 40

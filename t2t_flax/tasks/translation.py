@@ -1,9 +1,10 @@
-"""Translation: sentence pairs, SentencePiece or BPE on both sides, and corpus metrics, whose two sides go through the same steps.
+"""Translation: sentence pairs, SentencePiece or BPE on both sides, and corpus metrics.
 
-Three BLEUs are often mistaken for one another. `sacrebleu`: detokenized text, reproducible by anyone
-from its signature. `tokenized_bleu`: Moses tokens and the arithmetic of multi-bleu. `paper_bleu`: as
-the paper's figures were computed, by tensor2tensor's get_ende_bleu.sh. `chrf`, `chrf++` and `ter` are
-sacreBLEU's, on the same text as `sacrebleu`.
+The two sides of a metric go through the same steps. Three BLEUs are often mistaken for one another.
+`sacrebleu`: detokenized text, reproducible by anyone from its signature. `tokenized_bleu`: Moses
+tokens and the arithmetic of multi-bleu. `paper_bleu`: computed as the paper's figures were, by
+tensor2tensor's get_ende_bleu.sh. `chrf`, `chrf++` and `ter` are sacreBLEU's, on the same text as
+`sacrebleu`.
 """
 
 import dataclasses
@@ -27,11 +28,14 @@ from t2t_flax.tasks import Metric, Predictions, SentenceStatistics, Task
 
 log = logging.getLogger("t2t_flax")
 _NO_WORD_BOUNDARIES = ("th", "lo", "km", "my", "shn", "bo", "dz")
-"""Languages whose text sacreBLEU cannot divide into words: its Flores-200 SentencePiece model is used, and TER makes no sense."""
+"""Languages whose text sacreBLEU cannot divide into words.
+
+Its Flores-200 SentencePiece model is used, and TER makes no sense.
+"""
 _TOKENIZERS = {"zh": "zh", "ja": "ja-mecab", "ko": "ko-mecab"} | dict.fromkeys(_NO_WORD_BOUNDARIES, "flores200")
-"""sacreBLEU's tokenizers of languages that Moses cannot divide into words."""
+"""sacreBLEU's tokenizers for languages that Moses cannot divide into words."""
 _SPACED_SCRIPTS = ("Latn", "Cyrl")
-"""Scripts with spaces between words, in whatever language."""
+"""Scripts with spaces between words, in any language."""
 _HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af", "\u3041-\u30ff\u31f0-\u31ff"
 _UNSPACED = _HAN + _KANA + "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
 """Scripts without spaces between words: also Thai, Lao, Tibetan, Burmese and Khmer."""
@@ -43,14 +47,20 @@ _NOT_DIVIDED = {
     "flores200": "(?!)",
 }
 _LONGEST_WORD = 5
-"""Characters of such scripts between two spaces where words are divided, in the mean."""
+"""Largest mean number of characters between two spaces at which such text counts as divided."""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
 @dataclasses.dataclass(frozen=True)
 class Recipe:
-    """How a metric is computed: what happens to the text of both sides, sacreBLEU's class (`kind`)
-    and its settings, and all of it in one sentence (`method`). tokenizer: the one of eval.sacrebleu_tokenizer, if it has one.
+    """Computation of a metric.
+
+    Args:
+        prepare: processes the text of both sides.
+        settings: settings of sacreBLEU's class.
+        method: the whole computation in one sentence.
+        kind: sacreBLEU's class.
+        tokenizer: the tokenizer of eval.sacrebleu_tokenizer, if the metric has one.
     """
 
     prepare: Callable[[Sequence[str]], list[str]]
@@ -60,14 +70,14 @@ class Recipe:
     tokenizer: str = ""
 
     def metric(self) -> Any:
-        """A new metric of `sacrebleu.metrics` for prepared text."""
+        """Return a new metric of `sacrebleu.metrics` for prepared text."""
         import sacrebleu.metrics
 
         return getattr(sacrebleu.metrics, self.kind)(**self.settings)
 
 
 def tokenizer_of(setting: str, target_language: str) -> str:
-    """sacreBLEU's name of the tokenizer for eval.sacrebleu_tokenizer = `setting` and a target language."""
+    """Return sacreBLEU's tokenizer for a value of eval.sacrebleu_tokenizer and a language."""
     return setting if setting != "auto" else _recommended(Language.read(target_language))
 
 
@@ -76,7 +86,7 @@ def _recommended(language: Language) -> str:
 
 
 def _moses_rules(code: str) -> tuple[str, str]:
-    """(the code of a language for sacremoses, what it is called in a record)."""
+    """Return (a language's code for sacremoses, its name in a record)."""
     from sacremoses.corpus import NonbreakingPrefixes
 
     language = Language.read(code)
@@ -86,11 +96,11 @@ def _moses_rules(code: str) -> tuple[str, str]:
 
 
 def recipe(name: str, config: Config) -> Recipe:
-    """How the metric `name` of `METRICS` is computed.
+    """Return the computation of the metric `name` of `METRICS`.
 
     The target language (data.target_language) selects the Moses rules, sacreBLEU's tokenizer (with
-    eval.sacrebleu_tokenizer = auto) and the variant of TER. Text that is Moses-tokenized and escaped
-    already (data.pretokenized) is detokenized for all but the BLEUs of Moses tokens.
+    eval.sacrebleu_tokenizer = auto) and the variant of TER. Text that is already Moses-tokenized
+    and escaped (data.pretokenized) is detokenized for all metrics but the BLEUs on Moses tokens.
     """
     language, pretokenized = config.data.target_language, config.data.pretokenized
     ours, moses = (importlib.metadata.version(package) for package in ("sacrebleu", "sacremoses"))
@@ -124,10 +134,10 @@ def recipe(name: str, config: Config) -> Recipe:
 
 
 def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceStatistics:
-    """Sufficient statistics of a sacreBLEU metric for each sentence.
+    """Return sufficient statistics of a sacreBLEU metric for each sentence.
 
-    sacreBLEU computes every corpus score from them, but has no public function that returns them;
-    the tests hold their scores against its public ones.
+    sacreBLEU computes every corpus score from them, but has no public function that returns them.
+    The tests compare the resulting scores with its public ones.
     """
     metric = steps.metric()
     if missing := [
@@ -169,7 +179,10 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
 
 
 def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
-    """Return how many lines are mostly in a script that sacreBLEU's tokenizer does not divide into words; 0 where spaces do."""
+    """Return the number of lines mostly in a script that the tokenizer does not divide into words.
+
+    0 if spaces divide them.
+    """
     pattern = re.compile(f"{_NOT_DIVIDED.get(tokenizer, '')}[{_UNSPACED}]")
     counts = ((len(pattern.findall(line)), line.split()) for line in lines)
     mostly = [(count, len(words)) for count, words in counts if 2 * count > sum(map(len, words))]
@@ -179,7 +192,7 @@ def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
 
 @functools.cache
 def _warn_of_undivided(tokenizer: str, count: int) -> None:
-    """Once: a validation set is scored several times."""
+    """Warn once, because a validation set is scored several times."""
     log.warning(
         "%d references are in a script that sacreBLEU's tokenizer %s does not divide into words, so that BLEU counts whole "
         "phrases: set config.data.target_language, or config.eval.sacrebleu_tokenizer.", count, tokenizer,
@@ -191,7 +204,7 @@ def _statistics(name: str) -> Callable[[Predictions, Config], SentenceStatistics
 
 
 def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
-    """The share of outputs that equal one of their references."""
+    """Return the share of outputs that equal one of their references."""
     hypotheses, references = predictions.hypotheses, predictions.references
     count = sum(h in filter(has_text, rs) for h, *rs in zip(hypotheses, *references, strict=True))
     return {"score": round(100.0 * count / len(hypotheses), 4), "sentences": count}
@@ -229,11 +242,11 @@ METRICS = [
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
 ]
-"""A new metric is a row here; whatever reads metrics reads this table."""
+"""All metrics, one per row; code that reads metrics reads this table."""
 
 
 def replace_punctuation(lines: Sequence[str]) -> list[str]:
-    """Full-width and curly punctuation becomes ASCII, as in Moses' replace-unicode-punctuation."""
+    """Replace full-width and curly punctuation by ASCII, as Moses' replace-unicode-punctuation."""
     from sacremoses import MosesPunctNormalizer
 
     normalizer = MosesPunctNormalizer()
@@ -241,7 +254,7 @@ def replace_punctuation(lines: Sequence[str]) -> list[str]:
 
 
 def split_compounds(lines: Sequence[str]) -> list[str]:
-    """`rich-text` becomes `rich ##AT##-##AT## text`: the compound splitting of tensor2tensor."""
+    """Replace `rich-text` by `rich ##AT##-##AT## text`, the compound splitting of tensor2tensor."""
     return [_COMPOUND.sub(r"\1 ##AT##-##AT## \2", line) for line in lines]
 
 
@@ -260,7 +273,10 @@ def detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
 
 
 def _check_languages(spec: str, key: str, data: Data) -> None:
-    """Raises UserError if the names of a source's files or columns say other languages than the config, which may lack them."""
+    """Raise UserError if names in a source's files or columns contradict the config's languages.
+
+    Also raised if the config lacks a language.
+    """
     for i, named in enumerate(named_languages(spec)):
         side = "target" if i else "source"
         name, given = f"config.data.{side}_language", getattr(data, f"{side}_language")
@@ -274,7 +290,7 @@ def _check_languages(spec: str, key: str, data: Data) -> None:
 
 
 class Translation(Task):
-    """The metrics are those that make sense for the target language."""
+    """Translation between sentences, with the metrics that make sense for the target language."""
 
     metrics = METRICS
 
@@ -293,7 +309,10 @@ class Translation(Task):
             Task.validate_config(self.of_set(name))
 
     def check_requirements(self):
-        """Raises UserError if sacreBLEU's tokenizer lacks a package, or a model that cannot be downloaded, and as `Task`."""
+        """Raise UserError if sacreBLEU's tokenizer lacks a package or a model.
+
+        A model can be missing because it cannot be downloaded. Other errors as in `Task`.
+        """
         import sacrebleu.utils
 
         super().check_requirements()
