@@ -1,4 +1,7 @@
-"""Word alignments by a head of the decoder's attention: beside translations, of given pairs, and to carry tags over."""
+"""Word alignments by an attention head of the decoder.
+
+They are printed beside translations or for given pairs, and carry tags over.
+"""
 
 from dataclasses import dataclass
 
@@ -37,11 +40,10 @@ class Alignments:
 
     @classmethod
     def of(cls, config: Config) -> "Alignments":
-        """The group of a config."""
         return config.group("alignments")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a layer or a head that the model does not have."""
+        """Raise UserError for a layer or a head that the model does not have."""
         layers, heads = config.model.num_decoder_layers, config.model.num_heads
         for name, value, most in (("layer", self.layer, layers), ("head", self.head, heads)):
             if value > most:

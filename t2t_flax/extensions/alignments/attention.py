@@ -1,4 +1,4 @@
-"""Word-to-word weights: the decoder's attention to the source, summed over the pieces of words."""
+"""Word-to-word attention of the decoder to the source, summed over pieces of words."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -106,9 +106,10 @@ def _of_words(weights: np.ndarray, source: WordTokens, target: WordTokens, row: 
 def _attention(
     run: TrainedModel, pairs: Sequence[Pair], head: Head | None
 ) -> Iterator[tuple[int, Any, Any, np.ndarray]]:
-    """Yield (index of a pair, its tokens, its attention) of pairs without an empty side.
+    """Yield (index of a pair, its tokens, its attention).
 
-    The attention is [..., T, S] of the given head, or [L, N, T, S] of all heads.
+    Pairs with an empty side are left out. The attention is [..., T, S] of the given head, or [L, N,
+    T, S] of all heads.
     """
     run.check_single("alignment")
     sides = [_sides(run, pair) for pair in pairs]

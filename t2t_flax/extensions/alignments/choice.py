@@ -32,7 +32,7 @@ def links_by_head(run: TrainedModel, pairs: Sequence[Pair]) -> dict[Head, list[L
 
 
 def predictability(pairs: Sequence[Pair], links: Sequence[Links]) -> float:
-    """Return the mean log-probability in nats of a target word given its linked source word.
+    """Return the mean log-probability in nats of a target word given its linked word.
 
     The probability is counted in all other links. Correct links repeat themselves, so the head
     whose links predict each other best aligns best.

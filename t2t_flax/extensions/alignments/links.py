@@ -1,4 +1,4 @@
-"""Word links of a pair in Pharaoh format, `0-0 1-2`, and their errors against gold alignments."""
+"""Word links in Pharaoh format, `0-0 1-2`, and their errors against gold alignments."""
 
 import dataclasses
 import re

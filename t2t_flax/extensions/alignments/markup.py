@@ -1,4 +1,4 @@
-"""HTML in a line, removed before translation and put around the aligned words afterwards.
+"""HTML in a line, removed before translation and put around the aligned words.
 
 URLs and placeholders stay.
 """
@@ -19,7 +19,10 @@ BREAKS = frozenset(
     "noscript object ol optgroup option p pre script section select style summary table tbody td template textarea tfoot th "
     "thead title tr ul".split()
 )
-"""Elements that separate words and, in a document, separate the parts translated at a time."""
+"""Elements that separate words.
+
+In a document, they separate the parts translated at a time.
+"""
 HIDDEN = frozenset(["script", "style", "template", "noscript"])
 """Elements that are left unchanged and are not shown."""
 LITERAL = frozenset(["code", "kbd", "pre", "samp", "textarea", "var"])
@@ -46,7 +49,10 @@ PROTECTED = re.compile(
     r"""|(?<![\w.+-])[\w.+-]++@[\w-]+(?:\.[\w-]+)+"""
     r"""|\$?\{\{?[^{}\s]*\}?\}|%\(\w+\)[a-z]|%(?:\d+\$)?[sd@]\b"""
 )
-"""URLs, e-mail addresses and placeholders such as {0}, {{name}}, ${name}, %s, %1$s, %(name)s."""
+"""URLs, e-mail addresses and placeholders.
+
+Placeholders are such as {0}, {{name}}, ${name}, %s, %1$s, %(name)s.
+"""
 
 
 class Event(NamedTuple):
@@ -76,7 +82,7 @@ class Element(NamedTuple):
 
 
 Stack = tuple[Element, ...]
-"""The elements around a word, the outermost first."""
+"""Elements around a word, the outermost first."""
 
 
 class Piece(NamedTuple):
@@ -314,7 +320,10 @@ def aligned(words: Sequence[str], weights: np.ndarray) -> list[Target]:
 
 
 def missing(source: str, translation: str) -> bool:
-    """Return True if a URL or placeholder is rarer in the translation than in the source."""
+    """Return True if the translation lacks a URL or placeholder of the source.
+
+    It must occur as often as in the source.
+    """
     kept = collections.Counter(PROTECTED.findall(source))
     return any(translation.count(each) < count for each, count in kept.items())
 

@@ -25,7 +25,10 @@ from t2t_flax.registry import GROUPS
 
 
 class AlignmentForm:
-    """Format of alignments: hard | soft | a threshold. Raises UserError for another value."""
+    """Format of alignments: hard | soft | a threshold.
+
+    Raises UserError for another value.
+    """
 
     def __init__(self, form: str):
         try:
@@ -81,9 +84,10 @@ def _weights(
     translations: Sequence[str],
     needed: Sequence[bool],
 ) -> list[np.ndarray | None]:
-    """Return `word_weights` of the translations that need them or lack URLs or placeholders.
+    """Return `word_weights` of the translations that need them.
 
-    The others, most lines of most texts, get None.
+    Translations that lack URLs or placeholders need them, too. The others, most lines of most
+    texts, get None.
     """
     rows = list(zip(fragments, sources, translations, needed, strict=True))
     chosen = [i for i, (part, _, text, need) in enumerate(rows) if need or missing(part.text, text)]
@@ -93,7 +97,9 @@ def _weights(
 
 
 class HtmlDocument:
-    """An HTML document whose text is translated a part at a time, between block elements and line breaks.
+    """HTML document that is translated part by part.
+
+    Block elements and line breaks separate the parts.
 
     Attributes:
       lines: text of the parts, to be translated.

@@ -34,7 +34,10 @@ class WordTokens(NamedTuple):
 
 
 _KEPT = 32
-"""Maximum characters of a word whose ids are cached: longer ones seldom come again."""
+"""Maximum characters of a word whose ids are cached.
+
+Longer words seldom come again.
+"""
 
 
 def _ids_of_word(tokenizer: Tokenizer, word: str) -> tuple[int, ...]:

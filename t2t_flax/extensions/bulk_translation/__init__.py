@@ -1,4 +1,7 @@
-"""Bulk translation: files of many lines, resumed after a stop and shared by several processes; scores of given pairs."""
+"""Bulk translation: files of many lines, and scores of given pairs.
+
+A job is resumed after a stop and shared by several processes.
+"""
 
 from t2t_flax.registry import COMMANDS, Command
 

@@ -1,4 +1,7 @@
-"""Line-by-line processing of a file, resumable after a stop, for the commands of this extension."""
+"""Line-by-line processing of a file, resumable after a stop.
+
+The commands of this extension use it.
+"""
 
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any

@@ -166,7 +166,10 @@ class ResumableOutput:
         report_progress()
 
     def how_to_go_on(self) -> str:
-        """Return the content of an unfinished output and how to continue; "" without a line."""
+        """Return the content of an unfinished output and how to continue.
+
+        "" for an output without a line.
+        """
         held = f" {self.partial} holds the output of {self.done} lines: the same command with --resume goes on."
         return held if self.done else ""
 

@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 
 def run(argv: list[str]) -> int:
-    """Return exit code 0 when every pair has its line; those without a score are named.
+    """Return exit code 0 when every pair has its line.
 
-    After a signal it is the code of `translate_file`.
+    Pairs without a score are named. After a signal it is the code of `translate_file`.
     """
     parser = arguments.parser(
         "score",
@@ -87,9 +87,10 @@ def scoring(loaded: "TrainedModel", *, tokens: bool, flags: dict[str, str]) -> A
 def score_each(
     run: "TrainedModel", pairs: Sequence[tuple[str, str]], progress: Callable[[int, int], None] | None = None
 ) -> "list[PairScore | UserError]":
-    """Score like `TrainedModel.score`, with an error in place of each pair that cannot be scored.
+    """Score like `TrainedModel.score`, with errors in place of some scores.
 
-    Raises UserError if every source lacks the language to write.
+    A pair that cannot be scored has an error in its place. Raises UserError if every source lacks
+    the language to write.
     """
     from t2t_flax.evaluation.scoring import encode_pair, score_pairs
 

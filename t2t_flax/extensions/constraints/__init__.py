@@ -1,4 +1,7 @@
-"""Constraints: required and forbidden phrases, glossaries, penalties and limits on tokens."""
+"""Constraints: required and forbidden phrases, glossaries, rules on tokens.
+
+Rules are penalties and limits.
+"""
 
 from dataclasses import dataclass
 

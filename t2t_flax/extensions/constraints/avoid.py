@@ -144,7 +144,7 @@ def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
 
 @functools.lru_cache(maxsize=4)
 def _parts(tokenizer: Tokenizer) -> dict[bytes, list[tuple[int, bool, bool]]]:
-    """Return the parts of tokens that can be whole words beside other text of the token.
+    """Return the parts of tokens that can be whole words beside other text.
 
     Maps the text to (token, whether the part starts it, whether the part ends it).
     """

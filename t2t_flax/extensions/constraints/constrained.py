@@ -1,8 +1,8 @@
-"""Beam search for outputs with given phrases, by dynamic beam allocation (Post and Vilar 2018).
+"""Beam search with required phrases, by dynamic beam allocation.
 
-Candidates are put into banks by how many tokens they still need; the beam takes the best of each
-bank in turn. Dimensions as in `search_loop`, and C phrases that an output contains, each in one of
-S forms of at most L tokens.
+See Post and Vilar 2018. Candidates are put into banks by how many tokens they still need; the beam
+takes the best of each bank in turn. Dimensions as in `search_loop`, and C phrases that an output
+contains, each in one of S forms of at most L tokens.
 """
 
 import dataclasses
@@ -44,10 +44,11 @@ class _State:
 
 @dataclasses.dataclass(frozen=True)
 class ConstrainedBeam:
-    """A `Search` like `BeamSearch` whose outputs contain one form of each required phrase.
+    """A `Search` like `BeamSearch` whose outputs contain all required phrases.
 
-    `Sentences.more["must"]` holds the forms, int32 [B, C, S, L], zero-padded. EOS comes after all
-    phrases; near the cap, only tokens that leave room for the rest are allowed.
+    An output contains one form of each phrase. `Sentences.more["must"]` holds the forms, int32 [B,
+    C, S, L], zero-padded. EOS comes after all phrases; near the cap, only tokens that leave room
+    for the rest are allowed.
 
     Args:
         ordered: whether phrases occur in this order without overlap; otherwise overlaps count.
@@ -150,7 +151,7 @@ class ConstrainedBeam:
         return jnp.concatenate([log_probs_BxKxC, added_BxKxA], 2), jnp.concatenate([ids_BxKxC, next_BxKxA], 2)
 
     def _next_of_forms(self, must_BxCxSxL, progress):
-        """Return the token that continues each form of a missing phrase, int32 [B, K, C * S].
+        """Return the next token of each form of a missing phrase, int32 [B, K, C * S].
 
         PAD where there is none.
         """
@@ -165,7 +166,10 @@ class ConstrainedBeam:
         return jnp.where(wanted_BxKxC[..., None], next_BxKxCxS, PAD).reshape(*contains_BxKxC.shape[:2], -1)
 
     def _after(self, must_BxCxSxL, progress, tokens_BxKxM):
-        """Return `matched` [B, K, M, C, S, L] and `contains` [B, K, M, C] after one more token."""
+        """Return `matched` and `contains` after one more token.
+
+        Their shapes are [B, K, M, C, S, L] and [B, K, M, C].
+        """
         contains_BxKx1xC = progress["contains"][:, :, None]
         begins = np.frombuffer(self.begins, np.uint8) > 0 if self.begins else np.ones(1, bool)
         begins_BxKxM = jnp.asarray(begins)[jnp.minimum(tokens_BxKxM, len(begins) - 1)] | (tokens_BxKxM == EOS)
@@ -191,7 +195,7 @@ def constrained_beam(config: Config, tokenizers: TokenizerPair) -> ConstrainedBe
 
 
 def tokens_needed(must_BxCxSxL, matched, contains) -> jax.Array:
-    """Return the fewest tokens after which an output contains all phrases, int32 [B, K, ...].
+    """Return the fewest tokens that complete all phrases, int32 [B, K, ...].
 
     It assumes that the phrases do not overlap.
 

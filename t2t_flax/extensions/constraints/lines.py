@@ -1,4 +1,7 @@
-"""User constraints on a translation, from the line itself and from files of terms and phrases."""
+"""User constraints on a translation.
+
+They come from the line itself and from files of terms and phrases.
+"""
 
 import dataclasses
 import functools
@@ -98,7 +101,10 @@ def _whole(phrase: str) -> str:
 
 @functools.lru_cache(maxsize=4)
 def read_glossary(path: str) -> Glossary:
-    """Read the file of constraints.glossary. Raises UserError for a line that is no term."""
+    """Read the file of constraints.glossary.
+
+    Raises UserError for a line that is no term.
+    """
     terms: dict[str, tuple[str, ...]] = {}
     known: dict[str, tuple[str, ...]] = {}
     for number, line in _lines(path, "glossary"):

@@ -1,4 +1,4 @@
-"""Token rules: forbidden phrases, no repeated n-grams, penalties, suppressed tokens."""
+"""Token rules: forbidden phrases, repeated n-grams, penalties, suppressed tokens."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -79,7 +79,7 @@ class Rule:
 
 
 def _repeats(history_BxKxT, position, n: int) -> jax.Array:
-    """Return int32 [B, K, T]: the tokens that would repeat an n-gram of a hypothesis, and PAD.
+    """Return the tokens that would repeat an n-gram, and PAD, int32 [B, K, T].
 
     Args:
         history_BxKxT: time t holds position t - 1.

@@ -12,7 +12,10 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import COMMANDS, DATA_HOOKS, GROUPS, SOURCES, Command, SourceForm
 
 SIDES = ("source", "target", "either", "pair")
-"""Values of filters.held_out: one side of a held-out pair, each of them, or both together."""
+"""Values of filters.held_out.
+
+A held-out pair matches by one side, by each of them, or by both together.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,8 @@
-"""Pairs of texts in Arrow tables (Parquet files, saved datasets), with a column for each language.
+"""Pairs of texts in Arrow tables, with a column for each language.
 
-The columns are config.data.source_language and config.data.target_language. They may also be the
-fields of a column "translation", as in Hugging Face's translation datasets.
+Parquet files and saved datasets hold such tables. The columns are config.data.source_language and
+config.data.target_language. They may also be the fields of a column "translation", as in Hugging
+Face's translation datasets.
 """
 
 import dataclasses
@@ -93,9 +94,9 @@ def read_pairs(batches: Iterator[Any], columns: Columns, path: epath.Path) -> It
 
 
 def is_damage(error: Exception) -> bool:
-    """Return True if an error of pyarrow means damaged data, not a disk or network failure.
+    """Return True if an error of pyarrow means damaged data.
 
-    A damaged size asks for too much memory.
+    Disk and network failures do not count. A damaged size asks for too much memory.
     """
     return not isinstance(error, OSError) or error.errno is None and not is_transient(error)
 

@@ -54,9 +54,9 @@ class Columns:
         return REASONS if self.limits else {}
 
     def keeps(self, scores: list[Any], where: Callable[[int], str], i: int) -> bool:
-        """Return True if the numbers of pair i, or texts of numbers, are within the limits.
+        """Return True if the numbers of pair i are within the limits.
 
-        Raises UserError for a value that is no number, with its place.
+        Texts of numbers count, too. Raises UserError for a value that is no number, with its place.
         """
         numbers = [*map(_number, scores)]
         for limit, number, score in zip(self.limits, numbers, scores, strict=True):

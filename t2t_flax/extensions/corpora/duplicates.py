@@ -26,9 +26,10 @@ _RECORD = np.dtype([("high", "<u8"), ("low", "<u8"), ("row", "<i8")])
 
 @dataclasses.dataclass(frozen=True)
 class Duplicates(Rule):
-    """Drop pairs that occurred before, in any part, equal on both sides character by character.
+    """Drop pairs that occurred before, in any part.
 
-    Tags are ignored. The same pair in two directions, as names often are, is no duplicate.
+    Both sides must be equal character by character. Tags are ignored. The same pair in two
+    directions, as names often are, is no duplicate.
     """
 
     reason: ClassVar[str] = "duplicate"
@@ -82,9 +83,9 @@ def _find(parts: Sequence[Source], report: Report) -> Sequence[np.ndarray]:
 
 
 class Partitions:
-    """Records of a corpus in row order, divided by digest and iterated partition by partition.
+    """Records of a corpus in row order, divided by digest into partitions.
 
-    A context manager that removes its files.
+    Iteration yields one partition at a time. A context manager that removes its files.
     """
 
     def __init__(self):

@@ -73,7 +73,7 @@ class HeldOut(Rule):
 
 
 def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list[str]:
-    """Return the texts as they are compared, with their languages: one, each, or both in one."""
+    """Return the compared texts, with their languages: one, each, or both in one."""
     keys = [_key(text, language) for text, language in zip(texts, languages, strict=True)]
     if side == "pair":
         return ["\n".join(sorted(keys))] if all(keys) else []
@@ -82,7 +82,10 @@ def _keys(texts: tuple[str, str], languages: tuple[str, str], side: str) -> list
 
 
 def _key(text: str, language: str) -> str:
-    """Return the text as it is compared; empty for a text without letters and digits."""
+    """Return the compared form of a text.
+
+    It is empty for a text without letters and digits.
+    """
     bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
     if not bare.isalnum():  # there are marks, or nothing
         bare = _VARIATION_SELECTORS.sub("", bare)

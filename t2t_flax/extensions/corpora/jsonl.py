@@ -1,9 +1,9 @@
-"""JSON-lines source: 'FILE.jsonl' or 'jsonl:FILE', one object per line with a text per language.
+"""JSON-lines source: 'FILE.jsonl' or 'jsonl:FILE'.
 
-The keys are config.data.source_language and config.data.target_language: `{"en": "A house.", "de":
-"Ein Haus."}`; null is an empty side. The object may also lie under "translation", as in Hugging
-Face's translation datasets. Other keys, or ones within objects such as "text.en", are named as
-columns (`columns`).
+Each line is an object with a text per language. The keys are config.data.source_language and
+config.data.target_language: `{"en": "A house.", "de": "Ein Haus."}`; null is an empty side. The
+object may also lie under "translation", as in Hugging Face's translation datasets. Other keys, or
+ones within objects such as "text.en", are named as columns (`columns`).
 """
 
 from etils import epath

@@ -34,7 +34,9 @@ class OtherLanguages(Rule):
     confidence: float
 
     def as_stored(self):
-        """Return the recipe of each part with the version of py3langid, whose model decides.
+        """Return the recipe of each part with the version of py3langid.
+
+        Its model decides.
 
         Raises:
             UserError: py3langid is not installed or does not know a language.
@@ -84,7 +86,10 @@ def _labels() -> frozenset[str]:
 
 @functools.cache
 def _labels_of(code: str) -> frozenset[str]:
-    """Return the labels of a language and of its group: Nynorsk for "no", Cantonese for "zh"."""
+    """Return the labels of a language and of its group.
+
+    Examples are Nynorsk for "no", Cantonese for "zh".
+    """
     language = Language.read(code)
     label = language.spelling(_labels())
     in_group = {label for label in _labels() if Language.read(label).group == language.base}

@@ -54,7 +54,7 @@ def list_dropped(
     *,
     num_workers: int = 0,
 ) -> Iterator[tuple[str, str]]:
-    """Yield (place, reason) of each pair that `preprocess.prepare_split` drops, in order.
+    """Yield (place, reason) of the pairs that `preprocess.prepare_split` drops, in order.
 
     It tokenizes the source again.
     """

@@ -24,7 +24,7 @@ class Rule(PairFilter):
 
 @dataclasses.dataclass(frozen=True)
 class LengthRatio(Rule):
-    """Drop pairs with more than `most` times as many tokens on one side as on the other."""
+    """Drop pairs whose one side has more than `most` times the tokens of the other."""
 
     reason: ClassVar[str] = "length_ratio"
     shown: ClassVar[str] = "of unlike lengths"

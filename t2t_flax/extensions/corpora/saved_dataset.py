@@ -1,7 +1,7 @@
-"""Saved datasets of Hugging Face (`save_to_disk`): 'hf:FOLDER', or 'hf:FOLDER:SPLIT' with splits.
+"""Saved datasets of Hugging Face (`save_to_disk`): 'hf:FOLDER'.
 
-The folder holds Arrow streams, which pyarrow reads without `datasets`. The columns are the
-languages, or others (`columns`).
+'hf:FOLDER:SPLIT' for a folder with splits. The folder holds Arrow streams, which pyarrow reads
+without `datasets`. The columns are the languages, or others (`columns`).
 """
 
 import re
@@ -23,7 +23,7 @@ _SPEC = re.compile(r"(?P<folder>(?:\w+://)?[^:]*)(?::(?P<split>[^:,]*))?(?P<colu
 """Only columns contain a comma."""
 _STATE, _SPLITS = "state.json", "dataset_dict.json"
 _SELECTIONS = ("_indices_files", "_indices_data_files")
-"""Keys with which `datasets` before 2.10 stored a selection of rows beside all rows."""
+"""Keys with which `datasets` before 2.10 stored a selection of rows."""
 _END_OF_STREAM = b"\xff\xff\xff\xff\0\0\0\0"
 """End marker of an Arrow stream.
 
@@ -105,7 +105,10 @@ def _json_of(path: epath.Path) -> dict[str, Any]:
 
 
 def _split_folder(folder: epath.Path, split: str, label: str) -> epath.Path:
-    """Return the folder of a dataset or of one of its splits. Raises UserError if there is none."""
+    """Return the folder of a dataset or of one of its splits.
+
+    Raises UserError if there is none.
+    """
     if not folder.exists():
         raise UserError(f"{label}: there is no folder {folder}")
     if (folder / _SPLITS).exists():

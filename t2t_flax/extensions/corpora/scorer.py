@@ -102,7 +102,10 @@ def _file_of(spec: str, name: str) -> Path:
 
 
 def _import_file(path: Path) -> ModuleType:
-    """Return the module of a file, also put in `sys.modules` for dataclasses and pickle."""
+    """Return the module of a file.
+
+    It is also in `sys.modules`, for dataclasses and pickle.
+    """
     name = f"scorer_{hashlib.sha256(os.fsencode(path)).hexdigest()[:16]}"
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec and spec.loader

@@ -25,10 +25,10 @@ _READ_AT_ONCE = 1024
 
 
 class TfdsSource(Source):
-    """`tfds:NAME:SPLIT`, downloaded and prepared on first use into `data_dir` or TFDS's default.
+    """`tfds:NAME:SPLIT`, downloaded and prepared on first use.
 
-    Raises UserError if the dataset, its configuration, the split or the languages are unknown, or
-    the download fails.
+    The data is in `data_dir` or TFDS's default folder. Raises UserError if the dataset, its
+    configuration, the split or the languages are unknown, or the download fails.
     """
 
     def __init__(self, spec: str, languages: tuple[str, str], *, data_dir: str = "", label: str = ""):
@@ -109,7 +109,10 @@ def tfrecords(path: str, skip: int, take: int) -> Iterator[bytes]:
 
 
 def _prepared(name: str, data_dir: str | None, label: str):
-    """Return the dataset's builder, after downloading and preparing the data if needed."""
+    """Return the dataset's builder.
+
+    The data is downloaded and prepared if needed.
+    """
     alternative = "or give your own files: two text files 'SRC,TGT'"
     if _NAMESPACED.match(name):  # TFDS would download and run its code, and the config may be somebody else's
         raise UserError(f"{label}: only the datasets of TFDS itself are read, not those of a namespace; {alternative}")
@@ -146,7 +149,10 @@ def _prepared(name: str, data_dir: str | None, label: str):
 
 
 def _register_translation_datasets() -> None:
-    """Import TFDS's modules of translation datasets, because TFDS finds only imported ones."""
+    """Import TFDS's modules of translation datasets.
+
+    TFDS finds only imported ones.
+    """
     import tensorflow_datasets.translate as package
 
     for module in pkgutil.iter_modules(package.__path__):

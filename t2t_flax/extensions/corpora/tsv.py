@@ -1,4 +1,7 @@
-"""Tab-separated source: 'FILE.tsv' or 'tsv:FILE', plain or compressed, perhaps with `columns`."""
+"""Tab-separated source: 'FILE.tsv' or 'tsv:FILE', perhaps with `columns`.
+
+The file is plain or compressed.
+"""
 
 from etils import epath
 

@@ -42,21 +42,23 @@ class Ensembles:
 
     @classmethod
     def of(cls, config: Config) -> "Ensembles":
-        """The group of a config."""
         return config.group("ensembles")
 
     def each(self) -> list[str]:
-        """The items of `members`."""
+        """Items of `members`."""
         return [name for name in map(str.strip, self.members.split(",")) if name]
 
     def shares(self) -> tuple[float, ...]:
-        """The weight of each model, the run's own first; their sum is 1."""
+        """Weight of each model, the run's own first; their sum is 1."""
         count = 1 + len(self.each())
         values = [float(text) for text in self.weights.split(",")] if self.weights else [1.0] * count
         return tuple(value / sum(values) for value in values)
 
     def check(self, config: Config) -> None:
-        """Raises UserError for weights that are no positive numbers, one for each model, and for another decoder than JAX's."""
+        """Raise UserError for invalid weights, and for another decoder than JAX's.
+
+        Weights are positive numbers, one for each model.
+        """
         shown, count = f"config.ensembles.weights = {self.weights}", 1 + len(self.each())
         try:
             values = [float(text) for text in self.weights.split(",")] if self.weights else []

@@ -14,9 +14,9 @@ from t2t_flax.models.transformer import Transformer
 
 
 class Ensemble(nn.Module):
-    """An ensemble with the methods of `Transformer` for decoding, scoring and the validation loss.
+    """Ensemble that decodes, scores and gives the validation loss like a `Transformer`.
 
-    Parameters of member i are under `members_i`.
+    It has the methods that these need. Parameters of member i are under `members_i`.
 
     Args:
         weights: weight of each member; their sum is 1.

@@ -1,4 +1,8 @@
-"""Fine-tuning: parameters of another run to start from, frozen parameters, low-rank adapters, another vocabulary."""
+"""Fine-tuning: a start from another run's parameters, also with another vocabulary.
+
+Parameters may be frozen or have low-rank adapters. Parameters may be frozen or have low-rank
+adapters.
+"""
 
 import re
 from dataclasses import dataclass
@@ -52,7 +56,7 @@ class FineTuning:
     )
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a value that is none, and for frozen parameters beside adapters."""
+        """Raise UserError for an invalid value, and for frozen parameters beside adapters."""
         parse_init_checkpoint(self.init_checkpoint)
         for name, used in (("freeze", bool(self.freeze)), ("lora_modules", self.lora_rank > 0)):
             if used and not patterns_of(getattr(self, name)):
@@ -67,13 +71,13 @@ class FineTuning:
 
 
 def of(config: Config) -> FineTuning:
-    """The keys of a config."""
     return config.group("finetuning")
 
 
 def parse_init_checkpoint(text: str) -> dict[str, Any]:
-    """The fields of a `checkpoint_selection.CheckpointChoice` that finetuning.init_checkpoint names: `best` is {"best": True}.
-    Raises UserError for any other text.
+    """Return the fields of a `CheckpointChoice` that finetuning.init_checkpoint names.
+
+    `best` is {"best": True}. Raises UserError for any other text.
     """
     if text == "newest":
         return {}
@@ -89,7 +93,10 @@ def parse_init_checkpoint(text: str) -> dict[str, Any]:
 
 
 def patterns_of(text: str) -> list[str]:
-    """The patterns in a key such as finetuning.freeze, separated by spaces or commas."""
+    """Return the patterns in a key such as finetuning.freeze.
+
+    Spaces or commas separate them.
+    """
     return text.replace(",", " ").split()
 
 

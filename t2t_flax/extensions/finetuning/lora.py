@@ -1,8 +1,8 @@
-"""Low-rank adapters (LoRA, Hu et al. 2021): W + alpha / rank * A B in place of a kernel W.
+"""Low-rank adapters: W + alpha / rank * A B in place of a kernel W.
 
-A and B are trained and W is frozen. A run's parameters hold them beside the model's: `lora/PATH OF
-W/a` and `.../b`. The model sees merged parameters alone, and reading a checkpoint merges them, so
-decoding, evaluation and export know nothing of adapters.
+LoRA, Hu et al. 2021. A and B are trained and W is frozen. A run's parameters hold them beside the
+model's: `lora/PATH OF W/a` and `.../b`. The model sees merged parameters alone, and reading a
+checkpoint merges them, so decoding, evaluation and export know nothing of adapters.
 """
 
 import functools

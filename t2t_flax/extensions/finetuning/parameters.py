@@ -1,4 +1,4 @@
-"""The parameters of a run that is fine-tuned."""
+"""Parameters of a fine-tuned run."""
 
 import functools
 
@@ -11,7 +11,7 @@ from t2t_flax.training.parameters import Parameters, Params
 
 
 def parameters(config: Config) -> Parameters:
-    """Return parameters that start from another run, are partly frozen or have adapters."""
+    """Return parameters that start from another run, are frozen or have adapters."""
     keys = of(config)
     start = _start if keys.init_from else None
     if not keys.lora_rank:

@@ -32,9 +32,10 @@ SPREAD = 0.1
 def start_params(
     setup: TrainingSetup, own: dict[str, Any], group: ProcessGroup | None = None, say: Callable[[str], None] = print
 ) -> dict[str, Any]:
-    """Return the parameters of the run that finetuning.init_from names, on the run's devices.
+    """Return the parameters of the run that finetuning.init_from names.
 
-    Raises UserError for another model, and if there are no parameters.
+    They are on the devices of the new run. Raises UserError for another model, and if there are no
+    parameters.
 
     Args:
         own: the run's initial parameters.
@@ -86,7 +87,7 @@ def rows_by_piece(old: Tokenizer, new: Tokenizer) -> np.ndarray:
 def tables_by_piece(
     model: Transformer, own: dict[str, Any], other: dict[str, Any], old: TokenizerPair, new: TokenizerPair
 ) -> tuple[dict[str, Any], list[str]]:
-    """Return (parameters with the new vocabulary, count of known pieces for each vocabulary).
+    """Return (parameters with the new vocabulary, known pieces per vocabulary).
 
     The parameters are `other` with tables and output bias of the new vocabulary. A new piece gets
     the mean of the old rows, so that it is no more likely than an average piece was (Hewitt 2021),

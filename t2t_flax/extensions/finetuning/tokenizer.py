@@ -1,4 +1,4 @@
-"""The tokenizer of the run that finetuning.init_from names."""
+"""Tokenizer of the run that finetuning.init_from names."""
 
 from etils import epath
 

@@ -1,4 +1,7 @@
-"""Inspection of runs and trained models: layer statistics, hidden states, attention, profiles."""
+"""Inspection: layer statistics, hidden states, attention, profiles.
+
+They describe runs and trained models.
+"""
 
 from dataclasses import dataclass
 
@@ -27,7 +30,7 @@ class Inspection:
         return config.group("inspection")
 
     def check(self, config: Config) -> None:
-        """Raise UserError for updates that cannot be traced or whose statistics are not logged."""
+        """Raise UserError for updates that are not traced or whose statistics are not logged."""
         first, last = self.profile_steps
         if first > last:
             raise UserError(

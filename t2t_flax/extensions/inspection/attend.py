@@ -1,4 +1,7 @@
-"""`attend`: attention of every layer and head for a pair, as arrays, statistics and a picture."""
+"""`attend`: attention of every layer and head for a pair.
+
+Writes arrays, statistics and a picture.
+"""
 
 import io
 from typing import TYPE_CHECKING, Any
@@ -63,7 +66,10 @@ def entropy(weights: np.ndarray) -> np.ndarray:
 
 
 def mean_distance(weights: np.ndarray) -> np.ndarray:
-    """Return the expected |row - column| under the weights in tokens, [L, N, T, S] -> [L, N]."""
+    """Return the expected |row - column| in tokens, [L, N, T, S] -> [L, N].
+
+    The weights are the probabilities.
+    """
     rows, columns = (np.arange(n) for n in weights.shape[-2:])
     return (weights * np.abs(rows[:, None] - columns)).sum(-1).mean(-1)
 
@@ -78,7 +84,10 @@ def save(maps: "AttentionMaps", path: epath.PathLike) -> None:
 
 
 def draw(maps: "AttentionMaps", path: epath.PathLike) -> None:
-    """Plot one row of heads per layer of each kind. Raises UserError as `check_picture`."""
+    """Plot one row of heads per layer of each kind.
+
+    Raises UserError as `check_picture`.
+    """
     check_picture(path)
     from matplotlib.figure import Figure
 

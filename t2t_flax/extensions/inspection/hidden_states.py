@@ -21,7 +21,7 @@ EMBEDDINGS = "embeddings"
 
 
 class Layer(NamedTuple):
-    """Layer name as users write it, "encoder/2", and the model's module with its output."""
+    """Layer name as users write it, "encoder/2", and the module of its output."""
 
     name: str
     module: str
@@ -69,11 +69,11 @@ def hidden_states(
     lines: Sequence[tuple[str, str | None]],
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Iterator[States | UserError]:
-    """Yield the states of each source line in order, with its forced target if there are targets.
+    """Yield the states of each source line in order.
 
-    The states do not depend on other lines. A line that cannot be read yields an error in its
-    place, see `encode_pair`. Raises UserError as `TrainedModel.in_language`, and for layers of a
-    decoder without targets.
+    Each has its forced target if there are targets. The states do not depend on other lines. A line
+    that cannot be read yields an error in its place, see `encode_pair`. Raises UserError as
+    `TrainedModel.in_language`, and for layers of a decoder without targets.
     """
     run.check_single("inspecting layers")
     forced = any(target is not None for _, target in lines)

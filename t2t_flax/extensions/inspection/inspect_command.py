@@ -1,4 +1,7 @@
-"""`inspect`: hidden states of a trained model, and a page on the layers during its training."""
+"""`inspect`: hidden states of a trained model, and a page on its training.
+
+The page shows statistics layer by layer.
+"""
 
 import argparse
 import os

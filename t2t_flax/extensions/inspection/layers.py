@@ -54,7 +54,10 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
 
 
 def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.stages.Compiled], list[str]]:
-    """Return (programs of `measure` by batch shape, names of the values in their array)."""
+    """Return (programs of `measure` by batch shape, names of their results).
+
+    A program returns its results as one array.
+    """
     names: list[str] = []
 
     def packed(state: TrainState, batch: dict[str, jax.Array]) -> jax.Array:
@@ -117,7 +120,10 @@ def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]
 
 
 def root_mean_squares(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
-    """Return {module: RMS over all elements of its direct arrays} of a parameter tree, float32."""
+    """Return {module: RMS over all elements of its direct arrays}, float32.
+
+    The arrays come from a tree of parameters.
+    """
     arrays: dict[str, list[jax.Array]] = {}
     for path, x in flatten_dict(tree, sep="/").items():
         arrays.setdefault(path.rpartition("/")[0] or path, []).append(x)

@@ -71,7 +71,7 @@ def _short(value: float | None) -> float | None:
 
 
 def _place(name: str) -> tuple[Any, ...]:
-    """Return a sort key: tables, then encoder, then decoder, by the number of the layer."""
+    """Return a sort key: tables, then encoder, then decoder, by layer number."""
     top = name.partition("/")[0]
     numbered = re.fullmatch(r"(encoder|decoder)_(\d+)", top)
     stack = 0 if not numbered else 1 if numbered[1] == "encoder" else 2

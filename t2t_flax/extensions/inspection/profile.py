@@ -14,11 +14,11 @@ from t2t_flax.training.parts import TrainingSetup, TrainProgress
 
 
 class Profile:
-    """Traces updates `steps` = (first, last) into `folder`; each process writes its own files.
+    """Tracer of updates `steps` = (first, last) into `folder`.
 
-    An update is reported while the next one runs, so the trace also has parts of the updates before
-    and after. The profiler writes to local disk only; for a folder in an object store the trace is
-    copied there when it ends.
+    Each process writes its own files. An update is reported while the next one runs, so the trace
+    also has parts of the updates before and after. The profiler writes to local disk only; for a
+    folder in an object store the trace is copied there when it ends.
     """
 
     def __init__(self, folder: epath.PathLike, steps: tuple[int, int]):

@@ -1,4 +1,7 @@
-"""Interoperation: models for and of Hugging Face, CTranslate2 and safetensors; CTranslate2 as a decoder."""
+"""Interoperation with Hugging Face, CTranslate2 and safetensors.
+
+Models are exported and imported, and CTranslate2 is a decoder.
+"""
 
 from dataclasses import dataclass
 
@@ -20,7 +23,6 @@ class CTranslate2:
 
     @classmethod
     def of(cls, config: Config) -> "CTranslate2":
-        """The group of a config."""
         return config.group("ctranslate2")
 
 

@@ -118,7 +118,7 @@ def _export(run: "TrainedModel", kind: str) -> _Exported:
 
 
 def search_difference(config: Decode) -> str | None:
-    """Return the rule in which CTranslate2's search differs from the config's, or None.
+    """Return the rule in which CTranslate2's search differs, or None.
 
     The text names the keys that make both equal.
     """
@@ -142,7 +142,10 @@ def search_difference(config: Decode) -> str | None:
 
 
 def length_difference(config: Decode, model: Model) -> str | None:
-    """Return why outputs may be too long for the exported model, naming the keys, or None."""
+    """Return why outputs may be too long for the exported model, or None.
+
+    The text names the keys.
+    """
     longest = math.floor(config.max_length_ratio * config.max_source_length) + config.max_length_offset
     if model.position == "learned" or max(longest, config.max_source_length) <= POSITIONS:
         return None
@@ -240,11 +243,12 @@ class CTranslate2Translator:
         )
 
     def _hypotheses(self, result: Any, encoded: EncodedLines, i: int) -> tuple[Hypothesis, ...] | None:
-        """Return the n-best list; None if the search may have taken another course than ours.
+        """Return the n-best list, or None.
 
-        A search that ends before its cap returns the K best of its hypotheses. At least one of them
-        comes from its last step. So if none is longer than the sentence's cap, neither was the
-        search, and if all end in EOS, K had finished.
+        None if the search may have taken another course than ours. A search that ends before its
+        cap returns the K best of its hypotheses. At least one of them comes from its last step. So
+        if none is longer than the sentence's cap, neither was the search, and if all end in EOS, K
+        had finished.
         """
         found = [(tuple(map(int, words)), score) for words, score in zip(result.hypotheses, result.scores, strict=True)]
         cap, beams, best = encoded.caps[i], self._beams, found[0][0]
@@ -310,6 +314,6 @@ class CTranslate2Decoder(CTranslate2Translator, Decoder):
 
     @staticmethod
     def check(config: Config) -> None:
-        """Raise UserError unless CTranslate2 can decode for this config as the JAX search does."""
+        """Raise UserError unless CTranslate2 decodes for this config as the JAX search does."""
         if reason := _obstacle(config):
             raise UserError(f"config.decode.engine = ctranslate2: {reason}.")

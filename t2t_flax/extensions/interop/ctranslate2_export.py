@@ -1,7 +1,7 @@
-"""Writes a model in CTranslate2's format, which decodes on CPUs and GPUs without JAX.
+"""Writer of models in CTranslate2's format, which decodes without JAX.
 
-The paper's model is exported unchanged: post-norm, no biases in attention, sinusoids as explicit
-vectors, a zero start vector.
+It runs on CPUs and GPUs. The paper's model is exported unchanged: post-norm, no biases in
+attention, sinusoids as explicit vectors, a zero start vector.
 """
 
 import functools
@@ -41,7 +41,7 @@ def check_exportable(config: Model) -> None:
 
 
 def position_limit(config: Model) -> int:
-    """Return how many tokens of a source or a translation the exported model has positions for."""
+    """Return how many tokens of a side the exported model has positions for."""
     return config.max_positions if config.position == "learned" else POSITIONS
 
 

@@ -1,4 +1,7 @@
-"""CTranslate2's files: arrays of `model.bin` (binary version 6), and token lists beside it."""
+"""CTranslate2's files: the arrays of `model.bin`, and token lists.
+
+The binary version is 6.
+"""
 
 import math
 import struct
@@ -18,7 +21,10 @@ _DTYPES = (np.float32, np.int8, np.int16, np.int32, np.float16, ml_dtypes.bfloat
 
 
 _MOST_UNPACKED = 200
-"""Maximum unpacked size relative to the archive; trained floats compress to more than half."""
+"""Maximum unpacked size relative to the archive.
+
+Trained floats compress to more than half.
+"""
 
 
 class ModelFile(NamedTuple):
@@ -67,7 +73,10 @@ class _Reader:
 
 
 def read_model_bin(path: Path) -> ModelFile:
-    """Read the arrays of a model.bin. Raises UserError for a damaged file or another version."""
+    """Read the arrays of a model.bin.
+
+    Raises UserError for a damaged file or another version.
+    """
     reader = _Reader(path, path.read_bytes())
     version = reader.number("I")
     if not 1 <= version <= 100:
@@ -149,7 +158,10 @@ def read_npz(path: Path) -> ModelFile:
 
 
 def vocabulary_file(folder: Path, side: str) -> Path:
-    """Return the token list of "source" or "target". Raises UserError if there is none."""
+    """Return the token list of "source" or "target".
+
+    Raises UserError if there is none.
+    """
     names = [f"{name}_vocabulary.{kind}" for name in (side, "shared") for kind in ("json", "txt")]
     for name in names:
         if (folder / name).is_file():

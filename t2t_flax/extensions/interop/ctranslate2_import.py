@@ -287,7 +287,10 @@ def _tables(
     vocabularies: dict[str, Vocabulary],
     settings: dict[str, Any],
 ) -> tuple[Model, dict[str, Any], dict[str, Vocabulary]]:
-    """Return (config, parameters, vocabularies) with embeddings, projection and start vector."""
+    """Return (config, parameters, vocabularies) with the tables.
+
+    The parameters include embeddings, projection and start vector.
+    """
     width = len(tables["target"])
     projection = arrays.take("decoder/projection/weight", width, model.d_model)
     bias = arrays.take("decoder/projection/bias", width) if "decoder/projection/bias" in arrays else None

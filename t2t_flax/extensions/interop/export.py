@@ -126,7 +126,10 @@ _NOT_CARRIED: dict[str, Callable[[Config], list[str]]] = {
 
 
 def _own_rules(config: Config) -> list[str]:
-    """Return the rules for source lines and search that only t2t_flax has, one sentence each."""
+    """Return the rules that only t2t_flax has, one sentence each.
+
+    They apply to source lines and to the search.
+    """
     notes, names = [], [name for keys in STEPS.values() for name in keys]
     if config.decode.strategy not in ("beam", "greedy", "sample"):
         notes.append(
@@ -143,7 +146,7 @@ def _own_rules(config: Config) -> list[str]:
 def _directions(
     tokenizers: TokenizerPair, trained: Sequence[Direction], zero_shot: Sequence[Direction], kind: str
 ) -> str:
-    """Return the paragraph on a model's directions and on how to choose the target language."""
+    """Return the paragraph on a model's directions and the choice of the target language."""
     text = f"## Directions\n\nTrained: {', '.join(map(str, trained))}."
     if zero_shot:
         text += f" Without training text (zero-shot): {', '.join(map(str, zero_shot))}."

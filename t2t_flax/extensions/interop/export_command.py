@@ -85,7 +85,10 @@ def run(argv: list[str]) -> int:
 
 
 def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
-    """Return the scores of these checkpoints in the run's evaluation records, each once."""
+    """Return the scores of these checkpoints in the run's evaluation records.
+
+    Each appears once.
+    """
     scores: dict[Score, None] = {}
     for path in sorted((workdir / "eval").glob("*.json")):
         try:

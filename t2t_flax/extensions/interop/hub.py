@@ -1,7 +1,7 @@
-"""Hugging Face Hub folders: `hub:USER/NAME`, and `hub:USER/NAME@REVISION` to read one revision.
+"""Folders on the Hugging Face Hub: `hub:USER/NAME`.
 
-The token comes from HF_TOKEN or `hf auth login`; HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE keep their
-meaning.
+`hub:USER/NAME@REVISION` reads one revision. The token comes from HF_TOKEN or `hf auth login`;
+HF_ENDPOINT, HF_HOME and HF_HUB_OFFLINE keep their meaning.
 """
 
 import contextlib
@@ -20,14 +20,17 @@ _READ = (
     "target.spm", "*_vocabulary.json", "*_vocabulary.txt", "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin",
     "weights.npz",
 )  # fmt: skip
-"""File patterns that readers of models need, in the order in which they prefer weights.
+"""File patterns that readers of models need, in order of preference.
 
 Other files of a repository are not downloaded.
 """
 _SECOND_CHOICE = "pytorch_model.bin"
 """Same weights as model.safetensors, read if that is missing."""
 _HTTP_LIBRARIES = ("httpx", "httpx2", "httpcore", "httpcore2", "requests", "urllib3")
-"""HTTP libraries whose network errors huggingface_hub raises, depending on its version."""
+"""HTTP libraries whose network errors huggingface_hub raises.
+
+They depend on its version.
+"""
 
 
 def is_hub(name: str) -> bool:
@@ -64,7 +67,7 @@ def push(folder: str | Path, name: str, *, public: bool = False) -> str:
 
 
 def pull(name: str) -> Path:
-    """Return the files of a model that `import` reads, in the cache of huggingface_hub.
+    """Return the files that `import` reads, in the cache of huggingface_hub.
 
     Only new files are downloaded. Raises UserError for a wrong name, and for a model or revision
     that does not exist or cannot be reached.

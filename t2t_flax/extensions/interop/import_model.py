@@ -1,4 +1,7 @@
-"""Reads a trained model of another program, or of `export`, recognized by its files."""
+"""Reader of trained models of another program, or of `export`.
+
+It recognizes them by their files.
+"""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -38,7 +41,7 @@ def read_model(path: str | Path, *, num_heads: int = 0, languages: tuple[str, st
 
 
 def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
-    """Return the function that reads a folder or file, and the file of weights to give to it."""
+    """Return the function that reads a folder or file, and its file of weights."""
     folder = path if path.is_dir() else path.parent
     settings = read_json(folder / "config.json") if (folder / "config.json").is_file() else {}
     if {"model", "data"} <= settings.keys():

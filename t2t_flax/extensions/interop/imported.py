@@ -92,11 +92,11 @@ def stated_language(name: str | None) -> str:
 
 
 def sentencepiece_pair(folder: Path, source: list[str], target: list[str]) -> TokenizerPair | None:
-    """Return the tokenizers of source.spm and target.spm in a folder, or None without such files.
+    """Return the tokenizers of source.spm and target.spm in a folder, or None.
 
-    Their pieces have the ids of these vocabularies. Raises UserError for damaged files. A model
-    that numbers its pieces like the vocabulary is used unchanged; its tokens of target languages
-    may be written in another way there.
+    None if there are no such files. Their pieces have the ids of these vocabularies. Raises
+    UserError for damaged files. A model that numbers its pieces like the vocabulary is used
+    unchanged; its tokens of target languages may be written in another way there.
     """
     paths = [folder / name for name in ("source.spm", "target.spm")]
     if not all(path.is_file() for path in paths):
@@ -217,7 +217,10 @@ class Vocabulary:
         return int(np.sum(self.rows >= 0))
 
     def take(self, table: np.ndarray) -> np.ndarray:
-        """Return the rows of `table` in the order of our ids; zeros for ids that the file lacks."""
+        """Return the rows of `table` in the order of our ids.
+
+        Ids that the file lacks get zeros.
+        """
         known = self.rows >= 0
         return np.where(known.reshape(-1, *[1] * (table.ndim - 1)), table[self.rows], np.float32(0))
 
@@ -239,9 +242,10 @@ class Vocabulary:
 
 
 def renumbered(tokens: Sequence[str], special: Mapping[int, str], path: Path) -> Vocabulary:
-    """Return the vocabulary whose first ids are PAD, EOS and UNK, by their names in `special`.
+    """Return the vocabulary whose first ids are PAD, EOS and UNK.
 
-    Missing ones get no row. Raises UserError for a token that occurs twice.
+    `special` gives their names in the file. Missing ones get no row. Raises UserError for a token
+    that occurs twice.
 
     Args:
         path: file, for messages.

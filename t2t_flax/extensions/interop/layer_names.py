@@ -184,12 +184,18 @@ _FIRST_AXIS = ("query", "key", "value", "Einsum_0", "gate", "up")
 
 
 def sines_first(d_model: int) -> np.ndarray:
-    """Return int [D]: our feature at each place of a model with all sines before all cosines."""
+    """Return int [D]: our feature at each place of a model with all sines first.
+
+    All its sines come before all its cosines.
+    """
     return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
 
 
 def reordered(params: Any, order: np.ndarray) -> dict[str, Any]:
-    """Return the model with reordered features: feature k is feature order[k] of `params`."""
+    """Return the model with reordered features.
+
+    Feature k is feature order[k] of `params`.
+    """
     out = {}
     for path, x in flatten(params).items():
         *parents, name = path.split("/")
@@ -236,10 +242,10 @@ def recognize_positions(table: np.ndarray) -> Positions | None:
 
 
 def require_supported(config: Model, supported: Mapping[str, tuple[Any, ...]], program: str, advice: str) -> None:
-    """Raise UserError, naming the key, for a value that is not among its `supported` ones.
+    """Raise UserError, naming the key, for a value that is not supported.
 
-    It is also raised for heads of other widths than d_model / num_heads, and for another number of
-    key heads.
+    `supported` lists the values of each key. It is also raised for heads of other widths than
+    d_model / num_heads, and for another number of key heads.
     """
     width = config.d_model // config.num_heads
     heads = {"num_kv_heads": (0, config.num_heads), "d_k": (0, width), "d_v": (0, width)}

@@ -24,7 +24,10 @@ from t2t_flax.extensions.shared.directions import codes_of, model_directions
 
 POSITIONS = 1024
 EPSILON = 1e-5
-"""Epsilon of the norms: PyTorch's default, which Marian's architecture does not change."""
+"""Epsilon of the norms: PyTorch's default.
+
+Marian's architecture does not change it.
+"""
 _NEVER = -1e4  # bias of padding, which is never predicted; float16 has it
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mixer": ("attention",),
@@ -43,7 +46,7 @@ _ACTIVATIONS = {"relu": "relu", "gelu": "gelu_pytorch_tanh", "swish": "swish"}
 
 
 def check_exportable(config: Config) -> None:
-    """Raise UserError, naming the key, for a model that Marian's architecture cannot express."""
+    """Raise UserError, naming the key, for a model that Marian's files cannot express."""
     advice = "--format=ctranslate2 takes more kinds of models, --format=safetensors all."
     require_supported(config.model, _SUPPORTED, "Hugging Face's Marian", advice)
     if not config.data.source_eos:

@@ -1,7 +1,7 @@
-"""SentencePiece model with a separate piece vocabulary, as in Marian's and OPUS-MT's models.
+"""SentencePiece model with a separate piece vocabulary.
 
-Both languages may share the vocabulary while each has its own SentencePiece model. One file holds
-model and vocabulary.
+Marian's and OPUS-MT's models have one. Both languages may share the vocabulary while each has its
+own SentencePiece model. One file holds model and vocabulary.
 """
 
 import base64
@@ -45,7 +45,9 @@ class MarianTokenizer(ListTokenizer):
 
     @staticmethod
     def of(model: bytes, pieces: list[str], symbols: Sequence[str] = ()) -> "MarianTokenizer":
-        """Build the tokenizer of a serialized SentencePiece model and the pieces of ids 3, 4, ...
+        """Build the tokenizer of a SentencePiece model and the pieces of ids 3, 4, ...
+
+        The model is serialized.
 
         Args:
             symbols: symbols of target languages; if given, texts must begin with one of them.

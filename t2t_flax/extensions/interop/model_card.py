@@ -1,4 +1,7 @@
-"""README of an exported model: a model card whose metadata the Hugging Face Hub reads."""
+"""README of an exported model: a model card.
+
+The Hugging Face Hub reads its metadata.
+"""
 
 import dataclasses
 import json
@@ -39,7 +42,10 @@ class Score:
 
 
 def is_license(text: str) -> bool:
-    """Return True if a text can be the Hub's identifier of a licence, such as apache-2.0."""
+    """Return True if a text can be the Hub's identifier of a licence.
+
+    An example is apache-2.0.
+    """
     return bool(_LICENSE.fullmatch(text))
 
 
@@ -66,7 +72,10 @@ def scores_of_record(record: dict[str, Any]) -> list[Score]:
 
 
 def _file_names(spec: str) -> str:
-    """Return sources without the author's folders: `x=/home/me/a.en,b.de` as `x=a.en,b.de`."""
+    """Return sources without the author's folders.
+
+    `x=/home/me/a.en,b.de` becomes `x=a.en,b.de`.
+    """
     return re.sub(r"[^,;=]*/", "", spec)
 
 

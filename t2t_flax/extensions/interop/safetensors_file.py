@@ -1,4 +1,7 @@
-"""Our parameters in one safetensors file, readable without JAX; checks of any model's numbers."""
+"""Our parameters in one safetensors file, readable without JAX.
+
+Also checks of the numbers of any model's arrays.
+"""
 
 import json
 from collections.abc import Mapping
@@ -74,7 +77,10 @@ def save(path: Path, arrays: dict[str, np.ndarray], metadata: dict[str, str]) ->
 
 
 def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], dict[str, str]]:
-    """Return (arrays, metadata) of any safetensors file. Raises UserError if it cannot be read."""
+    """Return (arrays, metadata) of any safetensors file.
+
+    Raises UserError if it cannot be read.
+    """
     require("safetensors", "safetensors", str(path))
     from safetensors import SafetensorError, safe_open
 
@@ -89,7 +95,7 @@ def read_tensors(path: Path, *, with_arrays: bool = True) -> tuple[dict[str, np.
 
 
 def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (parameters as float32 arrays, config) from a file of `write_safetensors`.
+    """Return (float32 parameters, config) from a file of `write_safetensors`.
 
     Raises UserError for any other file.
     """
@@ -104,9 +110,9 @@ def read_safetensors(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def read_metadata(path: Path) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (config, checkpoint) from a file of `write_safetensors`, without its parameters.
+    """Return (config, checkpoint) from a file of `write_safetensors`.
 
-    Raises UserError for any other file.
+    The parameters are not read. Raises UserError for any other file.
     """
     _, metadata = read_tensors(path, with_arrays=False)
     return _object(path, metadata, "config"), _object(path, {"checkpoint": "{}"} | metadata, "checkpoint")

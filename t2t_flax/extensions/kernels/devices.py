@@ -31,7 +31,10 @@ def on_each_device(
 
 
 def divides(q: jax.Array, k: jax.Array) -> bool:
-    """Return whether the mesh in use divides rows and heads of q [B, T, N, H] and k [B, S, G, H] evenly."""
+    """Return True if the mesh in use divides rows and heads evenly.
+
+    They are the rows and heads of q [B, T, N, H] and k [B, S, G, H].
+    """
     mesh, free = jax.sharding.get_abstract_mesh(), _divided_axes()
     rows, heads = (
         math.prod(mesh.shape[axis] for axis in ((axes,) if isinstance(axes, str) else axes or ()) if axis in free)

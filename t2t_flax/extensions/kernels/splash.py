@@ -43,11 +43,11 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
 def attend(
     q: jax.Array, k: jax.Array, v: jax.Array, mask: SegmentMask, *, scaled: bool, interpret: bool = False
 ) -> jax.Array:
-    """Compute softmax(q k) v under `mask`: [B, T, N, H] over [B, S, G, H] -> [B, T, N, d_v].
+    """Compute softmax(q k) v under `mask`.
 
-    The softmax is in float32. A query without any key gets a mean of values, and padding attends to
-    padding, instead of 0 as in `masked_softmax`; no real token sees either. The backward pass
-    computes scores again.
+    Shapes: [B, T, N, H] over [B, S, G, H] -> [B, T, N, d_v]. The softmax is in float32. A query
+    without any key gets a mean of values, and padding attends to padding, instead of 0 as in
+    `masked_softmax`; no real token sees either. The backward pass computes scores again.
 
     Args:
         interpret: run without a TPU, slowly.

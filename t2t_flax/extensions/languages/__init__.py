@@ -48,7 +48,7 @@ def symbol_of(language: str) -> str:
 
 
 def parse_directions(config: Config) -> Mapping[str, Direction]:
-    """Return the direction of every source of data.train, data.valid and data.test, by name.
+    """Return the direction of every training, validation and test source, by name.
 
     A source without a name is `train`, `valid` or `test`. Empty without languages.directions.
     Raises UserError for a name that no source has, a source without a direction, and held-out text

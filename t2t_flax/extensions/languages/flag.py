@@ -6,7 +6,10 @@ from t2t_flax.cli.arguments import Change
 
 
 class TargetLanguage(Change):
-    """Put the symbol of a language before lines without one, as `TrainedModel.in_language`."""
+    """Put the symbol of a language before lines without one.
+
+    See `TrainedModel.in_language`.
+    """
 
     def __init__(self, model: Any, value: str):
         super().__init__(model, value)

@@ -53,7 +53,7 @@ class LanguagesHook(DataHook):
         return self._directions.get(name.removeprefix(VALID_PREFIX))
 
     def _zero_shot(self) -> list[str]:
-        """Return a line on the directions of validation and test sets without training text."""
+        """Return a line on the directions of held-out sets without training text."""
         others = dict.fromkeys(direction for direction in self._directions.values() if direction not in self._trained)
         return [f"zero-shot, no training text: {', '.join(map(str, others))}"] if others else []
 

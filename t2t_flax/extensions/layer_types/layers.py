@@ -1,4 +1,4 @@
-"""Alternative sub-layers: gated feed-forward networks, RMSNorm, additive attention scores."""
+"""Alternative sub-layers: gated feed-forward networks, RMSNorm, additive scores."""
 
 from typing import Any
 
@@ -32,9 +32,9 @@ class GatedFeedForward(nn.Module):
 
 
 def rms_norm(epsilon: float, dtype: jnp.dtype) -> nn.Module:
-    """x / sqrt(mean(x^2) + epsilon) * scale over the last axis (Zhang and Sennrich 2019).
+    """RMSNorm over the last axis (Zhang and Sennrich 2019).
 
-    Statistics are float32.
+    It is x / sqrt(mean(x^2) + epsilon) * scale. Statistics are float32.
     """
     scale = nn.with_logical_partitioning(nn.initializers.ones, ("norm",))
     return nn.RMSNorm(epsilon=epsilon, dtype=dtype, param_dtype=jnp.float32, scale_init=scale)

@@ -17,9 +17,9 @@ _SMALLEST_BLOCK = 8  # smaller products are no faster
 
 
 class LocalAttention(SelfAttention):
-    """The mixer `local_attention`: a position sees the positions with |i - j| <= (r - 1) / 2.
+    """Mixer `local_attention`: a position sees its neighbours.
 
-    r = layer_types.window.
+    Position i sees each j with |i - j| <= (r - 1) / 2. r = layer_types.window.
     """
 
     @property
@@ -47,7 +47,7 @@ class LocalAttention(SelfAttention):
         return attend(q, k, v, mask, inputs.positions, inputs.positions)
 
     def visible(self, position: jax.Array, keys_T: jax.Array) -> jax.Array:
-        """Return bool [T]: the positions `keys_T` in the window of the position that is decoded."""
+        """Return bool [T]: the positions `keys_T` in the decoded position's window."""
         return super().visible(position, keys_T) & (keys_T >= position - self.reach)
 
     @staticmethod
@@ -61,7 +61,10 @@ class LocalAttention(SelfAttention):
 
 
 def window_mask(length: int, reach: int) -> jax.Array:
-    """Return a mask [1, 1, T, T] in which a position sees at most `reach` before or after it."""
+    """Return a mask [1, 1, T, T] of the positions in reach.
+
+    A position sees at most `reach` before or after it.
+    """
     index = jnp.arange(length)
     return (jnp.abs(index[:, None] - index) <= reach)[None, None]
 
@@ -75,7 +78,10 @@ def block_size(reach: int) -> int:
 
 
 def saves_work(reach: int, length: int, *, causal: bool) -> bool:
-    """Return True if the bands are smaller than the whole matrix of a row of this length."""
+    """Return True if the bands are smaller than the whole matrix.
+
+    The matrix is for a row of this length.
+    """
     return reach < length - 1 and (2 if causal else 3) * block_size(reach) < length
 
 
@@ -90,7 +96,7 @@ def banded_attention(
     reach: int,
     causal: bool,
 ) -> jax.Array:
-    """Return attention [B, T, N, H] of each position over its segment, at most `reach` away.
+    """Return attention [B, T, N, H] over the segment, at most `reach` away.
 
     Args:
         attend: attend(q, k, v, mask, query_positions, key_positions) is plain attention over the

@@ -1,6 +1,6 @@
-"""Mixers of Table 1 in place of self-attention: recurrent and convolutional layers.
+"""Mixers of Table 1: recurrent and convolutional layers.
 
-See `t2t_flax.models.attention`.
+They replace self-attention. See `t2t_flax.models.attention`.
 """
 
 from collections.abc import Callable
@@ -103,10 +103,10 @@ def _run(cell: nn.RNNCellBase, x_BxTxD: jax.Array, reset_BxT: jax.Array, *, reve
 
 
 class Convolution(nn.Module):
-    """y_t = b + sum_j W_j x_(t + offset_j) over k positions of t's segment; linear, without gates.
+    """Convolution y_t = b + sum_j W_j x_(t + offset_j), linear, without gates.
 
-    The offsets are multiples of the dilation: to both sides of t in the encoder, t and before it in
-    the decoder.
+    The sum is over k positions of t's segment. The offsets are multiples of the dilation: to both
+    sides of t in the encoder, t and before it in the decoder.
     """
 
     NAME: ClassVar[str] = "convolution"
@@ -134,7 +134,7 @@ class Convolution(nn.Module):
 
     @property
     def offsets(self) -> list[int]:
-        """The k inputs of a position, relative to it."""
+        """Offsets of the k inputs of a position."""
         k = LayerTypes.of(self.config).conv_kernel_size
         first = 1 - k if self.causal else -(k // 2)
         return [(first + j) * self.dilation for j in range(k)]

@@ -25,10 +25,10 @@ def rotary(x: jax.Array, position: jax.Array, theta: float) -> jax.Array:
 
 
 def alibi_slopes(num_heads: int) -> np.ndarray:
-    """Return float32 [N] (Press et al. 2022): 2^(-8/N), 2^(-16/N), ... for a power of two.
+    """Return ALiBi's slopes, float32 [N] (Press et al. 2022).
 
-    Another number takes the slopes of the next lower power, then every other slope of the next
-    higher.
+    They are 2^(-8/N), 2^(-16/N), ... for a power of two. Another number takes the slopes of the
+    next lower power, then every other slope of the next higher.
     """
     lower = 2 ** int(np.log2(num_heads))
     slopes = 2.0 ** (-8 * np.arange(1, lower + 1) / lower)

@@ -44,9 +44,10 @@ _DEFAULT = "~/.cache/t2t_flax/metrics"
 
 
 def prepare_environment(packages: Packages, group: Any) -> str:
-    """Return the interpreter of the packages' environment, which is made if it is missing.
+    """Return the interpreter of the packages' environment.
 
-    That takes some minutes and a few gigabytes. Raises UserError if it cannot be made.
+    It is made if it is missing. That takes some minutes and a few gigabytes. Raises UserError if it
+    cannot be made.
 
     Args:
         group: keys of learned_metrics.
@@ -150,7 +151,7 @@ def score_sentences(name: str, samples: list[dict[str, str]], group: Any) -> dic
 
 
 def _own_packages() -> dict[str, str]:
-    """Return environment variables with which a process sees only its environment's packages.
+    """Return variables with which a process sees only its environment's packages.
 
     It sees neither ours nor the modules beside its script.
     """

@@ -15,11 +15,14 @@ from typing import Any
 
 
 class MissingWeightsError(Exception):
-    """The model is neither a folder nor a name whose files are available."""
+    """Error for a model that is neither a folder nor a name with available files."""
 
 
 def score_comet(request: dict[str, Any]) -> dict[str, Any]:
-    """Score with unbabel-comet: a model folder has hparams.yaml and checkpoints/model.ckpt."""
+    """Score with unbabel-comet.
+
+    A model folder has hparams.yaml and checkpoints/model.ckpt.
+    """
     import torch
     from comet import download_model, load_from_checkpoint
 
@@ -53,9 +56,10 @@ See Juraska et al. 2023.
 
 
 def score_metricx(request: dict[str, Any]) -> dict[str, Any]:
-    """Score with MetricX-24: the logit of METRICX_TOKEN in the first decoding step of an mT5.
+    """Score with MetricX-24.
 
-    The logit is clipped to between 0 and 25; inputs have MetricX-24's form.
+    The score is the logit of METRICX_TOKEN in the first decoding step of an mT5. The logit is
+    clipped to between 0 and 25; inputs have MetricX-24's form.
     """
     import torch
     from transformers import AutoTokenizer, MT5ForConditionalGeneration

@@ -64,7 +64,7 @@ class Mixtures:
     )
 
     def check(self, config: Config) -> None:
-        """Raise UserError for a wrong value, and for schedules in epochs of changing length."""
+        """Raise UserError for a wrong value, and for a schedule in epochs of changing length."""
         phases, _, limits, samples = (
             parse_shares(config),
             parse_tags(config),
@@ -120,7 +120,10 @@ class Phase(NamedTuple):
 
     @property
     def shares(self) -> tuple:
-        """Return the start and the proportions of the weights; other differences have no effect."""
+        """Return the start and the proportions of the weights.
+
+        Other differences have no effect.
+        """
         return self.start, self.weights and {name: w / sum(self.weights.values()) for name, w in self.weights.items()}
 
 

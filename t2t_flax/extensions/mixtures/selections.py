@@ -41,12 +41,12 @@ class FirstPairs(DerivedSource):
 
 
 class RandomPairs(DerivedSource):
-    """Sample of `size` pairs of a source, in its order; pairs that the source drops are passed on.
+    """Sample of `size` pairs of a source, in its order.
 
-    The sample is a function of the seed, the name and the number of the source's pairs. Pair k of n
-    is in it if a pseudo-random permutation of 0 .. n-1 takes it to a number below `size`. So the
-    source is read once more where n is not known, and memory does not grow. Raises UserError for a
-    source with fewer pairs.
+    Pairs that the source drops are passed on. The sample is a function of the seed, the name and
+    the number of the source's pairs. Pair k of n is in it if a pseudo-random permutation of 0 ..
+    n-1 takes it to a number below `size`. So the source is read once more where n is not known, and
+    memory does not grow. Raises UserError for a source with fewer pairs.
     """
 
     def __init__(self, source: Source, name: str, size: int, seed: int):

@@ -106,7 +106,7 @@ class SourceStream:
 
 @dataclasses.dataclass(frozen=True)
 class Mixture:
-    """The windows of a phase; `data.batching.windows.Windows`.
+    """Windows of a phase; `data.batching.windows.Windows`.
 
     Args:
       names: names of the sources.
@@ -169,9 +169,10 @@ class Mixture:
 
 
 def mixtures(store: TokenStore, config: Config, seed: int) -> list[tuple[int, Mixture]] | None:
-    """Return (first update, mixture) of each phase of the config, as if it were the first.
+    """Return (first update, mixture) of each phase of the config.
 
-    None if all pairs count equally, in batches of one size.
+    A mixture is built as if its phase were the first. None if all pairs count equally, in batches
+    of one size.
     """
     names, temperature = tuple(config.data.train_sources), config.group("mixtures").temperature or 1.0
     phases = phases_of(config)
@@ -236,7 +237,7 @@ def _shares(
 
 
 def _mixture(names: tuple[str, ...], sources: tuple[SourceStream, ...], shares: Sequence[Fraction]) -> Mixture:
-    """Return windows such that an epoch of the reference source has a whole number of them."""
+    """Return windows; an epoch of the reference source has a whole number of them."""
     reference = max(range(len(names)), key=lambda number: (shares[number], sources[number].stream.count))
     count = sources[reference].stream.count
     windows = windows_in(float(count / shares[reference] * sum(shares)))
@@ -293,7 +294,10 @@ def left_after(stream: UpdateStream, updates: int) -> tuple[SourceStream, ...]:
 
 
 def mixed_stream(make: MakeStream, config: Config) -> MakeStream:
-    """Return the phases of mixtures.shares and mixtures.batch_tokens, each a stream of `make`."""
+    """Return the phases of mixtures.shares and mixtures.batch_tokens.
+
+    Each is a stream of `make`.
+    """
 
     def make_phases(reader: PairReader, data: Data, seed: int, windows: Windows | None = None) -> Stream:
         found = mixtures(reader.store, config, seed)

@@ -11,7 +11,10 @@ from t2t_flax.data.tokenizer_text import TokenizerText
 
 
 class Shares(NamedTuple):
-    """Share of each source of data.train in a sample: weight * pairs^power, over the sum of all."""
+    """Share of each source of data.train in a sample.
+
+    It is weight * pairs^power, over the sum of all.
+    """
 
     weights: tuple[float, ...]
     power: float

@@ -30,7 +30,7 @@ KINDS = ("embeddings", "scores", "attention", "feed-forward", "layers", "logits"
 _VOCAB, _ROWS, _LENGTH = 128, 8, 16
 
 Changes = dict[str, list[float]]
-"""For each kind of activations, the RMS change since the beginning after each update."""
+"""RMS change since the beginning after each update, by kind of activations."""
 
 
 def at_width(config: Config, width: int) -> Config:

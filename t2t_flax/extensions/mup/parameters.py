@@ -1,4 +1,7 @@
-"""The parameters of a run with muP: initial values, gradients and rates times the factors of `rule`."""
+"""Parameters of a run with muP.
+
+Initial values, gradients and rates are multiplied by the factors of `rule`.
+"""
 
 import functools
 
@@ -41,7 +44,7 @@ def scales_of(config: Config, tree: Params) -> dict[Path, Scale]:
 
 
 def explain(config: Config) -> list[str]:
-    """Return a section of `explain`: rates and initial values of the kinds of parameters."""
+    """Return a section of `explain`: rates and initial values by kind of parameters."""
     m, keys = config.model, Mup.of(config)
     scale, head_width = keys.base_width / m.d_model, keys.head_width(config)
     lines = [

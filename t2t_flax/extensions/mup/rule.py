@@ -1,7 +1,8 @@
-"""Rules of muP for the Transformer (Yang et al. 2021, Tensor Programs V, table 8, Adam).
+"""Rules of muP for the Transformer.
 
-They are factors of initial values, gradients and rates alone: the model computes the paper's
-function, so decoding and exports know nothing of them.
+They follow Yang et al. 2021, Tensor Programs V, table 8, Adam. They are factors of initial values,
+gradients and rates alone: the model computes the paper's function, so decoding and exports know
+nothing of them.
 
 A multiplier s of a parameter w is moved into it: s w is w' with s times the initial value and s
 times Adam's update. So 1 / d_k in place of 1 / sqrt(d_k) is a factor of the queries. 1 / width of
@@ -24,9 +25,10 @@ They are attention's and the dense and gated feed-forward layers'.
 
 
 def rules(config: Config) -> dict[str, Scale]:
-    """Return the factors of each kind of parameters, see `kind_of`; all are 1 at the base width.
+    """Return the factors of each kind of parameters, see `kind_of`.
 
-    The gradient factor makes gradients as large relative to Adam's epsilon as in the base model.
+    All are 1 at the base width. The gradient factor makes gradients as large relative to Adam's
+    epsilon as in the base model.
     """
     m, keys = config.model, Mup.of(config)
     width = m.d_model / keys.base_width

@@ -1,4 +1,4 @@
-"""Optimizers and learning-rate schedules that are not the paper's."""
+"""Alternative optimizers and learning-rate schedules."""
 
 from dataclasses import dataclass
 
@@ -49,12 +49,13 @@ class Optimizers:
 
     @classmethod
     def of(cls, config: Config) -> "Optimizers":
-        """Returns the group of a config."""
         return config.group("optimizers")
 
     def check(self, config: Config) -> None:
-        """Raises UserError for a beta that the chosen optimizer does not take, and for decay steps that are missing, too few,
-        or before the end of the training.
+        """Raise UserError for unsuitable betas and decay steps.
+
+        The chosen optimizer must take the beta. Decay steps must not be missing, too few, or before
+        the end of the training.
         """
         o = config.optimizer
         if o.name == "schedule_free_adamw" and not o.b1:

@@ -26,7 +26,7 @@ def schedule_free_adamw(config: Config) -> "ScheduleFree":
 
 
 class ScheduleFree(AveragingDirection):
-    """The direction of z."""
+    """Direction of z."""
 
     def around(self, config: Config, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
         """Return the optimizer of y, around one that moves z."""
@@ -40,7 +40,10 @@ class ScheduleFree(AveragingDirection):
         return optax.GradientTransformation(tx.init, update)
 
     def average(self, old: Any, params: Any, opt_state: Any) -> Any:
-        """Return x from y and z. The optimizer's state may be within that of another transformation."""
+        """Return x from y and z.
+
+        The optimizer's state may be inside another transformation's state.
+        """
         return optax.contrib.schedule_free_eval_params(_find(ScheduleFreeState, opt_state), params)
 
 

@@ -1,4 +1,7 @@
-"""Schedules that decay to a final rate at a given update; rows of `registry.SCHEDULES`."""
+"""Schedules that decay to a final rate at a given update.
+
+They are rows of `registry.SCHEDULES`.
+"""
 
 import jax
 import jax.numpy as jnp
@@ -23,7 +26,10 @@ def linear(config: Config) -> Schedule:
 
 
 def wsd(config: Config) -> Schedule:
-    """peak_lr until cooldown_steps before decay_steps, then a line to min_lr (Hu et al. 2024, MiniCPM)."""
+    """Constant peak_lr until cooldown_steps before decay_steps, then a line to min_lr.
+
+    See Hu et al. 2024, MiniCPM.
+    """
     keys = Optimizers.of(config)
     return _decay(config, optax.linear_schedule(1.0, 0.0, 1), keys.decay_steps - keys.cooldown_steps)
 

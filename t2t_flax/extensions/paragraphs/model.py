@@ -35,9 +35,9 @@ def check_splits(config: Config) -> None:
 
 
 class SentenceModel:
-    """A trained model (`evaluation.restore.TrainedModel`) whose `translate` takes paragraphs.
+    """Trained model whose `translate` takes paragraphs.
 
-    Raises UserError as `check_splits`.
+    It wraps `evaluation.restore.TrainedModel`. Raises UserError as `check_splits`.
     """
 
     def __init__(self, model: Any):
@@ -90,9 +90,10 @@ class SplitSentences(Change):
 
 
 def joined(paragraph: Sentences, translations: Sequence[Translation]) -> Translation:
-    """Return the translation of a paragraph: its i-th hypothesis joins the i-th of each sentence.
+    """Return the translation of a paragraph.
 
-    log_prob is their sum, score the mean of their scores.
+    Its i-th hypothesis joins the i-th hypothesis of each sentence. log_prob is their sum, score the
+    mean of their scores.
     """
     hypotheses = []
     for parts in zip(*(translation.hypotheses for translation in translations), strict=True):

@@ -1,4 +1,7 @@
-"""Labelled bracket scores with EVALB's rules (Sekine and Collins) and COLLINS.prm, over all sentences."""
+"""Labelled bracket scores over all sentences.
+
+They follow EVALB's rules (Sekine and Collins) and COLLINS.prm.
+"""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -8,7 +11,7 @@ import numpy as np
 from t2t_flax.extensions.parsing.trees import ROOT, Leaf, Node, leaves
 
 DELETED_TAGS = (",", ":", "``", "''", ".")
-"""Words with these tags are deleted, and so are brackets that contain nothing else."""
+"""Tags of deleted words; brackets that contain nothing else are deleted, too."""
 EQUIVALENT = {"PRT": "ADVP"}
 COUNTS = ("matched", "gold", "predicted", "correct_tags", "words", "exact", "skipped_by_evalb")
 METHOD = (
@@ -21,10 +24,11 @@ EXACT_MATCH = "all brackets match; tags and punctuation are not compared"
 
 
 def bracket_counts(prediction: Node, reference: Node) -> np.ndarray:
-    """Return int64 [7]: the `COUNTS` of one sentence, from two trees over the same words.
+    """Return the `COUNTS` of one sentence, int64 [7].
 
-    skipped_by_evalb: 1 if EVALB would skip the sentence, because the tags of the two trees delete
-    different words. Raises ValueError if the words differ.
+    They come from two trees over the same words. skipped_by_evalb: 1 if EVALB would skip the
+    sentence, because the tags of the two trees delete different words. Raises ValueError if the
+    words differ.
     """
     predicted, gold = leaves(prediction), leaves(reference)
     if [leaf.word for leaf in predicted] != [leaf.word for leaf in gold]:

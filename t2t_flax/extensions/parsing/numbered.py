@@ -1,6 +1,7 @@
-"""Tokenizers that number the words of both sides, so that the model need not count.
+"""Tokenizers that number the words of both sides.
 
-The number is a token after each source word, and a part of each tag (`parsing.word_numbers`).
+So the model need not count. The number is a token after each source word, and a part of each tag
+(`parsing.word_numbers`).
 """
 
 import base64
@@ -26,7 +27,10 @@ def without_number(symbol: str) -> str:
 
 
 class NumberedWords(Tokenizer):
-    """Pieces of each word by a SentencePiece model, then the word's number modulo `count`."""
+    """Pieces of each word, then the word's number modulo `count`.
+
+    A SentencePiece model gives the pieces.
+    """
 
     KIND = "SentencePiece model with numbers of words"
 
@@ -65,7 +69,10 @@ class NumberedWords(Tokenizer):
 
 
 class NumberedSymbols(ListTokenizer):
-    """Symbols of linearized trees; the k-th tag has the number k modulo `count`: `NN#3`."""
+    """Symbols of linearized trees with numbered tags: `NN#3`.
+
+    The k-th tag has the number k modulo `count`.
+    """
 
     KIND, PIECES = "symbols of trees with numbers of words", "symbols"
 

@@ -1,4 +1,7 @@
-"""Bracket files as a corpus: sources are the words of sentences, targets their linearized trees."""
+"""Bracket files as a corpus.
+
+Sources are the words of sentences, targets their linearized trees.
+"""
 
 from collections.abc import Iterator
 
@@ -17,7 +20,7 @@ FORMS = (
 
 
 class TreeSource(Source):
-    """The trees of one or more files, in order."""
+    """Trees of one or more files, in order."""
 
     def __init__(self, spec: str, paths: list[epath.Path]):
         super().__init__(spec, files=paths)

@@ -1,4 +1,7 @@
-"""English constituency parsing (6.3): words to linearized trees, scored by labelled F1."""
+"""English constituency parsing (6.3): words to linearized trees.
+
+The score is labelled F1.
+"""
 
 import functools
 import itertools
@@ -92,7 +95,10 @@ def exact_match(predictions: Predictions, config: Config) -> dict[str, Any]:
 
 
 def well_formed(predictions: Predictions, config: Config) -> dict[str, Any]:
-    """Return the share of raw, unrepaired outputs that are valid trees with one tag per word."""
+    """Return the share of raw outputs that are valid trees with one tag per word.
+
+    They are not repaired.
+    """
     pairs = zip(predictions.outputs, predictions.sources, strict=True)
     count = sum(from_linear(output, source.split())[1] for output, source in pairs)
     return _percent(count, len(predictions.outputs))

@@ -1,4 +1,4 @@
-"""Constituency trees: Penn Treebank bracket files, and linearization for the model."""
+"""Constituency trees: Penn Treebank bracket files, and linearized trees for the model."""
 
 import dataclasses
 import re
@@ -114,7 +114,10 @@ def escaped(text: str) -> str:
 
 
 def bracketed(tree: Node | Leaf) -> str:
-    """Return the tree on one line, `(TOP (S (NP (DT The) ...`; the inverse of `read_trees`."""
+    """Return the tree on one line, `(TOP (S (NP (DT The) ...`.
+
+    It is the inverse of `read_trees`.
+    """
     if isinstance(tree, Leaf):
         return f"({tree.tag} {escaped(tree.word)})"
     return f"({tree.label} {' '.join(map(bracketed, tree.children))})"
@@ -139,7 +142,7 @@ def linear(tree: Node) -> str:
 
 
 def from_linear(text: str, words: list[str]) -> tuple[Node, bool]:
-    """Return (tree of a linearized form over these words, whether the form was well-formed).
+    """Return (tree of a linearized form over these words, whether it was well-formed).
 
     A malformed one is repaired. A bracket that closes an outer constituent closes the ones inside
     it too; a closing bracket without an opening one is ignored; open brackets are closed at the

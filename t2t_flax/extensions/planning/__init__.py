@@ -1,4 +1,4 @@
-"""Planning: device utilization of a run, and programs compiled for an absent machine."""
+"""Planning: device utilization of a run, and programs for an absent machine."""
 
 from dataclasses import dataclass
 

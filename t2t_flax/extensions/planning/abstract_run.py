@@ -1,4 +1,7 @@
-"""The real train step, compiled ahead of time for devices that need not exist here."""
+"""Train step compiled ahead of time for devices that need not exist here.
+
+It is the same step as in a run.
+"""
 
 import dataclasses
 import math

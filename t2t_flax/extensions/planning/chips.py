@@ -1,11 +1,13 @@
-"""Data sheets of the chips that `plan` knows. Nothing here was measured by this project.
+"""Data sheets of the chips that `plan` knows.
 
-TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /tpu7x, /v4, /v3 (HBM, bandwidths, the largest slice), read in
-November 2026; names of TPU7x by size: github.com/AI-Hypercomputer/xpk, whose tpu7x-128 is 4x4x4; links of v3 (4 of
-70 GB/s) and v4 (6 of 50 GB/s): Jouppi et al. 2023, arXiv 2304.01433, Table 4.
-GPU: OpenXLA's target configs (xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm,
-h200, b200, gb200, b300) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data sheets for
-NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 Gb/s for each GPU).
+This project measured none of the numbers. TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training,
+/v6e, /tpu7x, /v4, /v3 (HBM, bandwidths, the largest slice), read in November 2026; names of TPU7x
+by size: github.com/AI-Hypercomputer/xpk, whose tpu7x-128 is 4x4x4; links of v3 (4 of 70 GB/s) and
+v4 (6 of 50 GB/s): Jouppi et al. 2023, arXiv 2304.01433, Table 4. GPU: OpenXLA's target configs
+(xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm, h200, b200,
+gb200, b300) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data
+sheets for NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 Gb/s for
+each GPU).
 """
 
 import dataclasses
@@ -152,7 +154,7 @@ def data_sheet_peak(device: Any) -> float | None:
 
 
 def target_config(chip: Chip) -> str:
-    """Return the text of the `GpuTargetConfigProto` with which XLA compiles for an absent GPU."""
+    """Return the `GpuTargetConfigProto` text with which XLA compiles for an absent GPU."""
     gpu = chip.target
     assert gpu
     return f"""

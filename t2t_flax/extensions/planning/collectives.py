@@ -145,7 +145,10 @@ def _work_before_answer(computation: Computation, send: Instruction) -> bool:
 
 
 def _works_until(computation: Computation, start: Instruction, end: str, operands: set[str]) -> bool:
-    """Return True if there is work between `start` and an `end` of one of these operands."""
+    """Return True if there is work between `start` and an `end` instruction.
+
+    The latter has one of these operands.
+    """
     for later in computation.after(start):
         if later.op.endswith(end) and operands & set(later.operands):
             return False
@@ -155,9 +158,9 @@ def _works_until(computation: Computation, start: Instruction, end: str, operand
 
 
 def first_group(attributes: str, devices: int) -> tuple[int, ...]:
-    """Return positions in the mesh of the first group of `replica_groups`; all if it is empty.
+    """Return positions in the mesh of the first group of `replica_groups`.
 
-    It reads any of XLA's notations.
+    All positions if it is empty. It reads any of XLA's notations.
     """
     pairs = re.search(r"source_target_pairs=\{\{(\d+),(\d+)\}", attributes)
     if pairs:
@@ -230,12 +233,15 @@ class DeviceLayout:
         return cls(tuple(slices), tuple(coordinates), topology, dict(mesh.shape))
 
     def axes(self, group: tuple[int, ...]) -> str:
-        """Return the mesh axes along which the devices of a group differ, such as "data fsdp"."""
+        """Return the mesh axes along which the devices of a group differ.
+
+        An example is "data fsdp".
+        """
         index = np.unravel_index(group, tuple(self.mesh.values()))
         return " ".join(axis for axis, positions in zip(self.mesh, index, strict=True) if len(set(positions)) > 1)
 
     def links(self, group: tuple[int, ...]) -> tuple[int, int]:
-        """Return (links over which a chip of the group can send at once, hops across the group).
+        """Return (links over which a chip of the group sends at once, hops across the group).
 
         Both are within one slice. An axis that the group spans whole and that closes to a ring
         gives two links, any other axis one.

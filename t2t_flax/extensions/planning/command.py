@@ -70,7 +70,9 @@ def run(argv: list[str]) -> int:
 
 
 def run_with_compilers(machines: list[Topology], command: list[str]) -> None:
-    """Replace this process by `python -m COMMAND` in `compiler_environment`, unless it runs there already.
+    """Replace this process by `python -m COMMAND` in `compiler_environment`.
+
+    Does nothing if it runs there already.
 
     Raises:
       UserError: a compiler is missing.
@@ -106,7 +108,10 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
 
 
 def require_compilers(machines: list[Topology]) -> None:
-    """Raise UserError, with the command that installs it, for a missing compiler of a machine."""
+    """Raise UserError for a missing compiler of a machine.
+
+    The message has the command that installs it.
+    """
     compilers = {
         "tpu": (has_tpu_compiler, "the TPU compiler (0.7 GB, works without a TPU)", "plan"),
         "gpu": (has_gpu_compiler, "XLA's GPU compiler (2.5 GB, works without a GPU)", "plan-gpu"),
@@ -120,7 +125,10 @@ def require_compilers(machines: list[Topology]) -> None:
 
 
 def has_tpu_compiler() -> bool:
-    """Return True if libtpu is installed, even if this process leaves it out, see `runs_on_cpu`."""
+    """Return True if libtpu is installed.
+
+    This process may leave it out, see `runs_on_cpu`.
+    """
     return importlib.machinery.PathFinder.find_spec("libtpu") is not None or bool(os.environ.get("TPU_LIBRARY_PATH"))
 
 

@@ -58,7 +58,7 @@ class Instruction(NamedTuple):
 
     @property
     def called(self) -> tuple[str, ...]:
-        """Computations that it runs: of a fusion, a call, a loop, or a conditional's branches."""
+        """Computations of a fusion, a call, a loop, or a conditional's branches."""
         branches = _BRANCHES.search(self.attributes)
         return (*_CALLS.findall(self.attributes), *(_NAME.findall(branches[1]) if branches else ()))
 
@@ -201,7 +201,10 @@ def trip_count(program: Program, computation: Computation, loop: Instruction) ->
 
 
 def called_kernel(instruction: Instruction) -> str:
-    """Return the kernel that XLA calls there instead of generating one (cuBLAS, cuDNN, Mosaic), or ""."""
+    """Return the kernel that XLA calls instead of generating one, or "".
+
+    Such kernels are cuBLAS, cuDNN, Mosaic.
+    """
     target = _TARGET.search(instruction.attributes)
     return target[1] if target and not _BOOKKEEPING.match(target[1]) else ""
 

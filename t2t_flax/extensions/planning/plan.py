@@ -1,6 +1,6 @@
-"""Plan of a config on a machine, as plain values: memory, collectives, traffic, least time.
+"""Plan of a config on a machine: memory, collectives, traffic, least time.
 
-Runs in the environment of `command.compiler_environment`.
+The results are plain values. Runs in the environment of `command.compiler_environment`.
 """
 
 import dataclasses
@@ -69,7 +69,10 @@ def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str,
 
 
 def batch_shape(config: Config, shards: int, *, rows: int = 0) -> Shape:
-    """Return the largest shape of a run over `shards` devices along the batch; see `make_plan`."""
+    """Return the largest shape of a run; see `make_plan`.
+
+    The run has `shards` devices along the batch.
+    """
     data = config.data
     if data.batching == "packed":
         length = data.pack_length
@@ -147,10 +150,11 @@ def roofline(topology: Topology, flops: float, memory_bytes: float, rows: list[d
 
 
 def sent_bytes(row: dict[str, Any]) -> tuple[float, float]:
-    """Return the least bytes that a device sends (within its slice, to other slices) in all runs of a row.
+    """Return the least bytes that a device sends in all runs of a row.
 
-    An all-reduce of S bytes over n devices needs 2 (n - 1) / n S, a gather, a scatter or an all-to-all (n - 1) / n S, a
-    permutation S. Over several slices each device exchanges its n-th part with its peers.
+    The result is (bytes within its slice, bytes to other slices). An all-reduce of S bytes over n
+    devices needs 2 (n - 1) / n S, a gather, a scatter or an all-to-all (n - 1) / n S, a permutation
+    S. Over several slices each device exchanges its n-th part with its peers.
     """
     n, slices, size = row["devices"], row["slices"], row["bytes"]
     if row["kind"] == "collective-permute":

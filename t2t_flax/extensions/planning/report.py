@@ -1,4 +1,7 @@
-"""Format a plan as text. Every number states its source: the compiler, a formula or a data sheet."""
+"""Format a plan as text.
+
+Every number states its source: the compiler, a formula or a data sheet.
+"""
 
 from typing import Any
 

@@ -1,4 +1,7 @@
-"""Kernels of an optimized XLA program: bytes, FLOPs, estimated cycles and part of the train step."""
+"""Kernels of an optimized XLA program.
+
+They have bytes, FLOPs, estimated cycles and a part of the train step.
+"""
 
 import collections
 import math
@@ -100,14 +103,20 @@ def totals(rows: Iterable[Kernel]) -> dict[str, int]:
 
 
 def gpu_traffic(rows: list[Kernel], chip: Chip) -> dict[str, Any]:
-    """Return kernels, called kernels, bytes, and the seconds of these bytes by data sheet."""
+    """Return kernels, called kernels, bytes, and the seconds of these bytes.
+
+    The seconds follow from the data sheet.
+    """
     sums = totals(rows)
     counts = {name: sums[name] for name in ("kernels", "custom_calls", "bytes")}
     return counts | {"seconds": sums["bytes"] / (chip.hbm_bandwidth / chip.devices)}
 
 
 def tpu_estimate(rows: list[Kernel], chip: Chip) -> dict[str, Any]:
-    """Return cycles, their seconds if the clock is known, and the Pallas kernels, which have no cycles."""
+    """Return cycles, their seconds if the clock is known, and the Pallas kernels.
+
+    Pallas kernels have no cycles.
+    """
     sums = totals(rows)
     seconds = sums["cycles"] / (chip.clock_ghz * 1e9) if chip.clock_ghz else None
     return {"cycles": sums["cycles"], "seconds": seconds, "custom_calls": sums["custom_calls"]}
@@ -126,7 +135,10 @@ def part_of(program: Program, instruction: Instruction) -> str:
 
 
 def _inside(program: Program, instruction: Instruction) -> list[tuple[Computation, Instruction]]:
-    """Return the instructions of a fusion and of fusions in it; of any other instruction none."""
+    """Return the instructions of a fusion and of fusions in it.
+
+    Any other instruction has none.
+    """
     found = []
     for name in instruction.called if instruction.op in ("fusion", "fusion-start") else ():
         for i in program.computations[name].instructions.values():
@@ -202,7 +214,10 @@ def _before_bitcasts(body: Computation, instruction: Instruction) -> Instruction
 
 
 def product_flops(program: Program, computation: Computation, instruction: Instruction) -> int:
-    """Return the FLOPs of matrix products in one run: cuBLAS, cuDNN's attention with masked scores, `dot`."""
+    """Return the FLOPs of matrix products in one run.
+
+    Products are cuBLAS, cuDNN's attention with masked scores, `dot`.
+    """
     called = called_kernel(instruction)
     if "fmha" in called:
         scores = _FMHA_SCORES.search(instruction.attributes)

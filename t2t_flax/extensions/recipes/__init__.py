@@ -1,6 +1,6 @@
-"""Recipes: presets of other codebases and papers, and batches counted with padding.
+"""Recipes: presets of other codebases and papers, and padded batches.
 
-The presets include the rows of the paper's Table 3.
+Padded batches are counted with their padding. The presets include the rows of the paper's Table 3.
 """
 
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Recipes:
     )
 
     def check(self, config: Config) -> None:
-        """Raise UserError for groups of too few tokens and for several in an update of buckets."""
+        """Raise UserError for too small groups, and for several groups in an update of buckets."""
         d = config.data
         if self.batch_groups and d.batch_tokens // self.batch_groups < 2 * d.max_length:
             raise UserError(

@@ -1,4 +1,4 @@
-"""The WMT workload of AlgoPerf, by mlcommons/algorithmic-efficiency at 2c90454 (rules 0.6).
+"""WMT workload of AlgoPerf, mlcommons/algorithmic-efficiency at 2c90454 (rules 0.6).
 
 Comments name the file of a value; values of model, data, search and targets are in
 algoperf/workloads/wmt.

@@ -23,7 +23,7 @@ from t2t_flax.errors import UserError
 GROUP_MULTIPLE = 8
 """Group sizes are multiples of this (fairseq's required-batch-size-multiple)."""
 _WINDOW_UPDATES, _FILLED = 8, 0.99
-"""Minimum updates of a window, and the share of each update that the window's pairs fill."""
+"""Minimum updates of a window, and the filled share of each update."""
 _SAMPLE, _SAMPLED_WINDOWS = 64, 4
 """Updates in a sample, which determines the sizes, and its maximum windows."""
 _TRIES = 10
@@ -114,7 +114,10 @@ class PaddedLayouter(Layouter):
         return samples, self.reader.read(samples)
 
     def _cuts(self, sides: Sides, window: int) -> Iterator[list[np.ndarray]]:
-        """Yield ways to combine the groups of a window: indices of the pairs of each update."""
+        """Yield ways to combine the groups of a window.
+
+        A way has the indices of the pairs of each update.
+        """
         source, target = (side.lengths for side in sides)
         order = permutation(len(source), key_of(self.seed, 6, 0))
         order = order[np.lexsort((target[order], source[order]))]
@@ -132,7 +135,10 @@ class PaddedLayouter(Layouter):
         return rows if len(rows) == len(cut) else None
 
     def _halved(self, sides: Sides, cut: list[np.ndarray]) -> list[_Rows]:
-        """Return the rows of a cut of unusual lengths: updates that fit into no size are halved."""
+        """Return the rows of a cut of unusual lengths.
+
+        Updates that fit into no size are halved.
+        """
         todo, out = cut[::-1], []
         while todo:
             rows = self._rows(sides, pairs := todo.pop())
@@ -174,14 +180,19 @@ class PaddedLayouter(Layouter):
 
 
 def smallest_fitting(sizes: Sequence[Size], needed: Size) -> int | None:
-    """Return the index of the size with the fewest token slots that holds `needed`; None if none does."""
+    """Return the index of the size with the fewest token slots that holds `needed`.
+
+    None if none does.
+    """
     length, rows = needed
     enough = [i for i, (edge, most) in enumerate(sizes) if edge >= length and most >= rows]
     return min(enough, key=lambda i: sizes[i][0] * sizes[i][1], default=None)
 
 
 def first_fit_in_turn(source: np.ndarray, target: np.ndarray, pack_length: int) -> tuple[np.ndarray, ...]:
-    """Pack the pairs of an update, the longest first, each into the first row with room.
+    """Pack the pairs of an update, each into the first row with room.
+
+    The longest pairs come first.
 
     Returns:
       for each pair its row, and where it starts in the row's source and target, int64 [pairs].

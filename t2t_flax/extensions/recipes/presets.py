@@ -38,7 +38,10 @@ FLAX_WMT = {
     "decode.max_length_ratio": 0.0,
     "decode.max_length_offset": 256,
 }
-"""Keys that google/flax examples/wmt and AlgoPerf's WMT workload share; search of at most 256 tokens."""
+"""Keys that google/flax examples/wmt and AlgoPerf's WMT workload share.
+
+The search has at most 256 tokens.
+"""
 # MLPerf Training v0.7, Google's JAX entry on TPU v3-8192.
 # Published with the entry: the shape, 2,048 packed rows of 256 tokens an update (at 97 % full these are 508,000 real
 # tokens), Adam's betas and epsilon, warm-up 664, the factor 3.309 of d_model^-0.5, whose peak is 4.0e-3.

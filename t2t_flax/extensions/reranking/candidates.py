@@ -14,7 +14,10 @@ from t2t_flax.cli.lines import iterate_lines
 from t2t_flax.errors import UserError
 
 _BESIDE = re.compile(r"\S+=.*|(\d+-\d+( |$))*")
-"""Features and word alignments between a translation and its score, as in Marian and Moses."""
+"""Features and word alignments between a translation and its score.
+
+Marian and Moses write them.
+"""
 
 
 class Candidate(NamedTuple):

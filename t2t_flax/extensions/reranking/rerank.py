@@ -9,7 +9,7 @@ _SHRINKS = 8
 
 
 def choose(features: np.ndarray, starts: Sequence[int], weights: np.ndarray) -> np.ndarray:
-    """Return int [sources]: the candidate of each source with the highest weighted sum.
+    """Return the candidate of each source with the highest weighted sum, int [sources].
 
     The first of equal ones wins. A candidate with a feature that is not finite is chosen only if
     all have one.
@@ -30,11 +30,11 @@ def tune(
     statistics: np.ndarray,
     score: Callable[[np.ndarray], float],
 ) -> tuple[np.ndarray, float]:
-    """Return (weights, their score): the best of a search for a corpus metric, higher is better.
+    """Return (weights, their score): the best of a search for a corpus metric.
 
-    It tries each feature alone, equal weights and random ones of features of standard deviation 1,
-    then changes one weight at a time by ever smaller steps. The largest weight is 1 in size, unless
-    all are 0, which chooses the first candidates.
+    A higher score is better. It tries each feature alone, equal weights and random ones of features
+    of standard deviation 1, then changes one weight at a time by ever smaller steps. The largest
+    weight is 1 in size, unless all are 0, which chooses the first candidates.
 
     Args:
         statistics: [candidates, S]; `score` takes their sum over the chosen candidates.

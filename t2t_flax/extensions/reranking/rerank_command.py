@@ -1,4 +1,7 @@
-"""`rerank`: choose the candidate of each line with the highest weighted sum of scores."""
+"""`rerank`: choose the candidate with the highest weighted sum of scores.
+
+It does so for each line.
+"""
 
 import argparse
 import math

@@ -28,7 +28,10 @@ class ReversedTargets(DerivedSource):
 
 
 class RightToLeft(Translation):
-    """Translation whose model writes the words of a target in reverse; users see their order."""
+    """Translation whose model writes the words of a target in reverse.
+
+    Users see them in order.
+    """
 
     supports_prefixes = False
 

@@ -1,7 +1,7 @@
-"""Branches of a run: from one of its checkpoints on, with other batch sizes, over the same tokens.
+"""Branches of a run, with other batch sizes over the same tokens.
 
-See Merrill et al. 2025, arXiv 2505.23971. A branch is a workdir whose first checkpoint is the
-run's, so that `train` resumes it as any other.
+A branch starts at one of its checkpoints. See Merrill et al. 2025, arXiv 2505.23971. A branch is a
+workdir whose first checkpoint is the run's, so that `train` resumes it as any other.
 """
 
 import dataclasses
@@ -185,10 +185,10 @@ def final_loss(workdir: epath.Path) -> float:
 
 
 def critical_factor(losses: Sequence[tuple[Fraction, float]], tolerance: float) -> tuple[Fraction, bool]:
-    """Return (critical factor, whether a larger factor follows; else it is a lower bound).
+    """Return (critical factor, whether a larger factor follows).
 
-    It is the largest factor up to which no loss is more than `tolerance` above the loss of the
-    smallest factor.
+    Without a larger one it is a lower bound. It is the largest factor up to which no loss is more
+    than `tolerance` above the loss of the smallest factor.
     """
     ordered = sorted(losses)
     critical, smallest = ordered[0]

@@ -14,7 +14,7 @@ from t2t_flax.extensions.scaling.laws import LAWS
 from t2t_flax.extensions.scaling.points import Point, RunPoint, group, read_runs
 
 ISO_FLOP = "iso_flop"
-"""Name of the search for the best size for a budget of FLOPs, beside the law `size_data`."""
+"""Search for the best size for a budget of FLOPs, beside the law `size_data`."""
 
 
 def run(argv: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A law fitted to points, with intervals of its parameters and of losses at further points."""
+"""Law fitted to points, with intervals of its parameters and predicted losses."""
 
 import dataclasses
 import math

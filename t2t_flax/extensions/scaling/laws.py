@@ -13,7 +13,11 @@ import numpy as np
 Terms = Callable[[np.ndarray, np.ndarray], tuple[np.ndarray, np.ndarray]]
 _ITERATIONS, _CONVERGED = 60, 1e-10
 _NEGLIGIBLE = 7.0
-"""A part of exp(-7) of the lowest loss, or of the inverse of the most data, counts as none."""
+"""Negative log of a part that counts as none.
+
+That is exp(-7) of the lowest loss, or of the inverse of the most data. That is exp(-7) of the
+lowest loss, or of the inverse of the most data.
+"""
 _LARGEST_STEP = 2.0
 """Largest update of a parameter, in logarithms or exponents."""
 
@@ -40,10 +44,10 @@ class Law:
     terms: Terms
 
     def lowest(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
-        """Return the least useful value of the last parameter: [M] for x [M, n, I], y [M, n].
+        """Return the least useful value of the last parameter, [M].
 
-        The parameter is the part of the loss that remains with all the sizes or data there are. At
-        this value it makes no difference.
+        x is [M, n, I], y [M, n]. The parameter is the part of the loss that remains with all the
+        sizes or data there are. At this value it makes no difference.
         """
         return (-x[..., 0].max(-1) if self.parameters[-1] == "C*" else y.min(-1)) - _NEGLIGIBLE
 
@@ -206,7 +210,7 @@ def fit(law: Law, x: np.ndarray, y: np.ndarray, starts: np.ndarray) -> Fits:
 
 
 def fit_from_grid(law: Law, x: np.ndarray, y: np.ndarray) -> Fits:
-    """Return the best fit to log losses y [n] from all starts of the law's grid, M = 1."""
+    """Return the best fit to log losses y [n] from all grid starts, M = 1."""
     starts = law.starts(y)
     fits = fit(law, x, np.broadcast_to(y, (len(starts), len(y))), starts)
     at = int(np.argmin(fits.cost))

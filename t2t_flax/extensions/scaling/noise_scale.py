@@ -21,7 +21,10 @@ from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.parts import TrainingSetup
 
 GROUPS = 8
-"""Groups of batches whose sums are kept: as many copies of the gradient in the host's memory."""
+"""Groups of batches whose sums are kept.
+
+The host's memory holds as many copies of the gradient.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Data points of a fit: the runs of sweeps and other workdirs, as sizes, data and losses."""
+"""Data points of a fit: runs as sizes, data and losses.
+
+The runs come from sweeps and other workdirs.
+"""
 
 import dataclasses
 import math
@@ -72,7 +75,7 @@ class Point:
 
 
 def read_runs(workdirs: Sequence[str]) -> tuple[list[RunPoint], list[str]]:
-    """Return (complete runs in workdirs and in the sweeps among them, names of the others).
+    """Return (complete runs in workdirs and their sweeps, names of the others).
 
     The others diverged, failed or have not ended. Raises UserError for a folder with neither, and
     for a run without a checkpoint or a validation loss, by its name.

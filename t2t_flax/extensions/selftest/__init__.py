@@ -1,4 +1,7 @@
-"""Self-test: compare an update on a run's devices with float32 on the CPU, and locate faults."""
+"""Self-test: compare an update on a run's devices with the CPU, and locate faults.
+
+The CPU computes in float32.
+"""
 
 from t2t_flax.registry import COMMANDS, Command
 

@@ -1,4 +1,7 @@
-"""`selftest`: test the devices of this process, or of all processes of a run, for a config."""
+"""`selftest`: test devices for a config.
+
+They are the devices of this process, or of all processes of a run.
+"""
 
 from t2t_flax import api
 from t2t_flax.cli import arguments

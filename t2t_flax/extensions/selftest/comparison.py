@@ -17,12 +17,15 @@ from t2t_flax.distributed.coordination import ProcessGroup
 UNIT = {"bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24}
 """Relative distance of neighbouring numbers."""
 _SLACK = {"bfloat16": 1.0, "tf32": 2.0, "float32": 64.0}
-"""Allowed difference of float32 sums of up to some thousand terms in another order, in units.
+"""Allowed difference of sums in another order, in units.
 
-In bfloat16 they are sums of float32.
+float32 sums have up to some thousand terms. In bfloat16 they are sums of float32.
 """
 NORM, LARGEST = 4.0, 8.0
-"""Allowed multiples of the explained error, for a tensor's norm and its largest element."""
+"""Allowed multiples of the explained error.
+
+The first is for a tensor's norm, the second for its largest element.
+"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The probe on the mesh of the run, by the run's own programs.
+"""Probe on the mesh of the run, by the run's own programs.
 
 It checks where its arrays are, its layers, and one update.
 """
@@ -43,7 +43,7 @@ class Programs(NamedTuple):
 
 
 class DeviceRun:
-    """The probe on its mesh."""
+    """Probe on its mesh."""
 
     def __init__(self, probe: Probe):
         self.probe, self.config, self.mesh = probe, probe.config, probe.mesh
@@ -54,7 +54,10 @@ class DeviceRun:
         self.abstract, self.shardings = abstract_state(*parts, self.parameters)
 
     def place(self, state: TrainState) -> TrainState:
-        """Put the state, of NumPy arrays, on the devices; the recorded gradients are zeros."""
+        """Put the state, of NumPy arrays, on the devices.
+
+        The recorded gradients are zeros.
+        """
         zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), self.abstract.opt_state.grads)
         state = dataclasses.replace(state, opt_state=Recorded(zeros, state.opt_state))
         return jax.tree.map(_put, state, self.shardings)

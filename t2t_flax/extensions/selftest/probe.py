@@ -1,7 +1,7 @@
-"""Probe of the self-test: a small model of the run's widths, its parameters and a batch.
+"""Probe of the self-test: a small model, its parameters and a batch.
 
-It is the same on every host. NumPy draws numbers from uniform distributions, whose bits do not
-depend on the machine.
+It has the run's widths. It is the same on every host. NumPy draws numbers from uniform
+distributions, whose bits do not depend on the machine.
 """
 
 import dataclasses
@@ -56,7 +56,10 @@ class Probe:
 
 
 def make_probe(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int], shape: Shape) -> Probe:
-    """Return the probe of a run with this config, these vocabulary sizes and this batch shape."""
+    """Return the probe of a run.
+
+    The run has this config, these vocabulary sizes and this batch shape.
+    """
     config = _small(config, mesh, vocab)
     shards = mesh_lib.batch_shards(mesh)
     micro, rows = min(shape.micro, _MOST_MICRO), shards * (2 if shards <= 4 else 1)
@@ -113,9 +116,10 @@ def _batch(size: tuple[int, int, int], real: int, vocab: tuple[int, int], pairs:
 
 
 def draw_parameters(structs: Any) -> Any:
-    """Return float32 arrays like `structs`, with the variance of Xavier's initialization.
+    """Return random float32 arrays like `structs`.
 
-    Vectors are drawn around 0, scales around 1, so that each has an effect.
+    They have the variance of Xavier's initialization. Vectors are drawn around 0, scales around 1,
+    so that each has an effect.
     """
 
     def draw(path, struct):

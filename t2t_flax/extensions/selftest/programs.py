@@ -1,4 +1,7 @@
-"""Checks of a compiled train step: kernels, types of its products, exchange of gradients."""
+"""Checks of a compiled train step.
+
+They cover kernels, types of its products and the exchange of gradients.
+"""
 
 import math
 import re

@@ -1,4 +1,4 @@
-"""The probe on one CPU device: in float32 with plain attention, and in bfloat16.
+"""Probe on one CPU device: in float32 with plain attention, and in bfloat16.
 
 The distance of the two measures the effect of rounding.
 """
@@ -29,7 +29,10 @@ _CHUNK = 2048
 
 
 def cpu_device() -> jax.Device:
-    """Return a CPU device of this process. Raises UserError if JAX was told to use none."""
+    """Return a CPU device of this process.
+
+    Raises UserError if JAX was told to use none.
+    """
     try:
         return jax.local_devices(backend="cpu")[0]
     except RuntimeError:
@@ -80,7 +83,7 @@ class Computed:
 
 
 class Reference:
-    """The probe on the CPU of this process.
+    """Probe on the CPU of this process.
 
     Args:
         state: state as the devices get it, NumPy arrays.
@@ -176,9 +179,9 @@ class Reference:
 
 
 def _plain(config: Config) -> Config:
-    """Return the config without kernels and recomputation, with logits in the CPU's chunks.
+    """Return the config without kernels and recomputation.
 
-    Results are the same.
+    Its logits have the CPU's chunk size. Results are the same.
     """
     plain = {"model.attention_kernel": "einsum", "train.remat": "none", "loss.logits_chunk_size": _CHUNK}
     return config.with_values(plain | {"mesh.data": 1, "mesh.fsdp": 1, "mesh.tensor": 1, "mesh.slices": 0})

@@ -249,7 +249,7 @@ class _Test:
         self.lines.append(f"  {stage:11} {count} {what}; {ending}")
 
     def faults(self) -> list[str]:
-        """Return a sentence for the first wrong tensor of each stage, with its explanation."""
+        """Return a sentence, with an explanation, for the first wrong tensor of each stage."""
         found = []
         for stage in STAGES:
             wrong = [c for c in self.compared if c.stage == stage and c.ratio > 1]

@@ -1,4 +1,4 @@
-"""The application: routes, our own API, health, metrics and errors."""
+"""Application: routes, our own API, health, metrics and errors."""
 
 import asyncio
 import contextlib
@@ -78,7 +78,7 @@ def create_app(
     @app.head("/health", include_in_schema=False)
     @app.get("/health", tags=["operation"])
     async def health() -> dict[str, str]:
-        """503 if a model failed, hangs, or gives non-finite numbers; 200 also during loading."""
+        """503 if a model failed, hangs or gives non-finite numbers; 200 during loading."""
         service.require_health()
         return {"status": "ok"}
 
@@ -153,7 +153,10 @@ def create_app(
 
 
 class _Guard:
-    """Limit of the time and the body of each request; counts it by its route and status."""
+    """Limit of the time and the body of each request.
+
+    It counts requests by route and status.
+    """
 
     def __init__(self, app: Callable[..., Awaitable[None]], service: Service, metrics: Metrics):
         self._app = app

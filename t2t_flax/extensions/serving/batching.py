@@ -1,4 +1,4 @@
-"""Dynamic batching: jobs that wait at the same time are computed together by one thread."""
+"""Dynamic batching: one thread computes waiting jobs together."""
 
 import collections
 import dataclasses
@@ -15,11 +15,11 @@ Process = Callable[[Hashable, list[Any]], Sequence[Any]]
 
 
 class QueueFull(Exception):
-    """The queue has its maximum number of waiting jobs."""
+    """Error for a queue with its maximum number of waiting jobs."""
 
 
 class Closed(Exception):
-    """The queue takes no more jobs."""
+    """Error for a queue that takes no more jobs."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -61,9 +61,10 @@ Part = tuple[Job, int]
 
 
 class Batcher:
-    """Queue of jobs. `take` returns batches of at most `max_batch` items with the same key.
+    """Queue of jobs.
 
-    Jobs are served in order of arrival, one item of each in turn. The rest of a large job goes to the end of the queue.
+    `take` returns batches of at most `max_batch` items with the same key. Jobs are served in order
+    of arrival, one item of each in turn. The rest of a large job goes to the end of the queue.
     """
 
     def __init__(self, max_batch: int, max_queue: int, wait: float = BATCH_WAIT):
@@ -106,7 +107,10 @@ class Batcher:
             self._changed.notify_all()
 
     def take(self, timeout: float) -> list[Part] | None:
-        """Return the next batch, [] if none came within `timeout` seconds, None once closed."""
+        """Return the next batch; None once closed.
+
+        It is [] if none came within `timeout` seconds.
+        """
         until = time.monotonic() + timeout
         with self._changed:
             while not self._closed:

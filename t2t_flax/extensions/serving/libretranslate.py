@@ -1,4 +1,7 @@
-"""LibreTranslate's API: GET /languages and /frontend/settings, POST /translate and /detect."""
+"""LibreTranslate's API.
+
+GET /languages and /frontend/settings, POST /translate and /detect.
+"""
 
 import asyncio
 import functools
@@ -72,7 +75,7 @@ def router(service: Service) -> APIRouter:
 
     @routes.post("/detect", openapi_extra=described(DetectRequest, forms=True))
     async def detect(request: Request) -> list[dict[str, Any]]:
-        """Languages of the models with their probability in percent, the most probable first."""
+        """Languages of the models with probabilities in percent, the most probable first."""
         body = await read(service, request, DetectRequest, forms=True)
         with service.admitted(request, body.api_key):
             service.check_text("q", [body.q])
@@ -134,10 +137,10 @@ async def _translated(service: Service, request: Request, body: TranslateRequest
 async def _choose(
     service: Service, request: Request, body: TranslateRequest, lines: Sequence[str]
 ) -> tuple[ServedModel, str, str, int]:
-    """Return the model, its source and target codes, and the confidence of a detected source.
+    """Return the model, its source and target codes, and the detection confidence.
 
-    A model of several directions translates from any of its languages without being told its code,
-    so it fits `auto`.
+    The confidence is for a detected source. A model of several directions translates from any of
+    its languages without being told its code, so it fits `auto`.
     """
     models = _translation_models(service)
     pairs = _directions(models)

@@ -35,7 +35,10 @@ Hypotheses = list[dict[str, Any]]
 MAX_SAMPLES = 16
 """Maximum outputs of a line with decode.strategy=sample."""
 MAX_ATTENTION_TOKENS = 128
-"""Maximum tokens of a side whose attention is sent: the answer grows with their product."""
+"""Maximum tokens of a side whose attention is sent.
+
+The answer grows with their product.
+"""
 _SHORT = 128
 """Maximum tokens of a line that is translated in the first lane."""
 _RARE_BATCH = 4
@@ -46,7 +49,7 @@ Each size has a separate program, which takes some 20 MB.
 _COMPILES = 1.0
 """Seconds above which a batch may have compiled a program."""
 _PROBES = 3
-"""Number of the server's own lines that an idle lane translates within the health limit."""
+"""Probe lines that an idle lane translates within the health limit."""
 _turn = threading.Lock()
 """Lock for programs on several devices.
 
@@ -55,7 +58,7 @@ They can wait for each other if two threads start them at once.
 
 
 class NotFinite(Exception):
-    """The model gave a number that is not finite."""
+    """Error for a number that is not finite."""
 
     def __init__(self) -> None:
         super().__init__("the model produces numbers that are not finite")
@@ -76,7 +79,10 @@ class Line:
 
 
 class Lane:
-    """A queue, the thread that computes its batches, and its copies of the run, by decode.n_best."""
+    """A queue, the thread that computes its batches, and its copies of the run.
+
+    The copies differ in decode.n_best.
+    """
 
     def __init__(self, max_batch: int, max_queue: int):
         self.max_batch = max_batch
@@ -131,7 +137,7 @@ class ServedModel:
         self._spawn(functools.partial(self._begin, on_failure), on_failure)
 
     def stop(self, seconds: float) -> bool:
-        """Cancel the queued jobs, and return whether the current batches ended within `seconds`."""
+        """Cancel the queued jobs; return whether current batches ended in `seconds`."""
         deadline = time.monotonic() + seconds
         self._close()
         for thread in self._threads:
@@ -139,7 +145,10 @@ class ServedModel:
         return not any(thread.is_alive() for thread in self._threads)
 
     def fault(self) -> str:
-        """Return why the model does not answer as it should; "" if it does, or is still loading."""
+        """Return why the model does not answer properly.
+
+        "" if it does, or is still loading.
+        """
         if self.error:
             return f"{self.name}: {first_line(self.error)}"
         first = self._lanes[0]
@@ -244,7 +253,10 @@ class ServedModel:
         return decode.beam_size if same and n_best > 1 else n_best
 
     def _tokens(self, side: str, where: str, text: str) -> int:
-        """Return the number of tokens with EOS. Raises HTTPException if the model does not take as many."""
+        """Return the number of tokens with EOS.
+
+        Raises HTTPException if the model does not take as many.
+        """
         loaded = self._restored
         text = task_of(self.config).preprocess_source(text) if side == "source" and text.strip() else text
         tokens = len(getattr(loaded.tokenizers, side).encode(text)) + 1
@@ -322,7 +334,10 @@ class ServedModel:
         _check_finite(translations[0])
 
     def _run_of(self, lane: Lane, n_best: int) -> TrainedModel:
-        """Return the lane's copy of the run with this decode.n_best; all copies share parameters and programs."""
+        """Return the lane's copy of the run with this decode.n_best.
+
+        All copies share parameters and programs.
+        """
         if n_best not in lane.runs:
             config = self._restored.config
             decode = dataclasses.replace(config.decode, n_best=n_best, batch_size=lane.max_batch)
@@ -386,7 +401,10 @@ def _check_attention(side: str, tokens: int) -> None:
 
 
 def model_names(workdirs: Sequence[str]) -> list[str]:
-    """Return the base names of the folders; "-2", "-3" ... are added to make them unique."""
+    """Return unique base names of the folders.
+
+    "-2", "-3" ... are added to make them unique.
+    """
     names: list[str] = []
     for workdir in workdirs:
         base = os.path.basename(os.path.abspath(workdir)).removeprefix("pretrained:") or "run"

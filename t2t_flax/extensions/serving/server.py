@@ -20,7 +20,10 @@ SWITCH_SECONDS = 0.001
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Return a listening socket; port 0 takes a free one. Raises UserError if the address cannot be used."""
+    """Return a listening socket; port 0 takes a free one.
+
+    Raises UserError if the address cannot be used.
+    """
     try:
         family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
         both = family == socket.AF_INET6 and address[0] == "::" and socket.has_dualstack_ipv6()
@@ -46,7 +49,10 @@ def hosts_of(listening: socket.socket) -> list[str]:
 
 
 def trusted_proxies(names: str) -> list[str]:
-    """Return addresses and networks of proxies; IPv4 ones also in their IPv6 socket form."""
+    """Return addresses and networks of proxies.
+
+    IPv4 ones also have their IPv6 socket form.
+    """
     found = [name.strip() for name in names.split(",")]
     for name in [*found]:
         with contextlib.suppress(ValueError):

@@ -1,4 +1,4 @@
-"""Shared parts of all routes: access, limits of a request, and waiting for its result."""
+"""Shared parts of all routes: access, limits, and waiting for a result."""
 
 import asyncio
 import collections
@@ -70,7 +70,10 @@ class _Slow:
     def queued(
         self, function: Callable[..., _Result], *arguments: Any
     ) -> Iterator["concurrent.futures.Future[_Result]"]:
-        """Yield the future of function(*arguments), which is awaited within the block. Raises QueueFull."""
+        """Yield the future of function(*arguments).
+
+        It is awaited within the block. Raises QueueFull.
+        """
         if self._waiting >= MOST_SLOW:
             raise QueueFull
         self._waiting += 1
@@ -95,7 +98,7 @@ class _Slow:
 
 
 class Service:
-    """The models of a server, by name, and the requests that are answered."""
+    """Models of a server, by name, and the requests in progress."""
 
     def __init__(self, models: Sequence[ServedModel], settings: Settings):
         self.models = models
@@ -147,7 +150,10 @@ class Service:
             self._check_key(key)
 
     def has_known_key(self, request: Request) -> bool:
-        """Return whether the client's key is known before the body is read, or none is needed."""
+        """Return True if the client's key is known before the body is read.
+
+        Also if no key is needed.
+        """
         return not self._keys or _header_key(request) is not None  # which `check_before_body` has checked
 
     def _check_key(self, key: str | None) -> None:
@@ -255,7 +261,10 @@ def by_rank(parts: Sequence[Hypotheses], n_best: int, join: Callable[[list[str]]
 
 
 async def _disconnected(request: Request) -> None:
-    """Return once the client has closed the connection; call it after the body was read."""
+    """Return once the client has closed the connection.
+
+    Call it after the body was read.
+    """
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
@@ -267,9 +276,9 @@ def _header_key(request: Request) -> str | None:
 
 
 def client_of(host: str) -> str:
-    """Return the name of a client: an IPv4 address, or a network of 2^64 IPv6 addresses.
+    """Return the name of a client.
 
-    One user may have such a network.
+    It is an IPv4 address, or a network of 2^64 IPv6 addresses. One user may have such a network.
     """
     try:
         address = ipaddress.ip_address(host)
@@ -281,5 +290,8 @@ def client_of(host: str) -> str:
 
 
 def _digest(key: str) -> bytes:
-    """Return a digest of a key, so that the time of a comparison reveals nothing about the keys."""
+    """Return a digest of a key.
+
+    With it, the time of a comparison reveals nothing about the keys.
+    """
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).digest()

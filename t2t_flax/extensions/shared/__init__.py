@@ -1,1 +1,4 @@
-"""What several extensions use and the core does not, by subject. Each part serves at least two, which a test holds."""
+"""Code that several extensions share, by subject.
+
+The core does not use it. A test checks that each part serves at least two extensions.
+"""

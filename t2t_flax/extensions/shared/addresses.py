@@ -3,11 +3,17 @@
 import re
 
 _ACCOUNT = re.compile(r"[^:/]*(:[^@]*)?@")
-"""User and password as SQLAlchemy reads them: a password may have any characters but "@"."""
+"""User and password as SQLAlchemy reads them.
+
+A password may have any characters but "@".
+"""
 
 
 def without_credentials(url: str) -> str:
-    """Return an address without user, password and query, as it may be stored and printed."""
+    """Return an address without user, password and query.
+
+    It may be stored and printed.
+    """
     scheme, mark, rest = url.partition("://")
     account = _ACCOUNT.match(rest)
     rest = rest[account.end() if account else 0 :].partition("?")[0]

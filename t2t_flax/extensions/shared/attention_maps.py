@@ -32,7 +32,7 @@ class AttentionMaps:
 
     @property
     def decoder_tokens(self) -> tuple[str, ...]:
-        """The decoder's inputs: the start token, then the target without its last token."""
+        """Decoder inputs: the start token, then the target without its last token."""
         return ("<start>", *self.target_tokens[:-1])
 
 

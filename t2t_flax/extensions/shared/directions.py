@@ -22,13 +22,15 @@ class Direction(NamedTuple):
 
 
 def directions_of(config: Config, names: Iterable[str]) -> list[Direction]:
-    """Return the directions of training sources, validation and test sets, by their names."""
+    """Return the directions of training sources and held-out sets, by their names."""
     data = [config_of_set(config, name).data for name in names]
     return list(dict.fromkeys(Direction(d.source_language, d.target_language) for d in data))
 
 
 def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction], list[Direction]]:
-    """Return (trained directions of a model, others of its config's validation and test sets).
+    """Return (trained directions, others of the validation and test sets) of a model.
+
+    The sets are named in its config.
 
     Args:
         source: tokenizer; its target languages say whether the model translates into several.
@@ -44,6 +46,6 @@ def model_directions(config: Config, source: Tokenizer) -> tuple[list[Direction]
 
 
 def codes_of(directions: Iterable[Direction]) -> Direction:
-    """Return the codes of the source and the target language, `SEVERAL` where they differ."""
+    """Return the source and target codes, `SEVERAL` where they differ."""
     sides = (set(codes) for codes in zip(*directions, strict=True))
     return Direction(*(min(codes) if len(codes) == 1 else SEVERAL for codes in sides))

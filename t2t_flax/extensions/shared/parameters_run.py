@@ -26,9 +26,9 @@ def write_params_run(
     flag: str,
     command: str,
 ) -> None:
-    """Write a workdir whose one checkpoint holds parameters alone, whole or not at all.
+    """Write a workdir whose one checkpoint holds parameters alone.
 
-    Raises UserError if the folder exists, or the disk is full.
+    It is written whole or not at all. Raises UserError if the folder exists, or the disk is full.
 
     Args:
         params: a tree of float32 arrays.

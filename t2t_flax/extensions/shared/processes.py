@@ -4,7 +4,10 @@ import os
 from pathlib import Path
 
 RUNS_FOLDER = "T2T_RUNS_FOLDER"
-"""Environment variable of a child that trains one of several related runs: their common folder."""
+"""Environment variable of a child that trains one of several related runs.
+
+Its value is their common folder.
+"""
 
 
 def child_environment(**more: str) -> dict[str, str]:

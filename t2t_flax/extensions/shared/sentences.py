@@ -1,4 +1,4 @@
-"""Sentences of a paragraph, found by sentencex, and the paragraph of their translations.
+"""Sentences of a paragraph, found by sentencex, and joined translations.
 
 Importing it without sentencex raises UserError.
 """

@@ -1,6 +1,6 @@
-"""Rules on the next token: allowed tokens and their logits, given a hypothesis so far.
+"""Rules on the next token: its logits, given a hypothesis so far.
 
-Dimensions as in `decoding.search_loop`.
+A rule may forbid tokens. Dimensions as in `decoding.search_loop`.
 """
 
 import dataclasses
@@ -68,7 +68,10 @@ class RuledStep:
     rule: TokenRule
 
     def start(self, params: Any, source_BxS: jax.Array, sentences: Sentences, width: int, length: int) -> Cache:
-        """See `decoding.translator.DecodeStep.start`; with the state of the rule before the first token."""
+        """See `decoding.translator.DecodeStep.start`.
+
+        The cache has the state of the rule before the first token, too.
+        """
         cache = self.step.start(params, source_BxS, sentences, width, length)
         return cache | {"self": {"model": cache["self"], "rule": _start(self.rule, sentences, width, length)}}
 

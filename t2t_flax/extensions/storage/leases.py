@@ -53,7 +53,10 @@ class LeaseHolder:
 
     @property
     def gone(self) -> bool:
-        """Return True if the process is known to have ended; False for another host or container."""
+        """Return True if the process is known to have ended.
+
+        False for another host or container.
+        """
         return self.space == _process_space() and not psutil.pid_exists(self.process)
 
 
@@ -71,7 +74,7 @@ def _process_space() -> str:
 
 
 class Lease:
-    """The object `.lock-N` with the largest number in a folder.
+    """Object `.lock-N` with the largest number in a folder.
 
     Its holder renews it every `BEAT` seconds. Others never overwrite a lease that was released or
     has expired. The next holder creates the next number, at which one of any number of processes
@@ -93,7 +96,10 @@ class Lease:
 
     @classmethod
     def create(cls, folder: epath.Path, number: int, me: LeaseHolder) -> "Lease | None":
-        """Return the lease of this number; None if another process has created it or a larger one."""
+        """Return the lease of this number, or None.
+
+        None if another process has created it or a larger one.
+        """
         renewed, path = _now(), _lease_path(folder, number)
         # The answer of a store to a request that succeeded may be lost.
         if not create_object(path, _record(me)) and _holder_in(read_if_exists(path)) != me:
@@ -131,7 +137,10 @@ class Lease:
                 log.warning("could not renew %s (%s); trying again", self._path, first_line(error, limit=200))
 
     def _watch(self) -> None:
-        """End the process in time, also where a store that does not answer blocks `_renew`."""
+        """End the process in time.
+
+        It ends also if a store that does not answer blocks `_renew`.
+        """
         while not self._stop.wait(min(1.0, BEAT / 4)):
             if (silent := _now() - self._renewed) > EXPIRY - BEAT:
                 self._lose(f"was not renewed for {silent:.0f} s, so that another process may take it over")
@@ -171,7 +180,10 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lease:
 
 
 def create_object(path: epath.PathLike, data: bytes) -> bool:
-    """Create an object; return False if it exists. Of several processes that try at once, one succeeds."""
+    """Create an object; return False if it exists.
+
+    Of several processes that try at once, one succeeds.
+    """
     store, name = fsspec.core.url_to_fs(os.fspath(path))
     try:
         store.pipe_file(name, data, mode="create")
@@ -208,5 +220,8 @@ def _is_released(text: str) -> bool:
 
 
 def _now() -> float:
-    """Return seconds that count also during the machine's sleep, when leases may be taken over."""
+    """Return seconds that count also while the machine sleeps.
+
+    Meanwhile another process may take a lease over.
+    """
     return time.clock_gettime(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC))

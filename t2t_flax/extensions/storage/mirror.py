@@ -70,11 +70,17 @@ class Mirror(GrowingFiles):
 
 
 def open_growing_files(workdir: epath.Path) -> Mirror:
-    """Return a mirror whose folder `local` takes the growing files of a workdir in an object store."""
+    """Return a mirror of a workdir in an object store.
+
+    Its folder `local` takes the growing files.
+    """
     return Mirror(workdir)
 
 
 def _whole_database(path: Path) -> bytes:
-    """Return an SQLite file as of its last transaction: another thread may be writing the next."""
+    """Return an SQLite file as of its last transaction.
+
+    Another thread may be writing the next.
+    """
     with contextlib.closing(sqlite3.connect(f"file:{path}?mode=ro", uri=True)) as connection:
         return connection.serialize()

@@ -43,9 +43,9 @@ def check_reachable(path: epath.PathLike) -> None:
 
 
 def check_workdir(path: epath.PathLike) -> None:
-    """Raise UserError for stores other than gs://, to which Orbax cannot write checkpoints.
+    """Raise UserError for stores other than gs://.
 
-    Also raises UserError as `check_reachable`.
+    Orbax cannot write checkpoints to them. Also raises UserError as `check_reachable`.
     """
     scheme = os.fspath(path).partition("://")[0]
     if scheme not in ("gs", "gcs"):
@@ -81,7 +81,10 @@ def fsync_tree(folder: epath.PathLike) -> None:
 
 
 def file_state(path: epath.PathLike) -> list | None:
-    """See `filesystem`: the size, and the generation of Google's store or the ETag of others."""
+    """Return the size, and the generation of Google's store or the ETag of others.
+
+    See `filesystem`.
+    """
     store, name = _store_of(path)
     about = store.info(name)
     version = next((about[key] for key in ("generation", "ETag", "etag") if about.get(key)), None)
@@ -89,7 +92,10 @@ def file_state(path: epath.PathLike) -> list | None:
 
 
 def read_if_exists(path: epath.PathLike) -> str | None:
-    """See `filesystem`. One request, so that the text is whole while another host rewrites it."""
+    """See `filesystem`; it takes one request.
+
+    So the text is whole while another host rewrites the object.
+    """
     store, name = _store_of(path)
     try:
         return store.cat_file(name).decode()
@@ -105,7 +111,7 @@ def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
-    """Yield a local file to write, which is uploaded when the block ends without an error."""
+    """Yield a local file, which is uploaded when the block ends without an error."""
     with tempfile.NamedTemporaryFile() as file:
         yield typing.cast(BinaryIO, file)
         file.flush()

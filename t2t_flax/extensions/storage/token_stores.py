@@ -1,7 +1,8 @@
-"""Token stores in an object store: written on local disk, uploaded, copied once per host.
+"""Token stores in an object store.
 
-meta.json is uploaded last, and the store is complete with it. This host's copies are in the folder
-of the environment variable T2T_STORES, each in a folder named by its digest.
+They are written on local disk, uploaded, and copied to local disk once per host. meta.json is
+uploaded last, and the store is complete with it. This host's copies are in the folder of the
+environment variable T2T_STORES, each in a folder named by its digest.
 """
 
 import json

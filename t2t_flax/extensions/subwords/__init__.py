@@ -1,4 +1,4 @@
-"""Subwords: segmentations drawn anew in each pass; BPE codes of subword-nmt as a tokenizer."""
+"""Subwords: segmentations drawn anew in each pass; subword-nmt's BPE as a tokenizer."""
 
 import dataclasses
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import DATA_HOOKS, GROUPS, TOKENIZER_FILES, TOKENIZERS
 
 TOKENIZER_OF_KIND = {"bpe_dropout": "bpe", "unigram_alpha": "unigram"}
-"""Kind of subword regularisation, a key -> the value of data.tokenizer that it needs."""
+"""Kind of subword regularization: a key -> its value of data.tokenizer."""
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Subwords:
     )  # fmt: skip
 
     def check(self, config: Config) -> None:
-        """Raise UserError for another tokenizer or task, and for subword_nmt without codes."""
+        """Raise UserError for another tokenizer or task and for missing subword_nmt codes."""
         if config.data.tokenizer == "subword_nmt" and not config.data.tokenizer_model:
             raise UserError("config.data.tokenizer = subword_nmt needs its BPE codes: set config.data.tokenizer_model.")
         for name, tokenizer in TOKENIZER_OF_KIND.items():

@@ -20,15 +20,19 @@ from t2t_flax.extensions.subwords.samplers import SAMPLERS, Sampler
 
 @functools.lru_cache(2)
 def sampler(kind: str, tokenizer: Tokenizer, strength: float) -> Sampler:
-    """Return the sampler of a key of config.subwords. Both sides of a joint vocabulary share one."""
+    """Return the sampler of a key of config.subwords.
+
+    Both sides of a joint vocabulary share one.
+    """
     return SAMPLERS[kind](tokenizer, strength)
 
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPairs:
-    """Draw the ids of pairs of a store that keeps its texts; a `data.batching.layouts.PairReader`.
+    """Draw the ids of pairs of a store that keeps its texts.
 
-    A pair that gets too long keeps the ids of the store.
+    It is a `data.batching.layouts.PairReader`. A pair that gets too long keeps the ids of the
+    store.
 
     Args:
       kind: a key of config.subwords.

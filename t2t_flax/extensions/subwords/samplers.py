@@ -16,7 +16,10 @@ from t2t_flax.data.tokenizers import SentencePieceTokenizer, Tokenizer
 from t2t_flax.errors import UserError
 
 _KEPT_LENGTH = 20
-"""Longest text in characters whose states are kept: words, not sentences without spaces."""
+"""Longest text in characters whose states are kept.
+
+Words fit, sentences without spaces do not.
+"""
 _KEPT = 100_000
 """Words, or states of words, that are kept."""
 
@@ -145,11 +148,11 @@ class _Merged:
 
 
 class BpeDropout(Sampler):
-    """BPE-dropout (Provilkov et al. 2020) with the merges of a SentencePiece BPE model.
+    """BPE-dropout with the merges of a SentencePiece BPE model.
 
-    The pair of the best score is merged, the first of equal ones, until none is left. Each time
-    every possible merge is skipped with probability `strength`. With 0 the ids equal
-    SentencePiece's.
+    See Provilkov et al. 2020. The pair of the best score is merged, the first of equal ones, until
+    none is left. Each time every possible merge is skipped with probability `strength`. With 0 the
+    ids equal SentencePiece's.
 
     Only the skipped merges before the one that is made matter. So one draw says how many merges
     follow, also in the next words, until the best one is skipped, and another how many are skipped
@@ -196,7 +199,7 @@ class BpeDropout(Sampler):
         return 1 + int(math.log(1.0 - random.random()) / self._log_skipped)
 
     def _walk(self, state: _Merged, left: int, random: Random) -> tuple[Ids, int]:
-        """Return (ids, merges that follow in the next word) of a word whose states are kept."""
+        """Return (ids, merges that follow in the next word) of a word with kept states."""
         while left < state.last:
             state = state.path[left]
             skipped, left = self._skipped(random), self._kept(random)

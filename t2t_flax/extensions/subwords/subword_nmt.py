@@ -1,6 +1,7 @@
-"""subword-nmt's byte-pair codes over pre-tokenized text, as used with fairseq, Marian and others.
+"""Byte-pair codes of subword-nmt over pre-tokenized text.
 
-The vocabulary is the pieces of the segmented training text, most frequent first. One file holds codes and vocabulary.
+They are used with fairseq, Marian and others. The vocabulary is the pieces of the segmented
+training text, most frequent first. One file holds codes and vocabulary.
 """
 
 import collections
@@ -83,9 +84,10 @@ def _segmenter(codes: str) -> Any:
 
 
 def with_vocabulary(codes: str, sentences: Iterable[str], symbols: Sequence[str] = ()) -> SubwordNmtTokenizer:
-    """Build the tokenizer with the control symbols and all pieces of `sentences` under the codes.
+    """Build the tokenizer with the control symbols and all pieces of `sentences`.
 
-    Warns if the text does not look Moses-tokenized. Raises UserError if there is no text.
+    The codes make the pieces. Warns if the text does not look Moses-tokenized. Raises UserError if
+    there is no text.
     """
     bpe = _segmenter(codes)
     words: collections.Counter[str] = collections.Counter()

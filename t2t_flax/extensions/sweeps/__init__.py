@@ -1,4 +1,7 @@
-"""Sweeps: many runs of one config, as grids or searches, on one machine or several, with a report."""
+"""Sweeps: many runs of one config, as grids or searches, with a report.
+
+They run on one machine or several.
+"""
 
 from t2t_flax.registry import COMMANDS, Command
 

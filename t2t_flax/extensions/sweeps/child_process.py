@@ -1,4 +1,6 @@
-"""Runs a command on some CPU cores, and sends it SIGTERM when the process that started it dies.
+"""Runner of a command on some CPU cores.
+
+It sends the command SIGTERM when the process that started it dies.
 
     python child_process.py PARENT_PID CORES COMMAND...        CORES: 0,1 or - for all
 

@@ -1,4 +1,4 @@
-"""`sweep`: train variants of a config, and report differences with their confidence."""
+"""`sweep`: train variants of a config and report tested differences."""
 
 import argparse
 import dataclasses
@@ -26,7 +26,10 @@ from t2t_flax.extensions.sweeps.trials import expand, folder_name
 from t2t_flax.extensions.sweeps.worker import ListedTrials, Trials, Worker, count_states, has_result
 
 STORAGE = "T2T_STORAGE"
-"""Environment variable in place of --storage, whose password all users of the machine could see."""
+"""Environment variable in place of --storage.
+
+All users of the machine could see the flag's password.
+"""
 
 
 def run(argv: list[str]) -> int:
@@ -167,7 +170,7 @@ def _create(args: argparse.Namespace, fixed: dict[str, str]) -> tuple[Folder, di
 
 
 def _sweep_of(args: argparse.Namespace) -> Sweep:
-    """Return the sweep of --sweep or --set, with the config and seeds of the command line."""
+    """Return the sweep of --sweep or --set, with the command line's config and seeds."""
     if args.sweep and args.set:
         raise UserError(
             "both --set and --sweep define what varies: put the values into the sweep file, or leave it out."
@@ -246,7 +249,10 @@ def _train(
 
 
 def _storage(args: argparse.Namespace, sweep: dict[str, Any]) -> str:
-    """Return the URL of a search's database: --storage, or the one that is stored without credentials."""
+    """Return the URL of a search's database.
+
+    It is --storage, or the one that is stored without credentials.
+    """
     stored, given = sweep["study"]["storage"], args.storage or os.environ.get(STORAGE, "")
     if given and without_credentials(given) != stored:
         raise UserError(f"--storage={without_credentials(given)}: the sweep was created with {stored or 'none'}.")

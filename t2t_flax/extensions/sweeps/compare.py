@@ -1,6 +1,6 @@
-"""Comparison of systems, sentence by sentence, from evaluation records with their texts.
+"""Comparison of systems, sentence by sentence.
 
-Does not import JAX.
+It reads evaluation records with their texts. Does not import JAX.
 """
 
 import dataclasses
@@ -76,7 +76,7 @@ def _read_lines(kind: str, record: dict[str, Any], path: str | os.PathLike) -> l
 
 
 def comparable_names(task: Task) -> list[str]:
-    """Return the names of the metrics that can compare two systems, the primary one first."""
+    """Return the metrics that can compare two systems, the primary one first."""
     metrics = [metric for metric in task.metrics if metric.statistics]
     return [metric.name for metric in metrics if metric.of_entry or not metric.reads_sources]
 
@@ -277,7 +277,10 @@ def _checkpoint(record: dict[str, Any]) -> str:
 def paired_bootstrap(
     a: SentenceStatistics, b: SentenceStatistics, resamples: int = RESAMPLES, seed: int = SEED
 ) -> np.ndarray:
-    """Return float64 [resamples]: score of a minus score of b on the same resampled sentences."""
+    """Return score differences on the same resampled sentences, float64 [resamples].
+
+    A difference is the score of a minus the score of b.
+    """
     counts = draw_sentences(len(a.values), resamples, seed)
     return resampled_scores(a, counts) - resampled_scores(b, counts)
 

@@ -67,9 +67,10 @@ def run(argv: list[str]) -> int:
 
 
 def record_of(system: str, split: str | None) -> epath.Path:
-    """Return the record of a named system: the file itself, or a run's final evaluation.
+    """Return the record of a named system.
 
-    Raises UserError for a run without one, and for one with several test sets and no `split`.
+    It is the file itself, or a run's final evaluation. Raises UserError for a run without one, and
+    for one with several test sets and no `split`.
     """
     folder = epath.Path(system)
     if not folder.is_dir():

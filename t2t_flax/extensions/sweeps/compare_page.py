@@ -16,7 +16,10 @@ from t2t_flax.extensions.shared.html_page import filled_page
 from t2t_flax.extensions.sweeps.compare import comparable_names, compare, read_record, systems, texts
 
 LENGTHS = ((1, 10), (11, 20), (21, 30), (31, 50), (51, None))
-"""Groups of sentences by the words of their first reference: lowest, and highest or None."""
+"""Length groups of sentences: lowest, and highest or None.
+
+Lengths are words of the first reference.
+"""
 
 
 def comparison_page(
@@ -82,7 +85,10 @@ def _note(name: str, found: dict[str, Any]) -> str:
 
 
 def _sentence_score(task: Any, score: str) -> str:
-    """Return the metric that makes sense for one sentence: BLEU without smoothing is 0 for most."""
+    """Return the metric that makes sense for one sentence.
+
+    BLEU without smoothing is 0 for most.
+    """
     return "chrf" if "chrf" in comparable_names(task) and "bleu" in score else score
 
 

@@ -1,7 +1,8 @@
-"""Differences between the rows of a sweep, tested over seeds by the method of Games and Howell (1976).
+"""Differences between the rows of a sweep, tested over seeds.
 
-Each pair of rows is compared by Welch's t with its degrees of freedom, so rows may differ in their spread and number of seeds.
-The distribution of the studentized range makes intervals and p-values simultaneous for all pairs: they also hold for the
+The method is Games and Howell's (1976). Each pair of rows is compared by Welch's t with its degrees
+of freedom, so rows may differ in their spread and number of seeds. The distribution of the
+studentized range makes intervals and p-values simultaneous for all pairs: they also hold for the
 best row as reference, which is chosen by the same scores.
 """
 
@@ -19,9 +20,10 @@ _SMALLEST = 1e-18
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """A row's mean score minus the reference row's, with its 95 % interval and two-sided p.
+    """Difference of a row's mean score and the reference row's.
 
-    Both hold for the whole table. The interval excludes zero exactly where p is below LEVEL.
+    It has a 95 % interval and a two-sided p. Both hold for the whole table. The interval excludes
+    zero exactly where p is below LEVEL.
     """
 
     difference: float

@@ -167,7 +167,7 @@ class Folder:
 
 @dataclasses.dataclass
 class Claim:
-    """The right to train a trial, which lasts while any process has the descriptor open."""
+    """Right to train a trial, held while any process has the descriptor open."""
 
     descriptor: int
 
@@ -178,7 +178,10 @@ class Claim:
 
 @contextlib.contextmanager
 def exclusive(lock: Path) -> Iterator[None]:
-    """Wait until no other process holds this lock file. Raises UserError on a file system without locks."""
+    """Wait until no other process holds this lock file.
+
+    Raises UserError on a file system without locks.
+    """
     lock.parent.mkdir(parents=True, exist_ok=True)
     with lock.open("a") as file:
         try:
@@ -206,7 +209,7 @@ def open_or_create(
     any_code: bool = False,
     dry_run: bool = False,
 ) -> tuple[Folder, dict[str, Any]]:
-    """Open or create the folder of a sweep; return it with the content of its sweep.json.
+    """Open or create the folder of a sweep; return it with its sweep.json.
 
     Args:
       sweep: content of sweep.json except study, trials, code and cwd.

@@ -204,9 +204,9 @@ def _line(row: Row, reference: str, score: str, *, with_selection: bool) -> list
 
 
 def verdict(row: Row, reference: str, score: str) -> str:
-    """Return whether the row differs from the reference row, at 5 % for the whole table.
+    """Return whether the row differs from the reference row.
 
-    "" where it is not tested.
+    The test is at 5 % for the whole table. "" where it is not tested.
     """
     if row.name == reference:
         return "reference"

@@ -30,10 +30,10 @@ def default_score(config: Config) -> str:
 
 
 def validation_score(config: Config) -> str:
-    """Return `valid_NAME` of eval.metric or of nll, the first that a run of this config will have.
+    """Return `valid_NAME` of eval.metric or of nll.
 
-    Empty if it will have neither. The loss is not used, since label smoothing changes it: rows
-    would be compared by different measures.
+    It is the first that a run of this config will have. Empty if it will have neither. The loss is
+    not used, since label smoothing changes it: rows would be compared by different measures.
     """
     metric = config.eval.metric if config.eval.metric != "loss" else "nll"
     for name in (f"valid_{metric}", "valid_nll"):
@@ -157,5 +157,5 @@ def _damage_as_user_error(path: str | os.PathLike) -> Iterator[None]:
 
 
 def evaluations(folder: Folder, name: str, key: str) -> list[tuple[int, float]]:
-    """Return (update, value) for each line of a trial's metrics.jsonl that has the key."""
+    """Return (update, value) for each line of metrics.jsonl that has the key."""
     return [(line["step"], line[key]) for line in read_metrics(folder.workdir(name)) if key in line]

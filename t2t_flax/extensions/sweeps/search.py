@@ -1,9 +1,9 @@
-"""Searches by Optuna: proposals, pruning and values of trials in a study that all workers share.
+"""Searches by Optuna: proposals, pruning and values of trials.
 
-The study is in `optuna.journal` in the sweep's folder, or in a database. The locks of the folder
-say which trials are being trained, so a trial of a killed worker goes on at once in its workdir.
-(Optuna's journal has no heartbeats, and its databases' heartbeats would mark such a trial as
-failed.)
+All workers share one study. The study is in `optuna.journal` in the sweep's folder, or in a
+database. The locks of the folder say which trials are being trained, so a trial of a killed worker
+goes on at once in its workdir. (Optuna's journal has no heartbeats, and its databases' heartbeats
+would mark such a trial as failed.)
 """
 
 import contextlib
@@ -25,9 +25,12 @@ from t2t_flax.tasks import lower_is_better
 _MOST_INVALID = 100
 """Maximum invalid configs in a row among the proposals."""
 _DRAWS = 100
-"""Draws per row so far, after which a space without another row counts as exhausted."""
+"""Draws per row after which a space without another row counts as exhausted."""
 _NAME = "t2t_flax_trial"
-"""User attribute of a trial: its folder. Users give theirs to trials that they enqueue."""
+"""User attribute of a trial: its folder.
+
+Users set their own attributes on trials that they enqueue.
+"""
 
 
 class SearchTrials:
@@ -118,7 +121,7 @@ class SearchTrials:
         return None
 
     def should_prune(self, name: str) -> bool:
-        """Report the evaluations of a running trial to Optuna; return whether to stop it for good."""
+        """Report a running trial's evaluations to Optuna; return whether to stop it for good."""
         metrics = self._folder.workdir(name) / "metrics.jsonl"
         size = metrics.stat().st_size if metrics.exists() else 0
         if size == self._seen.get(name, 0):
@@ -165,7 +168,7 @@ class SearchTrials:
         return next(trial for trial in self._trials() if trial.user_attrs.get(_NAME) == name)
 
     def _sampler(self, number: int) -> Any:
-        """Return a sampler whose draws depend on the search's seed and the number of trials so far.
+        """Return a sampler that depends on the search's seed and the number of trials so far.
 
         They do not depend on the worker.
         """

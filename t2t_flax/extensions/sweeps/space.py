@@ -1,4 +1,4 @@
-"""Search spaces of sweeps: rows of overrides and combinations, or ranges for Optuna.
+"""Search spaces of sweeps: combined rows of overrides, or ranges for Optuna.
 
     over("model.dropout", [0.1, 0.2])                       two rows
     product(over(...), over(...))                           every combination
@@ -22,7 +22,10 @@ from t2t_flax.config.schema import fields
 from t2t_flax.errors import UserError, require
 
 NAME = "name"
-"""The entry of an overrides dict that names its row; every other entry is a config key."""
+"""Entry of an overrides dict that names its row.
+
+Every other entry is a config key.
+"""
 
 Overrides = dict[str, Any]
 """Config keys with the values of one row, such as {"model.dropout": 0.2}."""
@@ -96,7 +99,10 @@ def choice(*values: Any) -> Any:
 
 
 def _distribution(kind: str, *arguments: Any, **options: Any) -> Any:
-    """Return a distribution of Optuna. Raises UserError for an impossible range, and without Optuna."""
+    """Return a distribution of Optuna.
+
+    Raises UserError for an impossible range, and without Optuna.
+    """
     require("optuna", "sweep", "a search")
     from optuna import distributions
 
@@ -148,7 +154,7 @@ class Search:
             )
 
     def validate(self) -> None:
-        """Raise UserError for an unknown key, or a choice or bound that the key does not accept."""
+        """Raise UserError for an unknown key or an invalid choice or bound."""
         for key, values in self.space.items():
             for value in getattr(values, "choices", None) or (values.low, values.high):
                 (parsed,) = config_lib.override({}, {key: as_text(value)}).values()

@@ -103,7 +103,10 @@ def search_row_name(params: Overrides) -> str:
 
 
 def short_keys(keys: Iterable[str]) -> dict[str, str]:
-    """Return the last part of each key if it is unique in the sweep, else the whole key."""
+    """Return the last part of each key if it is unique in the sweep.
+
+    Otherwise, the whole key.
+    """
     keys = set(keys)
     count = Counter(key.split(".")[-1] for key in keys)
     return {key: key if count[key.split(".")[-1]] > 1 else key.split(".")[-1] for key in keys}

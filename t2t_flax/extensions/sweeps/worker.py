@@ -1,6 +1,6 @@
-"""A worker claims free trials and trains them, several at a time, until all have ended.
+"""Worker that claims free trials and trains them until all have ended.
 
-Any number of workers, on any hosts, may share a folder.
+It trains several at a time. Any number of workers, on any hosts, may share a folder.
 """
 
 import dataclasses
@@ -28,12 +28,15 @@ _CLAIM_INTERVAL = 1.0
 _POLL_INTERVAL = 0.2
 """Seconds between checks of a training process."""
 _MOST_LOST = 5
-"""Maximum starts of a trial that end with their worker, without a checkpoint in between.
+"""Maximum starts of a trial that end with their worker, without a checkpoint.
 
 The trial may be what kills it.
 """
 _SIGNAL_SECONDS = 2.0
-"""Seconds in which a signal to all processes of a job reaches the worker after its training."""
+"""Seconds until a signal to all processes of a job reaches the worker.
+
+It may reach the training earlier.
+"""
 
 
 class Trials(Protocol):
@@ -243,5 +246,8 @@ def count_states(folder: Folder, names: Sequence[str]) -> dict[str, int]:
 
 
 def has_result(states: dict[str, int]) -> bool:
-    """Return whether every trial has ended with a result; a diverged or pruned one has."""
+    """Return True if every trial has ended with a result.
+
+    Diverged and pruned trials have a result.
+    """
     return states.keys() <= {COMPLETE, DIVERGED, PRUNED}

@@ -1,4 +1,7 @@
-"""Experiment trackers: the numbers of a run in TensorBoard, Weights & Biases, MLflow and Trackio."""
+"""Experiment trackers: TensorBoard, Weights & Biases, MLflow and Trackio.
+
+They get the numbers of a run.
+"""
 
 import difflib
 from dataclasses import dataclass

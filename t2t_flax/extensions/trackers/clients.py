@@ -1,6 +1,7 @@
-"""Clients of the trackers: one function each, which opens a run and may take its time or fail.
+"""Clients of the trackers: one function each, which opens a run.
 
-To add one: a function, its row in `CLIENTS`, and its name in `keys.NAMES`.
+It may take its time or fail. To add one: a function, its row in `CLIENTS`, and its name in
+`keys.NAMES`.
 """
 
 import contextlib
@@ -26,7 +27,10 @@ PROJECT = "t2t_flax"
 FINISH_SECONDS = 30.0
 """Seconds in which a client may send the rest at the end."""
 FLUSH_SECONDS = 1.0
-"""Seconds for which a client may hold values itself: a kill (SIGKILL) loses them."""
+"""Seconds that a client may hold values itself.
+
+A kill (SIGKILL) loses them.
+"""
 _TENSORBOARD_QUEUE = 2**15 - 1
 """Maximum number of waiting values; a line has some 25."""
 _MLFLOW_PARAMS = 100
@@ -255,6 +259,9 @@ CLIENTS: dict[str, Callable[[TrackedRun, str], Tracker]] = {
 }
 """Functions that take a run and the id of its earlier part, or ""."""
 MODULES = {"tensorboard": ("tensorboardX",), "mlflow": ("mlflow", "sqlalchemy", "alembic")}
-"""Modules that the extra of a client installs, unless it is one module of the client's name."""
+"""Modules that the extra of a client installs.
+
+A client without an entry has one module of its name.
+"""
 PURGING = ("tensorboard",)
 """Clients that drop the values after the resume step by themselves."""

@@ -34,7 +34,10 @@ LOG = logging.getLogger("t2t_flax")
 
 
 class TrackerThread:
-    """Thread that hands lines to one tracker, first the run's earlier lines that the tracker lacks."""
+    """Thread that hands lines to one tracker.
+
+    It first sends the run's earlier lines that the tracker lacks.
+    """
 
     def __init__(self, name: str, run: TrackedRun):
         self.name, self._run, self._open = name, run, CLIENTS[name]
@@ -110,7 +113,10 @@ def _read_notes(path: epath.Path) -> dict[str, Any]:
 
 
 def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """Return hooks of process 0 that send the lines of metrics.jsonl and the test sets' scores."""
+    """Return hooks of process 0 that send metrics and test scores.
+
+    Metrics are the lines of metrics.jsonl.
+    """
     if not group.is_lead:
         return []
     files = open_growing_files(setup.workdir)
