@@ -1,12 +1,14 @@
 """Schedule-free AdamW (Defazio et al. 2024).
 
-The trained parameters are y, where the gradient is taken. The evaluated ones are x, the average of z, which AdamW without
-momentum moves:
+The trained parameters are y, where the gradient is taken. The evaluated ones are x, the average of
+z, which AdamW without momentum moves:
 
-    z <- z - rate (g / (sqrt(v) + eps) + weight_decay y)      x <- (1 - c) x + c z      y <- (1 - b1) z + b1 x
+    z <- z - rate (g / (sqrt(v) + eps) + weight_decay y)
+    x <- (1 - c) x + c z
+    y <- (1 - b1) z + b1 x
 
-c is the share of rate^2 in its sum so far, of the largest rate of an applied update up to then. The optimizer's state is v and z,
-the state's `ema` x.
+c is the share of rate^2 in its sum so far, of the largest rate of an applied update up to then. The
+optimizer's state is v and z, the state's `ema` x.
 """
 
 from typing import Any

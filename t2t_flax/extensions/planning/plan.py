@@ -21,8 +21,8 @@ FILL = 0.97  # of packed rows, as `explain` estimates
 def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str, Any]:
     """Compile the train step, and compute the least time of an update.
 
-    `bound`: see `Roofline`. `rates`: tokens per second and hours by the longest of the bound, the traffic of a GPU program
-    and the estimate of the TPU compiler.
+    `bound`: see `Roofline`. `rates`: tokens per second and hours by the longest of the bound, the
+    traffic of a GPU program and the estimate of the TPU compiler.
 
     Args:
       rows: packed rows on each device; 0 = the config's largest shape.

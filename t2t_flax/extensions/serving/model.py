@@ -95,8 +95,8 @@ class Lane:
 class ServedModel:
     """One run.
 
-    The first lane translates short lines with one hypothesis. All other work has the second lane, so that a program that
-    is compiled for a rare request delays no usual one.
+    The first lane translates short lines with one hypothesis. All other work has the second lane,
+    so that a program that is compiled for a rare request delays no usual one.
 
     Args:
       load: restores the run.
@@ -201,8 +201,8 @@ class ServedModel:
     def translate(self, lines: Sequence[str], n_best: int, target_language: str | None = None) -> Job:
         """Queue the lines that need a search; the result of each is its `Hypotheses`.
 
-        Raises HTTPException for a line that is too long and for too large an n_best, and UserError for a target language
-        that the model does not know, or that it needs.
+        Raises HTTPException for a line that is too long and for too large an n_best, and UserError
+        for a target language that the model does not know, or that it needs.
         """
         lines = [self._restored.in_language(line, target_language) for line in lines]
         if not 1 <= n_best <= self.max_n_best:

@@ -153,8 +153,8 @@ class Lease:
 def lock_folder(folder: epath.PathLike, command: str) -> Lease:
     """Return the lease on a folder.
 
-    Raises UserError if another process holds it, after at most `EXPIRY` seconds in which its holder, which may be dead, does
-    not renew it.
+    Raises UserError if another process holds it, after at most `EXPIRY` seconds in which its
+    holder, which may be dead, does not renew it.
     """
     folder, me = epath.Path(folder), this_process(command)
     seen: tuple[int, str] | None = None

@@ -39,7 +39,8 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
       scores: scores of each row, one for each seed.
 
     Returns:
-      None for the reference row, and for rows that have fewer than two seeds, or all of them if the reference has.
+      None for the reference row, and for rows that have fewer than two seeds, or all of them if the
+      reference has.
     """
     require("scipy", "sweep", "a sweep with several seeds")
     from scipy.stats import studentized_range

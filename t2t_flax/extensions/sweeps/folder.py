@@ -120,7 +120,8 @@ class Folder:
     def count_start(self, name: str) -> int:
         """Count a start of a trial until `end_start`; only for the holder of its claim.
 
-        Returns the number of starts, this one included, that were never ended since the trial last saved a checkpoint.
+        Returns the number of starts, this one included, that were never ended since the trial last
+        saved a checkpoint.
         """
         newest = max(list_numbers(self.workdir(name) / "checkpoints"), default=0)
         stored = _read_json(self._lost(name)) if self._lost(name).exists() else {}
@@ -135,7 +136,8 @@ class Folder:
     def claim(self, name: str) -> "Claim | None":
         """Take the exclusive right to train a trial; None if another process has it.
 
-        The training process inherits the lock, so it lasts until both worker and training have ended, however they end.
+        The training process inherits the lock, so it lasts until both worker and training have
+        ended, however they end.
         """
         path = self.path / "claims" / name
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -217,8 +219,8 @@ def open_or_create(
       storage: URL of a search's database, without credentials; "" = the journal in the folder.
       dry_run: check everything, write nothing.
 
-    Raises UserError, with nothing written, if the folder holds another sweep (unless `extend` and this one only adds trials)
-    or other code created it (unless `any_code`).
+    Raises UserError, with nothing written, if the folder holds another sweep (unless `extend` and
+    this one only adds trials) or other code created it (unless `any_code`).
     """
     if is_remote(path):
         raise UserError(f"--workdir={path}: a sweep's folder needs a file system with locks, not an object store.")

@@ -150,7 +150,8 @@ class SearchTrials:
     def end(self, name: str) -> None:
         """Tell the study how a trial has ended.
 
-        A diverged trial counts as pruned: Optuna learns from it as from one that is worse than every complete trial.
+        A diverged trial counts as pruned: Optuna learns from it as from one that is worse than
+        every complete trial.
         """
         states, state = self._optuna.trial.TrialState, self._folder.state(name)
         value = None

@@ -123,8 +123,9 @@ class Search:
       count: number of rows.
       metric: the objective, a score of the validation set (`valid_nll`, `valid_bleu` ...).
       method: "random", or "tpe", which learns from finished trials.
-      prune: True or "median": from a quarter of the updates on, stop a trial that is worse than the median of the complete ones
-        at the same update. "halving": successive halving at a quarter and at half of the updates.
+      prune: True or "median": from a quarter of the updates on, stop a trial that is worse than the
+        median of the complete ones at the same update. "halving": successive halving at a quarter
+        and at half of the updates.
       seed: seed of the proposals.
     """
 

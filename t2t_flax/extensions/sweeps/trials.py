@@ -41,7 +41,8 @@ def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: i
       path: file or preset of the config.
       fixed: overrides of every trial.
 
-    Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of one name.
+    Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of
+    one name.
     """
     pairs = zip(rows, row_names(rows), strict=True)
     trials = [make_trial(path, fixed, row, name, seed) for row, name in pairs for seed in range(seeds)]

@@ -141,7 +141,8 @@ class Worker:
     def run(self) -> None:
         """Train until every trial has ended or `stop` is set.
 
-        While other workers train the last trials it waits, so that it can take over if one of them dies.
+        While other workers train the last trials it waits, so that it can take over if one of them
+        dies.
         """
         with ThreadPoolExecutor(len(self.resources)) as pool:
             threads = [pool.submit(self._train_until_done, resources) for resources in self.resources]
