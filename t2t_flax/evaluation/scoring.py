@@ -1,4 +1,4 @@
-"""Log-probabilities of given target sentences: forced decoding."""
+"""Forced decoding: log-probabilities of given target sentences."""
 
 import dataclasses
 import functools
@@ -21,15 +21,21 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
 
 _WHOLE_BATCH = 256
-"""`pair_batches` uses config.decode.batch_size up to this many tokens per side, and smaller batches above."""
+"""Tokens per side up to which `pair_batches` uses config.decode.batch_size.
+
+Longer pairs are in smaller batches.
+"""
 
 _LOGITS_TOKENS = 512
-"""Tokens whose logits exist at once: those of a whole batch would take most of the memory."""
+"""Tokens whose logits exist at once: logits of a whole batch would take most of the memory."""
 
 
 @dataclasses.dataclass(frozen=True)
 class PairScore:
-    """Log-probability in nats of a target given its source: `log_prob`, and of each token; the last one is EOS."""
+    """Log-probability in nats of a target given its source, in all and for each token.
+
+    The last token is EOS.
+    """
 
     tokens: tuple[str, ...]
     token_log_probs: tuple[float, ...]
@@ -45,7 +51,7 @@ class PairScore:
 
 @dataclasses.dataclass(frozen=True)
 class PairIds:
-    """Token ids of a pair; the target ends with EOS, the source too if the run appends it."""
+    """Token ids of a pair; the target ends with EOS, and the source too if the run appends it."""
 
     source: list[int]
     target: list[int]
@@ -63,14 +69,19 @@ def score(run: "TrainedModel", pairs: Sequence[tuple[str, str]], where: Callable
 
 
 def encode_source(run: "TrainedModel", source: str) -> list[int]:
-    """Token ids of a source sentence. Raises UserError for one that is empty or too long, and as `TrainedModel.in_language`."""
+    """Return the token ids of a source sentence.
+
+    Raises UserError for an empty or too long sentence, and as `TrainedModel.in_language`.
+    """
     ids = source_ids(run.tokenizers.source, run.in_language(task_of(run.config).preprocess_source(source)))
     _check_side(run, "source", source, ids)
     return ids + [EOS] * run.config.data.source_eos
 
 
 def encode_pair(run: "TrainedModel", source: str, target: str) -> PairIds:
-    """Token ids of a pair. Raises UserError as `encode_source`, and for a target that is empty, too long or invalid for the
+    """Return the token ids of a pair.
+
+    Raises UserError as `encode_source`, and for a target that is empty, too long or invalid for the
     task.
     """
     if source.strip() and target.strip():
@@ -94,8 +105,10 @@ def _check_side(run: "TrainedModel", side: str, text: str, ids: list[int]) -> No
 def score_pairs(
     run: "TrainedModel", pairs: Sequence[PairIds], progress: Callable[[int, int], None] | None = None
 ) -> list[PairScore]:
-    """One PairScore per pair of a trained run (`TrainedModel`), in order, independent of the rest of the batch.
-    progress(pairs done, total) is called after each batch.
+    """Return one PairScore per pair, in order, independent of the rest of the batch.
+
+    Args:
+        progress: called after each batch with (pairs done, total).
     """
     scores: dict[int, PairScore] = {}
     for chunk, batch in pair_batches(run, pairs):
@@ -110,10 +123,10 @@ def score_pairs(
 
 
 def pair_batches(run: "TrainedModel", pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
-    """(numbers of pairs, the batch of model inputs with one of them a row), shortest pairs first, for a trained run.
+    """Yield (numbers of pairs, batch of model inputs with one pair per row), shortest pairs first.
 
-    Longer pairs than 256 tokens are in smaller batches, so that the memory of attention stays constant until each shard has one
-    row.
+    Pairs with more than 256 tokens are in smaller batches, so that the memory of attention stays
+    constant until each shard has one row.
     """
     shards, longest = mesh_lib.batch_shards(run.mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
     put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))
@@ -128,9 +141,10 @@ def pair_batches(run: "TrainedModel", pairs: Sequence[PairIds]) -> Iterator[tupl
 
 
 def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> dict[str, np.ndarray]:
-    """A model batch of arrays int32 [rows, length] with one pair per row.
+    """Return a model batch of arrays int32 [rows, length] with one pair per row.
 
-    length: default the smallest of `SOURCE_LENGTHS` that fits all pairs.
+    Args:
+        length: default the smallest of `SOURCE_LENGTHS` that fits all pairs.
     """
     length = length or round_up(max(max(len(p.source), len(p.target)) for p in pairs), SOURCE_LENGTHS)
     arrays = {}
@@ -144,7 +158,7 @@ def rows_of(pairs: Sequence[PairIds], rows: int, length: int | None = None) -> d
 
 @jax.jit(static_argnums=0)
 def _token_log_probs(model: Transformer, params, batch):
-    """Log-probability of each target token, float32 [B, T]."""
+    """Return the log-probability of each target token, float32 [B, T]."""
     hidden_BxTxD: Any = model.apply({"params": params}, batch, method="hidden")
 
     def at_position(hidden_and_target):
