@@ -16,7 +16,7 @@ EXTENSIONS = (
     "parsing",
     "kernels",
     "recipes",
-    "mup",  # before finetuning, whose parameters it refuses
+    "mup",  # before finetuning: mup rejects its parameters
     "finetuning",
     "layer_types",
     "trackers",

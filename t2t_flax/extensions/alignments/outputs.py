@@ -153,7 +153,7 @@ class WithTags(Change):
                 f"--tags=html cannot be combined with config.constraints.lines = {lines}: what stands beside the text would be "
                 "read as markup. Leave out one of them; constraints.glossary works with tags."
             )
-        head_of(model)  # raises what would be an error of each line
+        head_of(model)  # fails here rather than at each line
 
     def source(self, line: str) -> str:
         """Return the line without its markup."""
@@ -171,7 +171,7 @@ class WithTags(Change):
         sources = [source for source, texts in zip(sources, n_best, strict=True) for _ in texts]
         if self._html:
             made = html_of(self.model, fragments, sources, texts)
-            done = iter([text.replace("\n", "&#10;") for text in made])  # of a character reference
+            done = iter([text.replace("\n", "&#10;") for text in made])  # newline from a character reference
         else:
             weights = _weights(self.model, fragments, sources, texts, [False] * len(texts))
             done = map(_with_protected, fragments, texts, weights)

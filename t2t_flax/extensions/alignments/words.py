@@ -61,9 +61,7 @@ def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eo
     """
     ids, rest = tokenizer.split(text)
     words, own = [-1] * len(ids), rest.split()
-    first = (
-        len(line.split()) - len(own) if line else 0
-    )  # symbols that the user typed; below 0: words put before the line
+    first = len(line.split()) - len(own) if line else 0  # user's symbols; below 0: words added before the line
     for number, word in enumerate(own, first):
         pieces = _ids_of_word(tokenizer, word)
         ids += pieces

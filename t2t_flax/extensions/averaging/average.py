@@ -70,7 +70,7 @@ def average(
                 for part in run.restore(choice):
                     averaged.extend((str(workdir), step) for step in part.steps)
                     yield part
-                    del part  # frees it before the next one is restored
+                    del part  # free it before the next one is restored
 
     combined = mean(parts())
     averaged.sort(key=lambda x: -x[1])

@@ -80,7 +80,7 @@ class ResumableOutput:
 
         with contextlib.ExitStack() as stack:
             stack.enter_context(exclusive_writer(self.partial, self._command, wait=False))
-            if not self.partial.exists():  # before an empty one is created, which the record would not fit
+            if not self.partial.exists():  # the record must not outlive its file
                 self._record.unlink(missing_ok=True)
             self._file = stack.enter_context(open(self.partial, "ab"))
             record = self._read_record()

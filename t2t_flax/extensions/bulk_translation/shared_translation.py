@@ -110,7 +110,7 @@ def _job(args: argparse.Namespace, overrides: dict[str, str], supervisor: RunSup
                     )
                 group.barrier(
                     "all shares are translated", 365 * 24 * 3600.0
-                )  # a process that hangs or is gone ends the others
+                )  # a lost or hanging process ends the others
                 _check_same(group, {"--input": counter.lines}, "{} has {} lines", same_file)
                 if group.is_lead:
                     parts = [output.path_of(f"{i}-of-{group.count}") for i in range(group.count)]

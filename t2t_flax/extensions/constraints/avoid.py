@@ -119,14 +119,14 @@ def _edges(tokenizer: Tokenizer, phrase: str) -> tuple[list[Edge], int]:
     """Return (edges, number of states from FIRST on)."""
     written = forms(tokenizer, phrase)
     found: list[Edge] = []
-    if not marks_spaces(tokenizer):  # only the segmentation of the tokenizer
+    if not marks_spaces(tokenizer):  # use only the tokenizer's segmentation
         free = FIRST
         for ids in written:
             path = [ANYWHERE, *range(free, free + len(ids) - 1), WRITTEN]
             found += zip(path, path[1:], ids, strict=False)
             free += len(ids) - 1
         return found, free - FIRST
-    # As the tokenizer normalizes it, where it can write it.
+    # Use the text as normalized by the tokenizer, if it can write the phrase.
     normalized = b"".join(map(_text_of, tokenizer.pieces(written[0]))).strip() if written else b""
     text = normalized or phrase.encode()
     begin = BOUNDARY if continues_word(text.decode()[0]) else ANYWHERE

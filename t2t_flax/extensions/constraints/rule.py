@@ -57,7 +57,7 @@ class Rule:
             new["tokens"] = history_BxKxT = state["tokens"].at[:, :, position].set(tokens_BxK)
         if self.repetition_penalty:
             had_BxKxV = jnp.zeros((B, K, V), bool).at[rows, beams, history_BxKxT].set(True).at[..., PAD].set(False)
-            had_BxKxV &= logits_BxKxV > IMPOSSIBLE  # which no factor makes possible
+            had_BxKxV &= logits_BxKxV > IMPOSSIBLE  # no factor makes these possible
             factor_BxKxV = jnp.where(logits_BxKxV > 0, 1 / self.repetition_penalty, self.repetition_penalty)
             logits_BxKxV = jnp.where(had_BxKxV, logits_BxKxV * factor_BxKxV, logits_BxKxV)
         forbidden_BxKxV = jnp.zeros((B, K, V), bool)

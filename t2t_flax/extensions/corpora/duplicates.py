@@ -51,7 +51,7 @@ class Duplicates(Rule):
         at most n^2 / 2^129: 1.5e-23 for 100 million.
         """
         corpus = sha256_of(*(f"{part.fingerprint()} {part.tag}" for part in parts))
-        if corpus not in _marks:  # the tokenizer's text, the store and `list_dropped` ask for the same
+        if corpus not in _marks:  # cached for the tokenizer's text, the store and `list_dropped`
             _marks.clear()
             _marks[corpus] = _find(parts, report)
         return _marks[corpus]
@@ -127,12 +127,12 @@ class Partitions:
 
 def _digests(part: Source, rows: Iterator[Unread]) -> Iterator[bytes]:
     """Yield 16 bytes for each row; none where the source drops a pair."""
-    language = [word for word in part.tag.split() if word.startswith("<2")]  # to write
+    language = [word for word in part.tag.split() if word.startswith("<2")]  # target-language symbol
     for row in rows:
         if isinstance(row, str):
             yield b""
             continue
-        text = "\n".join([part.without_tag(row[0]), row[1], *language])  # the texts are one line each
+        text = "\n".join([part.without_tag(row[0]), row[1], *language])  # each text is one line
         yield hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
 

@@ -87,7 +87,7 @@ def _key(text: str, language: str) -> str:
     It is empty for a text without letters and digits.
     """
     bare = _NOT_COMPARED.sub("", unicodedata.normalize("NFKC", text).casefold())
-    if not bare.isalnum():  # there are marks, or nothing
+    if not bare.isalnum():  # only marks may be left
         bare = _VARIATION_SELECTORS.sub("", bare)
         bare = bare if _COMPARED.search(bare) else ""
     return f"{language} {bare}" if bare else ""

@@ -81,7 +81,7 @@ def _stream(file: IO[bytes], path: epath.Path) -> Any:
 
     try:
         stream = pyarrow.ipc.open_stream(file)
-        _ = stream.schema.names  # decoded here
+        _ = stream.schema.names  # decodes the names
     except (pyarrow.ArrowException, OSError, UnicodeDecodeError, MemoryError) as error:
         if not is_damage(error):
             raise

@@ -17,7 +17,8 @@ from t2t_flax.data.file_hashes import file_sha256
 from t2t_flax.data.sources import Context, Source, sha256_of
 from t2t_flax.errors import UserError, require
 
-# NAME may hold a version and SPLIT a slice, both with colons: tfds:wmt14_translate/de-en:1.0.0:train[:1000].
+# NAME may hold a version and SPLIT a slice, both with colons:
+# tfds:wmt14_translate/de-en:1.0.0:train[:1000].
 _PART = r"\w+(?:\[[^\]]*\])?"
 _SPEC = re.compile(rf"tfds:(?P<name>.+?):(?P<split>{_PART}(?:\+{_PART})*)")
 _NAMESPACED = re.compile(r"[^/:]+:[A-Za-z_]")

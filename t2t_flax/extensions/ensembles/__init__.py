@@ -37,7 +37,8 @@ class Ensembles:
     )
 
     def __post_init__(self) -> None:
-        # Their absolute paths, so that records and outputs of one ensemble name the same models in every working directory.
+        # Use absolute paths, so that records and outputs of one ensemble name the same models in
+        # every working directory.
         object.__setattr__(self, "members", ",".join(map(_absolute, self.each())))
 
     @classmethod

@@ -73,7 +73,7 @@ def merge(keys: FineTuning, params: Params) -> Params:
         return params
     adapters, model = split(params)
     leaves, pairs = flatten_dict(model, sep="/"), flatten_dict(adapters[NAME], sep="/")
-    for path in sorted({path.rpartition("/")[0] for path in pairs}):  # all processes in the same order
+    for path in sorted({path.rpartition("/")[0] for path in pairs}):  # same order on all processes
         a, b, whole = _equation(path, leaves[path].shape)
         scale = keys.lora_alpha / keys.lora_rank
         leaves[path] = _added(f"{a},{b}->{whole}", scale, leaves[path], pairs[f"{path}/a"], pairs[f"{path}/b"])

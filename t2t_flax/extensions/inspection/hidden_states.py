@@ -81,7 +81,7 @@ def hidden_states(
         raise UserError("layers of the decoder need the targets that it reads: give --target=FILE.")
     encoded: list[PairIds | UserError] = []
     for source, target in lines:
-        run.in_language(source)  # a missing language is an error of all lines
+        run.in_language(source)  # a missing language affects all lines
         try:
             encoded.append(encode_pair(run, source, target) if target is not None else _source_alone(run, source))
         except UserError as error:
@@ -109,7 +109,7 @@ def hidden_states(
 
 
 def _source_alone(run: TrainedModel, source: str) -> PairIds:
-    return PairIds(encode_source(run, source), [EOS])  # of a decoder that is not computed
+    return PairIds(encode_source(run, source), [EOS])  # the decoder is not computed
 
 
 @jax.jit(static_argnums=(0, 1, 2))
@@ -125,7 +125,7 @@ def _outputs(model: Transformer, modules: tuple[str, ...], decoder: bool, params
 
     source = [batch[f"source{part}"] for part in ("", "_segments", "_positions")]
     with nn.intercept_methods(keep):
-        plain = model.clone(remat="none")  # whose values may leave the layers
+        plain = model.clone(remat="none")  # values may leave layers without remat
         if decoder:
             plain.apply({"params": params}, batch, method="hidden")
         else:

@@ -41,7 +41,7 @@ def hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) ->
     """
     every = Inspection.of(setup.config).layers_every
     programs, names = compile_measure(setup)
-    measured: dict[int, jax.Array] = {}  # numbers that are not yet fetched: two updates where every = 1
+    measured: dict[int, jax.Array] = {}  # not yet fetched: two updates where every = 1
 
     def before(step: int, state: TrainState, batch: DeviceBatch) -> None:
         measured[step] = programs[batch.arrays["target"].shape](state, batch.arrays)
@@ -63,7 +63,7 @@ def compile_measure(setup: TrainingSetup) -> tuple[dict[tuple[int, ...], jax.sta
     def packed(state: TrainState, batch: dict[str, jax.Array]) -> jax.Array:
         found = measure(setup, state, batch)
         names[:] = found
-        return jnp.stack(list(found.values()))  # one array to fetch
+        return jnp.stack(list(found.values()))  # one array, one fetch
 
     rows, whole = (mesh_lib.named(setup.mesh, spec) for spec in (mesh_lib.MICRO_ROWS, mesh_lib.REPLICATED))
     function = jax.jit(packed, in_shardings=(setup.shardings, rows), out_shardings=whole)
@@ -103,7 +103,7 @@ def measure(setup: TrainingSetup, state: TrainState, batch: dict[str, jax.Array]
     config, parameters, shards = setup.config, setup.parameters, mesh_lib.batch_shards(setup.mesh)
     step = train_step(config, setup.model, recording(setup.tx), setup.mesh, parameters)
     trained, _ = parameters.split(state.params)
-    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), trained)  # stays where the update is not finite
+    unknown = jax.tree.map(lambda x: jnp.full_like(x, jnp.nan), trained)  # remains if the update is not finite
     new, _ = step(dataclasses.replace(state, opt_state=Recorded(unknown, state.opt_state)), batch)
     old_trained, new_trained = (parameters.split(each.params)[0] for each in (state, new))
     changes = jax.tree.map(jnp.subtract, new_trained, old_trained)
@@ -161,7 +161,7 @@ def activations(
         return out
 
     with nn.intercept_methods(keep):
-        plain = model.clone(remat="none")  # whose values may leave the layers
+        plain = model.clone(remat="none")  # values may leave layers without remat
         _, state = plain.apply({"params": params}, rows, noise, method="hidden", mutable=["intermediates"])
     for path, (weights_BxNxTxS, *_) in flatten_dict(state.get("intermediates", {}), sep="/").items():
         if path.endswith("_attention/weights"):

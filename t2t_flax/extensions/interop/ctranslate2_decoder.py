@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("t2t_flax")
 JaxTranslate = Callable[[Sequence[str], Sequence[str] | None], list[Translation]]
 """Maps (lines, their prefixes) to one Translation each, by the JAX search."""
-_ALMOST_ZERO = 1e-30  # divides by 1 as 0 does, for which CTranslate2 ends searches by another rule
+_ALMOST_ZERO = 1e-30  # divides by 1 like 0, but 0 changes the rule that ends a search
 _END, _PADDING = str(EOS), str(PAD)
 
 

@@ -21,7 +21,7 @@ from t2t_flax.models.embeddings import sinusoid_halves, sinusoid_interleaved
 QUANTIZATIONS = ("int8", "int8_float32", "int8_float16", "int8_bfloat16", "int16", "float16", "bfloat16", "float32")
 POSITIONS = 2048
 """Rows of the sinusoid table: maximum tokens of a source or translation."""
-_NEVER = -1e4  # bias of a class that is not one of the model's; float16 has it
+_NEVER = -1e4  # bias of a class that the model lacks, representable in float16
 
 
 def check_exportable(config: Model) -> None:
@@ -141,7 +141,7 @@ def _set_tables(spec: Any, config: Model, params: Any, source: Sequence[str], ta
         projection = projection * np.float32(config.d_model**-0.5)
     bias = _float32(params["output_bias"])[: len(target)] if config.output_bias else None
     target, start = list(target), _new_token(target)
-    if config.decoder_start_token == "bos":  # a token of its own, which is never predicted
+    if config.decoder_start_token == "bos":  # a separate token, never predicted
         row = _float32(params["decoder_start_token"]["bos"])
         table, projection = np.vstack([table, row]), np.vstack([projection, np.zeros_like(row)])
         bias = np.append(np.zeros(len(target), np.float32) if bias is None else bias, np.float32(_NEVER))

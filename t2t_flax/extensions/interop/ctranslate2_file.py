@@ -109,7 +109,7 @@ def _array(reader: _Reader, name: str) -> np.ndarray:
         raise reader.error(f"says that {name!r} has {count} bytes of type {kind} for shape {tuple(shape)}: it is")
     try:
         return np.frombuffer(reader.take(count), dtype).reshape(shape)
-    except ValueError:  # of more dimensions than NumPy has
+    except ValueError:  # more dimensions than NumPy has
         raise reader.error(f"gives {name!r} {len(shape)} dimensions: it is") from None
 
 
@@ -127,7 +127,7 @@ def _dequantized(reader: _Reader, arrays: dict[str, np.ndarray]) -> dict[str, np
         if divisor.size != 1 and divisor.shape != x.shape[: divisor.ndim]:
             raise reader.error(f"has scales of shape {divisor.shape} for {name!r} of shape {x.shape}: it is")
         divisor = divisor.reshape(divisor.shape + (1,) * (x.ndim - divisor.ndim) if divisor.size != 1 else ())
-        with np.errstate(all="ignore"):  # a number that is not finite is refused where it is used
+        with np.errstate(all="ignore"):  # non-finite numbers are rejected where they are used
             out[name] = x / divisor
     return out
 
@@ -149,7 +149,7 @@ def read_npz(path: Path) -> ModelFile:
             arrays = {name: archive[name] for name in archive.files}
     except UserError:
         raise
-    except Exception as error:  # any error of the archive, its compression and its arrays
+    except Exception as error:  # any error in the archive, its compression or its arrays
         raise UserError(f"{path} is not a readable NumPy archive (.npz): {first_line(error)}") from None
     for name, array in arrays.items():
         if not isinstance(array, np.ndarray):

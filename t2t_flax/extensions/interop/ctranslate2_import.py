@@ -204,7 +204,7 @@ def _model(
             raise UserError(f"{arrays.path}: {name} is set, which is not supported.")
     for name in ("encoder/embeddings_merge", "decoder/alibi_use_positive_positions", "decoder/scale_alibi",
                  "decoder/alignment_layer", "decoder/alignment_heads"):  # fmt: skip
-        arrays.scalar(name, 0)  # they act only with what is refused here, or name heads of interest
+        arrays.scalar(name, 0)  # they depend on options rejected here, or only name heads
     positions, ffn = _positions(arrays, d_model), "decoder/layer_0/ffn"
     d_ff = arrays.take(f"{ffn}/linear_0/weight", 0, d_model).shape[0]
     norm_type = "layernorm" if f"{ffn}/layer_norm/beta" in arrays else "rmsnorm"
@@ -237,7 +237,7 @@ def _model(
 def _flags(arrays: NamedArrays, stack: str, d_model: int) -> dict[str, int | bool]:
     name = f"{stack}/scale_embeddings"
     scale = arrays.scalar(name, 1)
-    if not arrays.is_float(name):  # a flag; otherwise the factor itself
+    if not arrays.is_float(name):  # an integer is a flag, a float the factor itself
         scale = math.sqrt(d_model) if scale else 1.0
     scaled = math.isclose(scale, math.sqrt(d_model), rel_tol=1e-5)
     if not scaled and scale != 1:
@@ -304,7 +304,7 @@ def _tables(
     elif start in target.tokens:
         kind, row = "bos", target.rows[target.tokens.index(start)]
         params["decoder_start_token"] = {"bos": tables["target"][row]}
-        if bias is not None and bias[row] <= _NEVER_PREDICTED:  # a token only by its vector
+        if bias is not None and bias[row] <= _NEVER_PREDICTED:  # only an input vector, not an output token
             target = target.without(start)
             bias = bias if np.any(target.take(bias)) else None
     else:

@@ -51,7 +51,7 @@ def run(argv: list[str]) -> int:
             "cc-by-4.0."
         )
     if args.push:
-        hub.check_push(args.push)  # before the export
+        hub.check_push(args.push)  # check before the export
     if is_remote(args.output):
         raise UserError(f"--output={args.output}: name a folder on this machine, and copy it there afterwards.")
     refuse_existing(args.output, "--output")
@@ -94,7 +94,7 @@ def _scores(workdir: epath.Path, steps: tuple[int, ...]) -> list[Score]:
         try:
             record = parse_json(path.read_bytes())
             checkpoint = record["checkpoint"]
-            if checkpoint["averaged"] == list(steps) and not checkpoint.get("models"):  # of several models together
+            if checkpoint["averaged"] == list(steps) and not checkpoint.get("models"):  # not an ensemble's scores
                 scores |= dict.fromkeys(scores_of_record(record))
         except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
             log.warning("%s is no evaluation record, so the README does not list it: %s", path, first_line(error))

@@ -56,7 +56,7 @@ def _reader(path: Path) -> tuple[Callable[..., ImportedModel], Path]:
     if chosen := [(reader, file) for reader, file in known if path in (folder, file)]:
         return chosen[0]
     if kind == "marian" and path == folder:
-        return marian_import.read, folder / marian_import.WEIGHTS[0]  # which says what is wrong
+        return marian_import.read, folder / marian_import.WEIGHTS[0]  # its error says what is wrong
     names = sorted(entry.name for entry in folder.iterdir())
     shown = ", ".join(names[:5]) + (f" and {len(names) - 5} more" if len(names) > 5 else "") or "nothing"
     if path != folder and known:

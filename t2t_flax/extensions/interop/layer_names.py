@@ -178,7 +178,7 @@ CTRANSLATE2 = LayerNames(
     "beta",
 )
 
-_TOLERANCE = 2e-3  # of float32 sines of angles of thousands
+_TOLERANCE = 2e-3  # error of float32 sines at angles in the thousands
 _FIRST_AXIS = ("query", "key", "value", "Einsum_0", "gate", "up")
 """Linear maps that read the residual stream; the others write to it."""
 
@@ -200,7 +200,7 @@ def reordered(params: Any, order: np.ndarray) -> dict[str, Any]:
     for path, x in flatten(params).items():
         *parents, name = path.split("/")
         module = parents[-1] if parents else ""
-        inner = name == "bias" and module in _FIRST_AXIS  # of heads or hidden units
+        inner = name == "bias" and module in _FIRST_AXIS  # its axes are heads or hidden units
         axis = 0 if name == "kernel" and module in _FIRST_AXIS else -1
         out[path] = x if inner or name == "output_bias" else np.take(x, order, axis)
     return unflatten(out)

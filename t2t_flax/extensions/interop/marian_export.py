@@ -28,7 +28,7 @@ EPSILON = 1e-5
 
 Marian's architecture does not change it.
 """
-_NEVER = -1e4  # bias of padding, which is never predicted; float16 has it
+_NEVER = -1e4  # bias of padding, which is never predicted; representable in float16
 _SUPPORTED: dict[str, tuple[Any, ...]] = {
     "mixer": ("attention",),
     "attention_score": ("scaled_dot",),
@@ -196,7 +196,7 @@ def _tensors(config: Model, params: Any, vocab: int) -> dict[str, np.ndarray]:
     bias = _float32(params["output_bias"])[:vocab] if config.output_bias else np.zeros(vocab, np.float32)
     bias[PAD] = _NEVER
     if config.decoder_start_token == "zeros":
-        table[PAD] = 0  # decoding starts with padding, whose vector this is
+        table[PAD] = 0  # vector of padding, with which decoding starts
     out = {"model.shared.weight": table, "final_logits_bias": bias[None]}
     for stack, count in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
         for i in range(count):

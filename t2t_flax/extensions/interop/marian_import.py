@@ -338,7 +338,7 @@ def _notes(generation: dict[str, Any], never_padding: bool) -> tuple[str, ...]:
     """Return the decoding rules that are not imported."""
     rules = {key: value for key in _OTHER_RULES if (value := generation.get(key)) not in (None, 0, [])}
     rules = {key: value for key, value in rules.items() if value is True or value != 1 or key not in _NEUTRAL_AT_1}
-    if (generation.get("length_penalty") or 0) < 0:  # the lowest here is 0
+    if (generation.get("length_penalty") or 0) < 0:  # our minimum is 0
         rules["length_penalty"] = generation["length_penalty"]
     if generation.get("bad_words_ids") and not never_padding:
         rules["bad_words_ids"] = generation["bad_words_ids"]

@@ -26,7 +26,7 @@ def unavailable() -> str:
     if jax.default_backend() != "gpu":
         return ""
     capability = str(getattr(jax.local_devices()[0], "compute_capability", ""))
-    recent = re.fullmatch(r"([89]|\d\d)\.\d", capability)  # AMD's are names such as gfx90a
+    recent = re.fullmatch(r"([89]|\d\d)\.\d", capability)  # AMD's capabilities are names such as gfx90a
     return "" if recent else "cudnn needs an NVIDIA GPU of compute capability 8.0 or more"
 
 
@@ -41,7 +41,7 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
 
     The shapes are [B, T, N, H], [B, S, G, H], [B, S, G, H].
     """
-    if q.ndim != 4 or not divides(q, k):  # blocks of a window, and beams with slots of their own
+    if q.ndim != 4 or not divides(q, k):  # window blocks, or beams with separate slots
         return False
     # An array masks a window of short rows, or beams in decoding, whose keys lie in another order
     # than the kernel reads.
@@ -76,4 +76,4 @@ def _keep_no_programs() -> None:
     settings: Any = jax.config
     if jax.default_backend() == "gpu" and settings.jax_enable_compilation_cache:
         jax.config.update("jax_enable_compilation_cache", False)
-        compilation_cache.reset_cache()  # JAX asks only once whether there is one
+        compilation_cache.reset_cache()  # JAX checks only once whether a cache exists

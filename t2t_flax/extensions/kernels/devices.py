@@ -25,7 +25,7 @@ def on_each_device(
     rows, heads = _axes()
     array = PartitionSpec(rows, None, heads, None)
     specs = (array, array, array, *(PartitionSpec(rows if len(x) == len(q) else None) for x in masks))
-    # Pallas calls do not say how results vary.
+    # Pallas calls do not say how results vary over devices.
     mapped = jax.shard_map(kernel, in_specs=specs, out_specs=array, axis_names=axes, check_vma=False)
     return mapped(q, k, v, *masks)
 

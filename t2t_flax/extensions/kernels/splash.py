@@ -12,9 +12,9 @@ from t2t_flax.extensions.kernels.devices import divides, on_each_device
 from t2t_flax.models.attention import SegmentMask
 
 PLATFORM = "tpu"
-_SHORTEST_ROWS = 512  # of public trainings on TPUs that it made faster
-_LANES = 128  # of a vector register: blocks are multiples of it
-_LARGEST_BLOCK = 512  # whose scores, 1 MiB in float32, fit on the chip several times
+_SHORTEST_ROWS = 512  # shortest rows with a public report of a speed-up on TPUs
+_LANES = 128  # width of a vector register; blocks are multiples of it
+_LARGEST_BLOCK = 512  # its scores, 1 MiB in float32, fit on the chip several times
 
 
 def unavailable() -> str:
@@ -34,7 +34,7 @@ def takes(q: jax.Array, k: jax.Array, v: jax.Array, mask: jax.Array | SegmentMas
     The shapes are [B, T, N, H] over [B, S, G, H]. The kernel makes segments and causality itself;
     any other mask, such as for a window, is an array and not taken.
     """
-    if q.ndim != 4 or not isinstance(mask, SegmentMask):  # blocks of a window, and beams
+    if q.ndim != 4 or not isinstance(mask, SegmentMask):  # window blocks, or beams
         return False
     lengths, widths = (q.shape[1], k.shape[1]), (q.shape[-1], v.shape[-1])
     return divides(q, k) and all(n % _LANES == 0 for n in lengths) and all(w % 64 == 0 and w <= 256 for w in widths)
@@ -68,7 +68,7 @@ def _row_attention(q: jax.Array, k: jax.Array, *, causal: bool, interpret: bool)
 
     It maps (q [N, T, H], k [G, S, H], v [G, S, H], segments [T], [S]) -> [N, T, H].
     """
-    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # 0.2 s that only TPU runs spend
+    from jax.experimental.pallas.ops.tpu import splash_attention as splash  # 0.2 s, only for TPU runs
 
     lengths = q.shape[1], k.shape[1]
     queries, keys = (max(n for n in range(_LANES, _LARGEST_BLOCK + 1, _LANES) if length % n == 0) for length in lengths)

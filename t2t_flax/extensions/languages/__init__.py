@@ -57,7 +57,7 @@ def parse_directions(config: Config) -> Mapping[str, Direction]:
     return _parse(config.group("languages").directions, config.data)
 
 
-@functools.lru_cache(128)  # asked for each request and each batch, where there may be hundreds of directions
+@functools.lru_cache(128)  # called for each request and batch; there may be hundreds of directions
 def _parse(text: str, data: Data) -> Mapping[str, Direction]:
     if not text.strip():
         return types.MappingProxyType({})

@@ -47,7 +47,7 @@ class Recurrent(nn.Module):
         def named(init, *names):
             return nn.with_logical_partitioning(init, names)
 
-        # Half of d_model need not divide among devices.
+        # Half of d_model need not divide evenly among devices.
         rows = "embed" if width == self.config.d_model else None
         return self.Cell(
             width,

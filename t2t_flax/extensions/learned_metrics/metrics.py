@@ -22,7 +22,7 @@ _READS_REFERENCES = {"comet": True, "kiwi": False, "metricx": True}
 
 def _statistics(name: str, predictions: Predictions, config: Config) -> SentenceStatistics:
     group, data = config.group("learned_metrics"), config.data
-    # They were trained on plain text.
+    # These metrics were trained on plain text.
     plain = [detokenizer(x) if data.pretokenized else list for x in (data.source_language, data.target_language)]
     sources, hypotheses = plain[0](predictions.sources), plain[1](predictions.hypotheses)
     references = [plain[1](lines) for lines in predictions.references] if _READS_REFERENCES[name] else [None]
@@ -71,7 +71,9 @@ def _metric(name: str, display_name: str, *, higher_is_better: bool = True) -> M
         applies=lambda config: name in config.group("learned_metrics").chosen,
         of_entry=of_entry,
         reads_sources=True,
-        check=lambda config: score_sentences(name, [], config.group("learned_metrics")),  # loads the model
+        check=lambda config: score_sentences(
+            name, [], config.group("learned_metrics")
+        ),  # scoring nothing loads the model
     )
 
 

@@ -88,7 +88,7 @@ def prepare_environment(packages: Packages, group: Any) -> str:
                 f"{shlex.join([str(python), '-m', 'pip', 'install', *packages.requirements])}"
             )
         try:
-            os.rename(partial, home)  # its interpreter finds its packages in the folder that it lies in
+            os.rename(partial, home)  # the interpreter finds packages relative to its folder
         except OSError as error:
             if not python.exists():  # another process may have made it meanwhile
                 raise UserError(

@@ -70,7 +70,7 @@ class Check:
 
 
 WIDTH = Check("d_model", at_width, KINDS)
-DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))  # outputs of branches fall by the rule
+DEPTH = Check("layers", at_depth, ("scores", "layers", "logits"))  # branch outputs fall with depth by the rule
 
 
 def changes(config: Config, updates: int) -> Changes:
@@ -153,7 +153,7 @@ def _kind(config: Config, path: tuple[str, ...]) -> str | None:
     ends = {
         "_embedding": "embeddings",
         "score": "scores",
-        "attention/out": "attention",  # of self-attention and cross-attention
+        "attention/out": "attention",  # self-attention and cross-attention
         "feed_forward": "feed-forward",
         "residual_attention": "layers",
         "residual_cross": "layers",

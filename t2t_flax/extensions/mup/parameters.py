@@ -76,7 +76,7 @@ def _kinds(config: Config) -> list[tuple[str, str, float, float]]:
     )
 
     def matrix(name: str, inputs: int, outputs: int, share: float = 1.0, kind: str = "matrices"):
-        fans = (inputs + outputs) / 2 / share  # Xavier's
+        fans = (inputs + outputs) / 2 / share  # Xavier initialization
         return name, kind, fans**-0.5, (scale * fans) ** -0.5
 
     return [

@@ -33,9 +33,9 @@ def rules(config: Config) -> dict[str, Scale]:
     m, keys = config.model, Mup.of(config)
     width = m.d_model / keys.base_width
     root = math.sqrt(width)
-    lookup = root if m.embed_scale == "sqrt_d" else 1.0  # growth of the factor of lookups, which the table makes up for
-    spread = 1 / root if m.embed_init == "normal_rsqrt_d" else 1.0  # growth of the initial table
-    logits = 1 / (width if m.logit_scale == "none" else root)  # what is left of 1 / width to be applied
+    lookup = root if m.embed_scale == "sqrt_d" else 1.0  # growth of the lookup factor; the table compensates
+    spread = 1 / root if m.embed_init == "normal_rsqrt_d" else 1.0  # growth of the table's initial values
+    logits = 1 / (width if m.logit_scale == "none" else root)  # remaining part of 1 / width
     scores = math.sqrt(keys.head_width(config) / m.head_widths[0])
     table = 1 / lookup
     norm = lookup * logits if m.tie_embeddings != "none" else 1.0

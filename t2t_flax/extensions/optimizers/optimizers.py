@@ -51,7 +51,7 @@ def muon(config: Config) -> optax.GradientTransformation:
     """
     o = config.optimizer
     return optax.contrib.muon(
-        learning_rate=-1.0,  # optax flips the sign: this leaves the direction, for the learning rate that all share
+        learning_rate=-1.0,  # undoes optax's sign; the shared learning rate scales the direction
         beta=Optimizers.of(config).momentum,
         adam_b1=o.b1,
         adam_b2=o.b2,

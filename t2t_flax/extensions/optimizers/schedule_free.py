@@ -35,7 +35,8 @@ class ScheduleFree(AveragingDirection):
         tx = optax.contrib.schedule_free(optimizer, learning_rate_schedule(config), b1=config.optimizer.b1)
 
         def update(grads, state, params):
-            # The counter of the schedule counts skipped updates too (`training.train_step`), that of optax does not.
+            # The schedule's counter includes skipped updates (`training.train_step`), optax's
+            # counter does not.
             count = _find(optax.ScaleByScheduleState, state.base_optimizer_state).count
             return tx.update(grads, state._replace(step_count=count + 1), params)
 

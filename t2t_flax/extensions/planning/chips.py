@@ -105,7 +105,8 @@ class Chip:
 
 
 TPUS = {
-    # 400 GB/s of inter-chip bandwidth, both ways, over 4 links; 6.4 Tb/s of data-centre network for 256 chips.
+    # 400 GB/s of inter-chip bandwidth, both ways, over 4 links; 6.4 Tb/s of data-centre network for
+    # 256 chips.
     "v5e": Chip("TPU v5e", 16 * GIB, 819 * GB, 50 * GB, 3.125 * GB, 2, 16, 256, clock_ghz=1.503),
     # 1,200 GB/s over 6 links; 50 Gb/s a chip. A pod has 8,960 chips, the largest slice 6,144.
     "v5p": Chip(
@@ -135,8 +136,8 @@ _B200 = GpuTarget("NVIDIA B200", 148, 128, 1.965, 132_644_864, 233_472, 232_448,
 _GB200 = GpuTarget("NVIDIA GB200", 152, 128, 2.062, 135_528_448, 233_472, 232_448, 10, "ACCELERATED_FEATURES")
 _B300 = GpuTarget("NVIDIA B300", 158, 128, 1.965, 135_528_448, 233_472, 232_448, 10, "NONE", capability_minor=3)
 
-# NVLink joins the GPUs of a host (8) or of a rack of GB200 (72) through switches: each sends at half of the data sheet's
-# two-way bandwidth.
+# NVLink joins the GPUs of a host (8) or of a rack of GB200 (72) through switches: each sends at
+# half of the data sheet's two-way bandwidth.
 GPUS = {
     "a100": Chip("NVIDIA A100", 85_100_068_864, 2039.04 * GB, 300 * GB, 25 * GB, 1, 1, 8, target=_A100),
     "h100": Chip("NVIDIA H100", 84_942_979_072, 3352.32 * GB, 450 * GB, 50 * GB, 1, 1, 8, target=_H100),

@@ -102,7 +102,8 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",
         "TPU_WORKER_HOSTNAMES": "localhost",
         "TPU_LOG_DIR": "disabled",
-        # Without it one process of a machine can load libtpu, which is right only where it uses a TPU.
+        # Without it one process of a machine can load libtpu, which is right only where it uses a
+        # TPU.
         "ALLOW_MULTIPLE_LIBTPU_LOAD": "true",
     }
 

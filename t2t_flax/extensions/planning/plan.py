@@ -15,7 +15,7 @@ from t2t_flax.extensions.planning.topology import Topology
 from t2t_flax.training.flops import forward_products, padded_tokens, training_products
 from t2t_flax.training.setup import resident_bytes
 
-FILL = 0.97  # of packed rows, as `explain` estimates
+FILL = 0.97  # share of real tokens in packed rows, as in `explain`
 
 
 def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def update_flops(config: Config, shape: Shape, params: Any) -> float:
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
     flops = training_products(config, vocab, params).flops(config.model, tokens)
     if config.train.remat == "full":
-        flops += forward_products(config.model, 0, params).flops(config.model, tokens)  # of no vocabulary: no logits
+        flops += forward_products(config.model, 0, params).flops(config.model, tokens)  # vocabulary 0: no logits
     return flops
 
 

@@ -26,7 +26,8 @@ mlcommons/submissions_algorithms at 12c8e4e.
 from t2t_flax.config.presets import Preset
 from t2t_flax.extensions.recipes.presets import FLAX_WMT
 
-# workload.py: step_hint, max_allowed_runtime_sec, eval_period_time_sec; evaluations in updates, at the pace of the first two
+# workload.py: step_hint, max_allowed_runtime_sec, eval_period_time_sec; evaluations in updates, at
+# the pace of the first two
 STEPS = 120_000
 _EVERY = round(14 * 60 * STEPS / 43_336)
 _LOGS = "mlcommons/submissions_algorithms@12c8e4e"
@@ -36,7 +37,8 @@ _WMT = FLAX_WMT | {
     "model.d_model": 1024,
     "model.d_ff": 1024,
     "model.num_heads": 16,
-    # input_pipeline.py, datasets/dataset_setup.py, algorithms/baselines/external_tuning/jax_nadamw_full_budget.py (128 rows)
+    # input_pipeline.py, datasets/dataset_setup.py,
+    # algorithms/baselines/external_tuning/jax_nadamw_full_budget.py (128 rows)
     "data.corpus": "WMT17 German-English; validation and test WMT14",
     "data.valid": "tfds:wmt14_translate/de-en:validation",
     "data.test": "tfds:wmt14_translate/de-en:test",

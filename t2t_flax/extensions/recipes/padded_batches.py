@@ -262,7 +262,8 @@ def levels(rows: Counter[int], at_most: int) -> list[int]:
         counts[min(max(rows), grain * math.ceil(n / grain))] += updates
     values = np.array(sorted(counts))
     below = np.concatenate([[0], np.cumsum([counts[v] for v in values])])
-    # cost[i, j]: rows of the updates i .. j - 1 of `values` where all of them are padded to value j - 1.
+    # cost[i, j]: rows of the updates i .. j - 1 of `values` when all of them are padded to value j
+    # - 1.
     cost = (below[None, 1:] - below[:-1, None]) * values[None].astype(float)
     cost[np.tril_indices(len(values), -1)] = np.inf
     least, cuts = [cost[0]], []

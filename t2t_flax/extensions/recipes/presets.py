@@ -43,8 +43,9 @@ FLAX_WMT = {
 The search has at most 256 tokens.
 """
 # MLPerf Training v0.7, Google's JAX entry on TPU v3-8192.
-# Published with the entry: the shape, 2,048 packed rows of 256 tokens an update (at 97 % full these are 508,000 real
-# tokens), Adam's betas and epsilon, warm-up 664, the factor 3.309 of d_model^-0.5, whose peak is 4.0e-3.
+# Published with the entry: the shape, 2,048 packed rows of 256 tokens an update (at 97 % full
+# these are 508,000 real tokens), Adam's betas and epsilon, warm-up 664, the factor 3.309 of
+# d_model^-0.5, whose peak is 4.0e-3.
 _MLPERF_BIG = {
     "model.d_model": 1024,
     "model.d_ff": 4096,
@@ -89,7 +90,8 @@ _T2T_V3 = {
     "checkpoint.average_last": 5,
     "decode.max_length_offset": 100,
 }
-# Stanford's preprocessing: cased Moses tokens, 133,166 pairs. Without data.pretokenized sacreBLEU scores them as they are.
+# Stanford's preprocessing: cased Moses tokens, 133,166 pairs. Without data.pretokenized sacreBLEU
+# scores them unchanged.
 _IWSLT15_ENVI = {
     "data.corpus": "IWSLT'15 English-Vietnamese",
     "data.train": "train.en.xz,train.vi.xz",
@@ -196,9 +198,10 @@ PRESETS: dict[str, Preset] = {
         },
         "28.54 cased t2t-bleu on tst2013, averaged checkpoints; 28.12 after 125,000 updates",
     ),
-    # No keys here: FixNorm, word dropout of 0.1, logits masked where Vietnamese lacks a subword. RMSNorm has a scale for each
-    # feature, ScaleNorm one for all. The rate: there 0.8 times after three evaluations without a better validation BLEU,
-    # until 5e-5 or 200 times 1,500 updates; here a line over a length that is ours.
+    # Not supported here: FixNorm, word dropout of 0.1, logits masked where Vietnamese lacks a
+    # subword. RMSNorm has a scale for each feature, ScaleNorm one for all. The rate: there 0.8
+    # times after three evaluations without a better validation BLEU, until 5e-5 or 200 times 1,500
+    # updates; here a line over a length that we chose.
     "transformers_without_tears_envi": Preset(
         "Nguyen and Salazar 2019 (arXiv 1910.05895), tnq177/transformers_without_tears; RMSNorm for ScaleNorm, linear decay, "
         "neither FixNorm nor word dropout",

@@ -72,7 +72,7 @@ def run(argv: list[str]) -> int:
     names = [*_OWN, *_unique([os.path.basename(os.path.abspath(name)) for name in [*args.workdir, *args.scores]])]
     wanted = _parse(args.weights, names) if args.weights else dict.fromkeys(names, 1.0)
     left_out = ""
-    if missing := sum(candidate.score is None for candidate in candidates):  # a flat file has no scores of its own
+    if missing := sum(candidate.score is None for candidate in candidates):  # a flat file has no scores
         if args.weights and "nbest" in wanted:
             raise UserError(f"--weights has nbest, and not all lines of {args.candidates} have a score.")
         wanted.pop("nbest", None)
@@ -173,7 +173,7 @@ def _log_probs(
     encoded, places = [], []
     for place, (source, target) in enumerate(pairs):
         source = change.source(source)
-        model.in_language(source)  # a missing language is an error of all pairs
+        model.in_language(source)  # a missing language affects all pairs
         try:
             encoded.append(encode_pair(model, source, target))
             places.append(place)

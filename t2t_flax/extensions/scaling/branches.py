@@ -90,7 +90,7 @@ def plan(
                 "optimizer.peak_lr": rate * math.sqrt(factor),
                 "optimizer.warmup_steps": 1,
                 "optimizer.warmup_init": 0.0,
-                "optimizer.ema_decay": stored.optimizer.ema_decay ** float(factor),  # over as many tokens
+                "optimizer.ema_decay": stored.optimizer.ema_decay ** float(factor),  # same decay per token
                 "train.steps": end,
                 "eval.every_steps": end,
                 "eval.every_epochs": 0,

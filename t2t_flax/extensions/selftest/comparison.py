@@ -72,7 +72,7 @@ def expected(exact: np.ndarray, rounded: np.ndarray, precision: str, *, more: fl
             bfloat16.
     """
     scale = _SLACK[precision] * UNIT[precision] / UNIT["bfloat16"]
-    real = np.abs(exact) < 1e8  # the logits of rows that pad the vocabulary are not
+    real = np.abs(exact) < 1e8  # excludes logits of vocabulary padding
     floor = (
         (_SLACK[precision] * UNIT[precision] + more) * np.sqrt(np.mean(np.square(exact), where=real))
         if real.any()
@@ -95,7 +95,7 @@ def compare(stage: str, name: str, array: jax.Array, wanted: Expected) -> list[C
         if wanted.valid is not None:
             valid = wanted.valid[shard.index[: wanted.valid.ndim]]
             difference = np.where(valid.reshape(valid.shape + (1,) * (difference.ndim - valid.ndim)), difference, 0)
-        # A small part may be luckier than the whole.
+        # A small part may have less error by luck than the whole.
         share = (here.size / max(1, wanted.value.size)) ** 0.5
         norm = NORM * max(_norm(wanted.error[shard.index]), share * all_norm) + 1e-30
         error = _norm(difference)

@@ -87,7 +87,7 @@ def _small(config: Config, mesh: jax.sharding.Mesh, vocab: tuple[int, int]) -> C
     try:
         config_lib.from_json(config_lib.to_json(small))
         abstract_state(small, make_model(small, *vocab), make_optimizer(small), mesh)
-    except UserError:  # a key of the run names a layer that is left out
+    except UserError:  # a key names a layer that the probe lacks
         return smooth
     return small
 

@@ -74,7 +74,7 @@ def check_programs(
     if bfloat16 and platform != "cpu" and made and not any("bf16" in types for types in made):
         faults.append("the compiler has left no product in bfloat16, which was asked for")
     wanted, there = (set(_TARGET.findall(text)) for text in (lowered, compiled))
-    divided = _DIVIDED in wanted  # over several devices, by the compiler: only then is a kernel named
+    divided = _DIVIDED in wanted  # the compiler divides over devices; only then is a kernel named
     wanted = {name for name in wanted if _KERNELS.search(name)}
     if not wanted and divided and kernel != "einsum":
         wanted = {name for name in there if _KERNELS.search(name)} or {kernel}

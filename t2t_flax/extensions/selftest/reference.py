@@ -61,7 +61,7 @@ def activations(model: Transformer, params: Any, rows: Mapping[str, jax.Array], 
         return out
 
     with nn.intercept_methods(keep):
-        plain = model.clone(remat="none")  # whose values may leave the layers
+        plain = model.clone(remat="none")  # values may leave layers without remat
         hidden = plain.apply({"params": params}, rows, noise, method="hidden")
         plain.apply({"params": params}, hidden, method="logits")
     return found

@@ -116,7 +116,7 @@ class _Test:
 
     def run(self) -> None:
         """Run all stages."""
-        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # while the programs of the devices compile
+        with concurrent.futures.ThreadPoolExecutor(2) as pool:  # overlaps with compilation for the devices
             exact, rounded = (pool.submit(self.reference.compute, name) for name in ("float32", "bfloat16"))
             state, batch = self.device.place(self.reference.state), self.device.batch()
             self._parameters(state)

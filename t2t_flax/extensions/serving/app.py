@@ -71,7 +71,7 @@ def create_app(
         await asyncio.to_thread(lambda: [model.stop(LAST_BATCH) for model in models])
 
     service = Service(models, settings)
-    no_pages = dict(docs_url=None, redoc_url=None)  # FastAPI's own ones run scripts of other servers
+    no_pages = dict(docs_url=None, redoc_url=None)  # FastAPI's pages run scripts from other servers
     app = FastAPI(title="t2t_flax", version=__version__, lifespan=lifespan, exception_handlers=_HANDLERS, **no_pages)
     app.include_router(libretranslate.router(service))
 
@@ -235,7 +235,7 @@ def _handler(status: int, message: Callable[[Any], str], **headers: str) -> Call
 
 
 def _invalid(error: ValidationError) -> str:
-    first = error.errors()[0]  # one, as lists end at their first error
+    first = error.errors()[0]  # only the first: lists end at their first error
     where = ".".join(map(str, first["loc"])) or "the body"
     return f"{where[:100]}: {first['msg']}."
 

@@ -77,7 +77,7 @@ def read_keys(path: str) -> list[str]:
     for number, line in enumerate(map(str.strip, lines), 1):
         if not line or line.startswith("#"):
             continue
-        if not line.isascii() or not line.isprintable() or " " in line:  # the key itself must not come into a log
+        if not line.isascii() or not line.isprintable() or " " in line:  # do not log the key itself
             raise UserError(f"--api-keys={path} line {number} is no key: write letters, digits and signs of ASCII.")
         keys.append(line)
     if not keys:

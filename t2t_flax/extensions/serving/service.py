@@ -154,7 +154,7 @@ class Service:
 
         Also if no key is needed.
         """
-        return not self._keys or _header_key(request) is not None  # which `check_before_body` has checked
+        return not self._keys or _header_key(request) is not None  # `check_before_body` has checked it
 
     def _check_key(self, key: str | None) -> None:
         if self._keys and _digest(key or "") not in self._keys:

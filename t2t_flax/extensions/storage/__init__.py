@@ -7,7 +7,8 @@ from t2t_flax.registry import OBJECT_STORAGE
 
 OBJECT_STORAGE.add("fsspec", "t2t_flax.extensions.storage.objects")
 
-# A cached listing would hide files that another host has written since. fsspec reads this when it is imported.
+# A cached listing would hide files that another host has written since. fsspec reads this when it
+# is imported.
 for _store in ("gcs", "s3"):
     os.environ.setdefault(f"FSSPEC_{_store.upper()}", '{"use_listings_cache": false}')
     if "fsspec.config" in sys.modules:

@@ -70,7 +70,7 @@ def _process_space() -> str:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot}-{os.stat('/proc/self/ns/pid').st_ino}"
     except OSError:
-        return uuid.uuid4().hex  # then leases of killed processes expire
+        return uuid.uuid4().hex  # then leases of killed processes can only expire
 
 
 class Lease:
@@ -108,7 +108,7 @@ class Lease:
         # The holder of a larger number has removed `number`; that is the only reason why it was
         # free.
         lost = max(numbers, default=0) > number
-        with contextlib.suppress(Exception):  # what stays has no effect
+        with contextlib.suppress(Exception):  # leftovers have no effect
             for unused in [number] if lost else [other for other in numbers if other < number]:
                 _lease_path(folder, unused).unlink(missing_ok=True)
         return None if lost else cls(folder, number, me, renewed)
@@ -120,7 +120,7 @@ class Lease:
         self._stop.set()
         for thread in self._threads:
             thread.join()
-        with contextlib.suppress(Exception):  # then it expires
+        with contextlib.suppress(Exception):  # otherwise it expires
             atomic_write(self._path, _record(self._me, released=True))
 
     def _renew(self) -> None:

@@ -180,7 +180,7 @@ class BpeDropout(Sampler):
                     yield ids
             elif part in self._whole:
                 yield self._ids[part]
-            elif state:  # it occurs again
+            elif state:  # second occurrence
                 states.add(part, self._state(tuple(part)))
                 ids, left = self._walk(states[part], left, random)
                 yield ids
@@ -242,7 +242,7 @@ class BpeDropout(Sampler):
         def best() -> tuple[float, int, str] | None:
             while heap:
                 _, at, merged = merge = heapq.heappop(heap)
-                # Otherwise, one of them was merged with another meanwhile.
+                # Otherwise, one of the two was merged with another piece meanwhile.
                 if pieces[at] and after[at] < len(pieces) and pieces[at] + pieces[after[at]] == merged:
                     return merge
             return None

@@ -241,7 +241,7 @@ def _train(
     print(", ".join(f"{count} {state}" for state, count in counts.items()))
     if sweep["search"] and len(trials.names()) < sweep["search"]["count"] and not stop.is_set():
         print(f"the space of the search has no other valid config (count={sweep['search']['count']})")
-    if stop.is_set():  # no report: it may take longer than the time before a scheduler kills this process
+    if stop.is_set():  # a report may take too long before a scheduler kills this process
         print("stopped, everything saved; run the same command again to continue")
         return STOPPED
     print(report(folder.path, score=args.score, baseline=args.baseline))

@@ -227,7 +227,7 @@ def open_or_create(
     if Path(path).exists() and not Path(path).is_dir():
         raise UserError(f"--workdir={path} is a file: give a folder.")
     folder = Folder(Path(path).absolute())
-    if _is_foreign(folder.path):  # before the lock file is created there
+    if _is_foreign(folder.path):  # check before creating the lock file there
         raise UserError(f"--workdir={path} is not empty and holds no sweep: give a new folder.")
     entries = {t.name: {"row": t.row, "seed": t.seed, "overrides": t.overrides} for t in trials}
     study = {"name": f"{folder.path.name}-{uuid.uuid4().hex[:8]}", "storage": storage} if sweep["search"] else None
@@ -255,7 +255,7 @@ def _is_foreign(path: Path) -> bool:
 
     A sweep whose creation was interrupted counts as a sweep.
     """
-    names = {name for name in list_names(path) if ".partial-" not in name}  # once: another worker may write
+    names = {name for name in list_names(path) if ".partial-" not in name}  # list once: another worker may write
     return "sweep.json" not in names and bool(names - {_LOCK, "base.json", "configs"})
 
 

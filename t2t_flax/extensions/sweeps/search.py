@@ -80,7 +80,7 @@ class SearchTrials:
         with exclusive(self._folder.path / "search.lock"):
             trials = self._trials()
             for trial in trials:
-                # One whose worker died in the lines below.
+                # Drop a trial whose worker died in the lines below.
                 if trial.state == states.RUNNING and _NAME not in trial.user_attrs:
                     self._folder.config(f"{_row_name(trial)},seed=0").unlink(missing_ok=True)
                     self._study.tell(trial.number, state=states.FAIL)
@@ -104,7 +104,7 @@ class SearchTrials:
                         self._folder.write_config(trial)
                         proposal.set_user_attr(_NAME, trial.name)
                         return True
-                except UserError as error:  # values that are invalid together, such as heads that do not divide d_model
+                except UserError as error:  # invalid combination, such as heads that do not divide d_model
                     reason = error
                 self._study.tell(proposal, state=states.FAIL)
                 if repeated:
@@ -137,7 +137,7 @@ class SearchTrials:
         for step, value in new:
             trial.report(value, step)
         steps = self._folder.read_config(name).train.steps
-        if not self._search.prune or not new or new[-1][0] >= steps:  # at the end stopping would save nothing
+        if not self._search.prune or not new or new[-1][0] >= steps:  # at the end, stopping saves nothing
             return False
         pruners = self._optuna.pruners
         first = max(1, steps // 4)

@@ -181,7 +181,7 @@ class Worker:
                     continue
                 if self.folder.state(name) not in ENDED:
                     return name, claim
-                self.trials.end(name)  # it ended just before it was claimed, or its worker died before it could tell
+                self.trials.end(name)  # ended just before the claim, or its worker died before reporting
                 claim.release()
             if not self.trials.propose():
                 return None
@@ -208,7 +208,7 @@ class Worker:
             if code == errors.DIVERGED:
                 folder.end(name, DIVERGED, f"exit code {code}")
                 break
-            failures += code != errors.STOPPED  # by others, with everything saved
+            failures += code != errors.STOPPED  # stopped by others, with everything saved
             if code == errors.USER_ERROR or failures > self.retries:
                 folder.end(name, FAILED, f"exit code {code}")
                 break
@@ -227,7 +227,7 @@ class Worker:
         try:
             while (code := training.poll()) is None:
                 if not stopping and self.trials.should_prune(name):
-                    self.folder.end(name, PRUNED)  # first: the decision holds even if this worker dies now
+                    self.folder.end(name, PRUNED)  # first, so that the decision holds even if this worker dies now
                     stopping = True
                     training.terminate()
                 elif not stopping and self.stop.is_set():
@@ -237,7 +237,7 @@ class Worker:
         except BaseException:
             training.terminate()
             raise
-        self.trials.should_prune(name)  # reports the last evaluations
+        self.trials.should_prune(name)  # report the last evaluations
         return code
 
 

@@ -100,7 +100,7 @@ def tensorboard(run: TrackedRun, id: str) -> Tracker:
         purge_step=run.resume_step + 1,
         flush_secs=FLUSH_SECONDS,
         max_queue=_TENSORBOARD_QUEUE,
-        filename_suffix=f".{run.resume_step}",  # names have seconds, and a short run closes and opens within one
+        filename_suffix=f".{run.resume_step}",  # file names have seconds; a short run closes and opens within one
     )
     events = writer.file_writer.event_writer
     events._event_queue.cancel_join_thread()
@@ -109,7 +109,7 @@ def tensorboard(run: TrackedRun, id: str) -> Tracker:
         if not events._worker.is_alive():
             raise OSError("its files can no longer be written")
         for name, value in values.items():
-            writer.add_scalar(name.replace("+", "_"), value, step)  # as it renames them, with a warning for each
+            writer.add_scalar(name.replace("+", "_"), value, step)  # it renames them anyway, with a warning for each
 
     return Tracker(write, writer.close)
 
@@ -122,19 +122,19 @@ def wandb(run: TrackedRun, id: str) -> Tracker:
     import wandb as client
 
     def mode() -> str:
-        try:  # asks for no login, as `init` would, and does not wait for a server that does not answer
+        try:  # unlike `init`, asks for no login and waits for no server
             return "online" if client.login(prompt=False) else "offline"
         except client.errors.AuthenticationError:
             return "offline"
 
     settings = client.Settings(
-        console="off",  # our output is no one else's
+        console="off",  # do not capture our output
         silent=True,
         symlink=False,
         x_save_requirements=False,
         finish_timeout=FINISH_SECONDS,
         x_transaction_log_flush_interval=FLUSH_SECONDS,
-        x_sync_dir_suffix=str(run.resume_step),  # folders are named by the second
+        x_sync_dir_suffix=str(run.resume_step),  # folder names have seconds
     )
     opened = client.init(
         project=os.environ.get("WANDB_PROJECT") or PROJECT,
@@ -164,7 +164,7 @@ def trackio(run: TrackedRun, id: str) -> Tracker:
     """
     import trackio as client
 
-    id = id or f"{run.name}-{os.urandom(3).hex()}"  # it finds a run by its name
+    id = id or f"{run.name}-{os.urandom(3).hex()}"  # Trackio finds a run by its name
     opened = client.init(
         project=PROJECT,
         name=id,
@@ -219,7 +219,7 @@ def mlflow(run: TrackedRun, id: str) -> Tracker:
     except MlflowException as error:
         if error.error_code != "RESOURCE_DOES_NOT_EXIST":
             raise
-        id = ""  # of another store
+        id = ""  # the id is from another store
     if id:
         client.update_run(id, status="RUNNING")
     else:
