@@ -18,7 +18,7 @@ TINY = [
     f"--config.{key}={value}"
     for key, value in {
         "model.num_encoder_layers": 1, "model.num_decoder_layers": 1, "model.d_model": 16, "model.d_ff": 16,
-        "model.num_heads": 2, "data.batch_tokens": 600, "data.vocab_size": 500,
+        "model.num_heads": 2, "data.batch_tokens": 800, "data.vocab_size": 500,
     }.items()
 ]  # fmt: skip
 

@@ -144,6 +144,12 @@ def test_duplicates_are_found_across_sources_whatever_their_tags(tmp_path, token
 def test_a_pair_in_two_directions_is_no_duplicate(tmp_path):
     (tmp_path / "a.tsv").write_text("OK\tOK\nYes\tJa\nYes\tJa\n")
     keys = {"data.train": "en-de=a.tsv; fr-en=a.tsv", "languages.directions": "by_name", "data.root": str(tmp_path)}
-    keys |= {"data.vocab_size": "280", "filters.duplicates": "True", "data.max_length": "16", "data.batch_tokens": "64"}
+    keys |= {
+        "data.vocab_size": "280",
+        "filters.duplicates": "True",
+        "data.max_length": "16",
+        "data.pack_length": "16",
+        "data.batch_tokens": "64",
+    }
     store = prepare_corpus(task_of(resolve(override(default_config(), keys))), tmp_path / "run").train
     assert store.pairs_of_sources == [2, 2] and store.meta["duplicate"] == 2
