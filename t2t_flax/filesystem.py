@@ -74,7 +74,10 @@ def check_reachable(path: epath.PathLike) -> None:
 
 @by_storage
 def check_workdir(path: epath.PathLike) -> None:
-    """Raise UserError if `path` is in an object store that is not reachable, or that Orbax cannot write to."""
+    """Raise UserError if `path` is in an object store that cannot hold a workdir.
+
+    It is not reachable, or Orbax cannot write to it.
+    """
 
 
 @by_storage
@@ -84,10 +87,10 @@ def real_path(path: epath.PathLike) -> epath.Path:
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether an error says nothing about the file.
+    """Return whether an error gives no information about the file.
 
-    Such are errors of a failing disk or network, of a store that does not answer or refuses the account,
-    and of too little memory.
+    Such are errors of a failing disk or network, of a store that does not answer or refuses the
+    account, and of too little memory.
     """
     numbers = {int(number) for number in _OS_ERROR.findall(str(error))} | {getattr(error, "errno", None)}
     return (
@@ -141,7 +144,10 @@ def fsync_folder(path: epath.PathLike) -> None:
 
 @by_storage
 def fsync_tree(folder: epath.PathLike) -> None:
-    """Return when everything in a folder is on the disk; files that another process removes are skipped."""
+    """Return when everything in a folder is on the disk.
+
+    Files that another process removes are skipped.
+    """
     for parent, _, names in os.walk(folder, topdown=False):
         for name in names:
             with contextlib.suppress(FileNotFoundError):
@@ -154,7 +160,8 @@ def fsync_tree(folder: epath.PathLike) -> None:
 def file_state(path: epath.PathLike) -> list | None:
     """Return JSON values that change when the file does; None where an object store has none.
 
-    They are size, times and inode. The change time exposes a file restored with its old modification time.
+    They are size, times and inode. The change time exposes a file restored with its old
+    modification time.
     """
     stat = os.stat(path)
     return [stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino]
@@ -174,9 +181,10 @@ def read_if_exists(path: epath.PathLike) -> str | None:
 
 @by_storage
 def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
-    """Write text (UTF-8) or bytes under a temporary name, sync and rename the file. Creates parent folders.
+    """Write text (UTF-8) or bytes under a temporary name, sync and rename the file.
 
-    No reader sees half a file; a full disk or a power cut leaves the old content.
+    Creates parent folders. No reader sees half a file; a full disk or a power cut leaves the old
+    content.
     """
     with atomic_file(path) as file:
         file.write(data.encode() if isinstance(data, str) else data)
@@ -222,8 +230,8 @@ def refuse_existing(path: epath.PathLike, flag: str) -> None:
 def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[epath.Path]:
     """Make a folder to fill; it is synced and gets the name `path` when the block ends without an error.
 
-    Until then it is `NAME.partial-HEX`, so an error or a kill leaves `path` unchanged. A folder at `path`
-    is replaced; without `replace`, UserError is raised.
+    Until then it is `NAME.partial-HEX`, so an error or a kill leaves `path` unchanged. A folder at
+    `path` is replaced; without `replace`, UserError is raised.
     """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -258,13 +266,13 @@ def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
 
 
 def delete(folder: epath.PathLike, names: str) -> None:
-    """Delete the files and folders in `folder` whose whole names match a pattern. Every clean-up calls this.
+    """Delete the files and folders in `folder` whose whole names match a pattern.
 
-    Files whose living writer has locked them (`atomic_file`), or that may not be written, stay. Raises
-    OSError.
+    Every clean-up calls this. Files whose living writer has locked them (`atomic_file`), and
+    unwritable files, stay. Raises OSError.
 
     Args:
-      names: pattern of names that only this project gives, because others may keep files there.
+        names: pattern of names that only this project gives, because others can keep files there.
     """
     for name in filter(re.compile(names).fullmatch, list_names(folder)):
         path = epath.Path(folder) / name
@@ -285,7 +293,10 @@ def list_numbers(folder: epath.PathLike) -> list[int]:
 
 @by_storage
 def list_names(folder: epath.PathLike) -> list[str]:
-    """Return the names in a folder, sorted; none without a folder. Raises OSError for a failing disk or network."""
+    """Return the names in a folder, sorted; none without a folder.
+
+    Raises OSError for a failing disk or network.
+    """
     try:
         return sorted(path.name for path in epath.Path(folder).iterdir())
     except (FileNotFoundError, NotADirectoryError):

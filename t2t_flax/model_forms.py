@@ -1,4 +1,7 @@
-"""Models that --workdir may name in place of a run. Extensions open them, see `registry.MODEL_FORMS`."""
+"""Models that --workdir can name in place of a run.
+
+Extensions open them, see `registry.MODEL_FORMS`.
+"""
 
 import importlib
 import os
@@ -17,10 +20,10 @@ class StoredModel(Protocol):
     """A model without its run.
 
     Attributes:
-      config: config of the run that it comes from.
-      steps: updates whose mean the parameters are, newest first.
-      tokenizer: digest of its tokenizers, which are in `tokenizer/` of its folder.
-      dtype: type to which the parameters were rounded.
+        config: config of the run that it comes from.
+        steps: updates whose mean the parameters are, newest first.
+        tokenizer: digest of its tokenizers, which are in `tokenizer/` of its folder.
+        dtype: type to which the parameters were rounded.
     """
 
     config: "Config"
@@ -55,7 +58,10 @@ def is_name(workdir: epath.PathLike) -> bool:
 
 
 def run_folder(workdir: epath.PathLike) -> epath.Path:
-    """Return the folder of a model's name, or the path itself. Raises UserError for an unknown name."""
+    """Return the folder of a model's name, or the path itself.
+
+    Raises UserError for an unknown name.
+    """
     form = _form_of_name(workdir)
     return importlib.import_module(form.module).folder_of(os.fspath(workdir)) if form else epath.Path(workdir)
 

@@ -1,8 +1,9 @@
-"""Every configuration key with its type, meaning, default, unit and range; the groups `data` and `model` are in `data_keys`
-and `model_keys`.
+"""Every configuration key with its type, meaning, default, unit and range.
 
-Defaults are the base model of "Attention Is All You Need" (numbers in parentheses are the paper's sections). A
-`mutable_key` may change when a run is resumed; changing any other key is an error, because it would be a different run.
+The groups `data` and `model` are in `data_keys` and `model_keys`. Defaults are the base model of
+"Attention Is All You Need" (numbers in parentheses are the paper's sections). A `mutable_key` may
+change when a run is resumed; changing any other key is an error, because it would be a different
+run.
 """
 
 import dataclasses
@@ -41,7 +42,7 @@ HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
 
 
 rate_key = functools.partial(key, mutable=True, changes=TRAINING)
-"""A key of the optimization that may change on resume; the change is recorded."""
+"""Key of the optimization that may change on resume; the change is recorded."""
 
 
 @dataclass(frozen=True)
@@ -80,13 +81,13 @@ class Optimizer:
 
     @property
     def averages(self) -> bool:
-        """Whether an average of the parameters is evaluated in their place."""
+        """True if an average of the parameters is evaluated in their place."""
         averages_by_itself = "optimizer.ema_decay" in OPTIMIZERS.ignores.get(self.name, ())
         return bool(self.ema_decay) or averages_by_itself
 
 
 decode_key = functools.partial(key, mutable=True, changes=TRANSLATIONS)
-"""A key of the search: each decoding of a run may set it."""
+"""Key of the search: each decoding of a run may set it."""
 _beam_key = functools.partial(decode_key, when=none_of("decode.strategy", "greedy", "sample"))
 _sampling_key = functools.partial(decode_key, when=one_of("decode.strategy", "sample"))
 
@@ -259,7 +260,7 @@ LOGICAL_AXES = {
     "position": "rows of learned positions",
 }
 MESH_AXES = ("data", "fsdp", "tensor")
-# Embeddings by rows only: with divided columns XLA would gather the whole table for every lookup.
+# Embeddings by rows only: with sharded columns XLA would gather the whole table for every lookup.
 DEFAULT_RULES = "vocab=fsdp+tensor embed=fsdp heads=tensor mlp=tensor"
 
 
@@ -294,10 +295,10 @@ class Mesh:
 
     @property
     def sharding(self) -> dict[str, tuple[str, ...]]:
-        """The mesh axes of `rules`, `{"vocab": ("fsdp", "tensor"), ...}`: with every logical axis;
-        () = not sharded, as is an axis that is not named.
+        """Mesh axes of `rules` for every logical axis, `{"vocab": ("fsdp", "tensor"), ...}`.
 
-        Raises UserError for an unknown axis, and for one that is named twice.
+        () = not sharded, also for an axis without a rule. Raises UserError for an unknown axis, and
+        for an axis that is named twice.
         """
         rules: dict[str, tuple[str, ...]] = {}
         for part in self.rules.replace(",", " ").split():
@@ -368,7 +369,7 @@ class Seed:
 
 @dataclass(frozen=True)
 class Config:
-    """A resolved run: one frozen dataclass for each group of keys."""
+    """Resolved run: one frozen dataclass for each group of keys."""
 
     model: Model = field(default_factory=Model)
     data: Data = field(default_factory=Data)
@@ -383,21 +384,24 @@ class Config:
     log: Log = field(default_factory=Log)
     seed: Seed = field(default_factory=Seed)
     extensions: tuple[tuple[str, Value], ...] = ()
-    """Groups that extensions declare, by name; a group that is not here has its defaults."""
+    """Groups that extensions declare, by name; a group that is not listed has its defaults."""
 
     def group(self, name: str) -> Value:
-        """The dataclass of a group of keys, of the core or of an extension."""
+        """Return the dataclass of a group of keys, in the core or an extension."""
         if name in CORE_GROUPS:
             return getattr(self, name)
         return dict(self.extensions).get(name) or groups()[name]()
 
     def value(self, name: str) -> Value:
-        """The value of a key by its dotted name."""
+        """Return the value of a key by its dotted name."""
         group, _, item = name.partition(".")
         return getattr(self.group(group), item)
 
     def compared(self, names: Iterable[str]) -> Values:
-        """The values of keys by their dotted names; of a file that is there its SHA-256, wherever it lies."""
+        """Return the values of keys by their dotted names.
+
+        An existing file is represented by its SHA-256, wherever it lies.
+        """
         found = {name: self.value(name) for name in names}
         for name, value in found.items():
             if fields()[name].metadata["kind"] == READ and value and epath.Path(value).is_file():
@@ -405,7 +409,7 @@ class Config:
         return found
 
     def with_values(self, values: Mapping[str, Value]) -> "Config":
-        """A copy with other values of keys, by their dotted names; not validated."""
+        """Return a copy with other values of keys, by their dotted names; not validated."""
         config = self
         for name, value in values.items():
             group, _, item = name.partition(".")
@@ -418,7 +422,10 @@ class Config:
         return config
 
     def with_extensions(self, groups_by_name: Mapping[str, Value]) -> "Config":
-        """A copy with these groups of extensions; `model.extensions` has those with keys that change the model."""
+        """Return a copy with these groups of extensions.
+
+        `model.extensions` gets the groups with keys that change the model.
+        """
         pairs = tuple((name, groups_by_name[name]) for name in groups() if name in groups_by_name)
         of_model = tuple(pair for pair in pairs if MODEL in {key.metadata["changes"] for key in keys_of(pair[1])})
         return dataclasses.replace(self, extensions=pairs, model=dataclasses.replace(self.model, extensions=of_model))
@@ -433,25 +440,31 @@ CORE_GROUPS: dict[str, type] = {
 
 @functools.cache
 def groups() -> dict[str, type]:
-    """The dataclass of every group of keys by name: those of the core, then those of the extensions."""
+    """Return the dataclass of every group of keys by name, first the core's, then extensions'."""
     load_extensions()
     return CORE_GROUPS | GROUPS
 
 
 @functools.cache
 def fields() -> dict[str, dataclasses.Field]:
-    """Every key by its dotted name: those of the core in the order of this file, then those of the extensions."""
+    """Return every key by its dotted name.
+
+    The core's keys come first, in the order of this file, then keys from extensions.
+    """
     return {f"{name}.{item.name}": item for name, group in groups().items() for item in keys_of(group)}
 
 
 def keys_of_kind(*kinds: str) -> tuple[str, ...]:
-    """Keys whose values are of one of these kinds, see `keys.key`."""
+    """Return keys with values of these kinds, see `keys.key`."""
     return tuple(name for name, item in fields().items() if item.metadata["kind"] in kinds)
 
 
 @functools.cache
 def conditions() -> dict[str, tuple[When, ...]]:
-    """The conditions of each key that is not always read: its own, and those of rows of tables that ignore it."""
+    """Return the conditions of each key that is not always read.
+
+    They are the key's own conditions, and one for each table with rows that ignore the key.
+    """
     found = {name: list(item.metadata["when"]) for name, item in fields().items()}
     for chooser, item in fields().items():
         ignores = getattr(item.metadata["choices"], "ignores", {})
@@ -461,10 +474,14 @@ def conditions() -> dict[str, tuple[When, ...]]:
 
 
 def unmet(name: str, value_of: Callable[[str], Value]) -> When | None:
-    """The first condition of a key that does not hold where `value_of(key)` are the values; None for a key that is read."""
+    """Return the first condition of a key that does not hold; None for a key that is read.
+
+    Args:
+        value_of: returns the value of a key.
+    """
     return next((when for when in conditions().get(name, ()) if not when.holds(value_of)), None)
 
 
 def keys_that_change(*what: str) -> tuple[str, ...]:
-    """The keys whose other values change one of these in a trained run, see `keys.key`."""
+    """Return the keys that change one of these in a trained run, see `keys.key`."""
     return tuple(name for name, item in fields().items() if item.metadata["changes"] in what)

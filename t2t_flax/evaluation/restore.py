@@ -1,4 +1,4 @@
-"""Restores a trained run from its workdir, or a model of another form, on the devices of this machine."""
+"""Restore a trained run from its workdir, or a model of another form, on this machine's devices."""
 
 import dataclasses
 import functools
@@ -37,7 +37,12 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class StoredRun:
-    """A run without its parameters. stored: its config without overrides."""
+    """A run without its parameters.
+
+    Args:
+        stored: config of the run without overrides.
+        config: config with overrides.
+    """
 
     workdir: epath.Path
     stored: Config
@@ -47,16 +52,21 @@ class StoredRun:
     model: Transformer
 
     def restore(self, choice: CheckpointChoice, group: ProcessGroup | None = None) -> Iterator[RestoredParams]:
-        """The chosen checkpoints; see `checkpoint_selection.restore_chosen`."""
+        """Yield the chosen checkpoints; see `checkpoint_selection.restore_chosen`."""
         abstract = abstract_params(self.config.mesh, self.model, self.mesh)
         return restore_chosen(self.workdir, self.stored, choice, abstract, self.tokenizers.digest, group)
 
 
 @dataclasses.dataclass(frozen=True)
 class TrainedModel(StoredRun):
-    """A run with the parameters of a checkpoint, or the mean of several. models: where several decode together
-    (`registry.ENSEMBLES`), each as records name it; `model` and `params` are then those of all, the rest is the first one's.
-    elsewhere: whether `workdir` is not the run's own, but gets records of several runs.
+    """A run with the parameters of a checkpoint, or the mean of several.
+
+    Args:
+        checkpoint: restored parameters with their steps.
+        models: description of each model in records, if several decode together
+            (`registry.ENSEMBLES`). Then `model` and `params` cover all models, and everything else
+            belongs to the first.
+        elsewhere: whether `workdir` is a folder for records of several runs, not the run's own.
     """
 
     checkpoint: RestoredParams
@@ -65,21 +75,23 @@ class TrainedModel(StoredRun):
 
     @property
     def params(self) -> Params:
-        """The parameters, with the shardings of the mesh."""
+        """Parameters, with the shardings of the mesh."""
         return self.checkpoint.params
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """The checkpoints whose mean the parameters are, newest first."""
+        """Steps of the averaged checkpoints, newest first; a single step without averaging."""
         return self.checkpoint.steps
 
     def with_params(self, params: Params) -> "TrainedModel":
-        """A copy with other parameters."""
+        """Return a copy with other parameters."""
         return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, params=params))
 
     def for_decoding(self) -> "TrainedModel":
-        """A copy that holds its matrices in the type in which JAX multiplies them: half the memory in bfloat16, and the same
-        outputs. Itself for another decode.engine.
+        """Return a copy that holds matrices in the type in which JAX multiplies them.
+
+        In bfloat16 this halves the memory, with the same outputs. For another decode.engine returns
+        the object itself.
         """
         if self.config.decode.engine != "jax":
             return self
@@ -93,8 +105,9 @@ class TrainedModel(StoredRun):
         first_line: int = 0,
         progress: Callable[[int, int], None] | None = None,
     ) -> list[Translation]:
-        """One Translation per line, in order; see `decoding.translator`. Raises UserError for prefixes if the run's task does not
-        support them, and as `in_language`.
+        """Translate lines in order, one Translation each; see `decoding.translator`.
+
+        Raises UserError for prefixes if the run's task does not support them, and as `in_language`.
         """
         task = task_of(self.config)
         if prefixes and not task.supports_prefixes:
@@ -103,15 +116,21 @@ class TrainedModel(StoredRun):
         return self.decoder.translate(lines, prefixes=prefixes, first_line=first_line, progress=progress)
 
     def check_line(self, line: str, number: int = 0) -> None:
-        """Raise what `translate` raises because of this source line, whose number counts from 0."""
+        """Raise the error that `translate` raises because of this source line.
+
+        Args:
+            number: number of the line, counted from 0.
+        """
         text = self.in_language(task_of(self.config).preprocess_source(line))
         texts, _ = read_lines(self.config, self.tokenizers, [text], number)
         source_ids(self.tokenizers.source, texts[0])
 
     def in_language(self, text: str, language: str | None = None) -> str:
-        """The text with the symbol of the language to write before it, such as `<2de>`; unchanged if it begins with one, and for
-        a model without such symbols. Raises UserError for a language that the model does not write, and for None where there
-        are several.
+        """Return the text with the symbol of the target language before it, such as `<2de>`.
+
+        The text is unchanged if it begins with a symbol, or if the model has no such symbols.
+        Raises UserError for a language that the model does not write, and for None if there are
+        several.
         """
         tokenizer, data = self.tokenizers.source, self.config.data
         languages = list(tokenizer.target_languages) or [data.target_language]
@@ -129,14 +148,14 @@ class TrainedModel(StoredRun):
         return f"<2{language or languages[0]}> {text}"
 
     def check_single(self, what: str) -> None:
-        """Raises UserError, with `what` needs one model, if several decode together."""
+        """Raise UserError, saying that `what` needs one model, if several decode together."""
         if self.models:
             names = ", ".join(str(model["workdir"]) for model in self.models)
             raise UserError(f"{what} needs one model, not {names} together.")
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """What decodes for this run (config.decode.engine). Raises UserError if the config asks for one that cannot be had."""
+        """Decoder of this run (config.decode.engine). Raises UserError if it is not available."""
         check_decoder(self.config)
         return DECODERS.load(self.config.decode.engine)(self)
 
@@ -148,13 +167,13 @@ class TrainedModel(StoredRun):
     ) -> list[PairScore]:
         """Return the log-probability of each target given its source, in order.
 
-        Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a target that is invalid
-        for the task, and as `in_language`.
+        Raises UserError, naming `where(number)`, for a pair with an empty or too long side or a
+        target that is invalid for the task, and as `in_language`.
         """
         return score(self, pairs, where)
 
     def for_set(self, name: str) -> "TrainedModel":
-        """The run with the config of a validation or test set."""
+        """Return the run with the config of a validation or test set."""
         config, stored = (config_of_set(config, name) for config in (self.config, self.stored))
         if (config, stored) == (self.config, self.stored):
             return self  # its decoder may be costly to make
@@ -162,7 +181,7 @@ class TrainedModel(StoredRun):
 
     @property
     def max_source_length(self) -> int:
-        """Tokens of the longest source that is not truncated, EOS included."""
+        """Length of the longest source that is not truncated, EOS included."""
         return source_limit(self.config.decode, self.config.model)
 
 
@@ -171,10 +190,13 @@ def _some(names: Sequence[str]) -> str:
 
 
 def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = None) -> Config:
-    """The resolved config of a run for use on this machine, with overrides such as `{"decode.beam_size": "8"}`.
+    """Return the resolved config of a run for use on this machine.
 
-    Runs are untrusted input: what is run and the folders that are written come only from `overrides`, see `read_config`.
-    Raises UserError if the folder holds no run or an override is invalid.
+    Runs are untrusted input: programs, code and paths to write come only from `overrides`, see
+    `read_config`. Raises UserError if the folder holds no run or an override is invalid.
+
+    Args:
+        overrides: such as `{"decode.beam_size": "8"}`.
     """
     stored = read_config(workdir, overrides or {})
     return (
@@ -183,8 +205,9 @@ def stored_config(workdir: str | epath.Path, overrides: dict[str, str] | None = 
 
 
 def read_config(workdir: str | epath.Path, given: Container[str] = ()) -> Config:
-    """The config of a run or of a model of another form as it may be used, see `config.overrides.from_elsewhere`. Raises
-    UserError if the folder holds neither.
+    """Return the usable config of a run, or of a model of another form.
+
+    See `config.overrides.from_elsewhere`. Raises UserError if the folder holds neither.
     """
     check_workdir(workdir)
     folder = run_folder(workdir)
@@ -204,8 +227,14 @@ def open_run(
     local: bool = False,
     mesh: jax.sharding.Mesh | None = None,
 ) -> StoredRun:
-    """Reads a run without its parameters. local: see `load`. mesh: None = that of its config. Raises UserError for a folder
-    without a run, overrides that change the model or that its task cannot have, and a model that the mesh cannot divide.
+    """Read a run without its parameters.
+
+    Raises UserError for a folder without a run, for overrides that change the model or that its
+    task does not support, and for a model that the mesh cannot divide.
+
+    Args:
+        local: see `load`.
+        mesh: by default the mesh of the run's config.
     """
     workdir = run_folder(workdir)
     stored = read_config(workdir, overrides or {})
@@ -221,7 +250,10 @@ def open_run(
 
 
 def decoding_model(config: Config, tokenizers: TokenizerPair, precision: str) -> Transformer:
-    """Return the module of a run that decodes. Attention is einsum: JAX keeps its compiled programs."""
+    """Return the module that decodes for a run.
+
+    Attention is einsum: JAX keeps its compiled programs.
+    """
     einsum = dataclasses.replace(config.model, attention_kernel="einsum")
     return make_model(dataclasses.replace(config, model=einsum), *tokenizers.vocab_sizes, precision=precision)
 
@@ -237,14 +269,20 @@ def load(
     group: ProcessGroup | None = None,
     local: bool = False,
 ) -> TrainedModel:
-    """Restores a run: the newest checkpoint, checkpoint `step`, the mean of the last `average` up to it, or the
-    `best` by eval.metric.
+    """Restore a run from its workdir; nothing else is needed.
 
-    Only regular checkpoints are averaged, not those written at a stop or kept only as best. With `at_most`, an average
-    uses fewer if there are fewer, and `best` falls back to the newest if no checkpoint has a metric.
-    overrides: config keys such as `{"decode.beam_size": "8"}`. All processes
-    of `group` restore the same checkpoints; `local`: each on a mesh of its own devices alone. Needs only the workdir.
     Raises UserError for a folder without a run, an unknown step, or a damaged checkpoint.
+
+    Args:
+        step: checkpoint to restore; by default the newest.
+        average: restores the mean of the last `average` checkpoints up to `step`. Only regular
+            checkpoints count, not those written at a stop or kept only as best.
+        best: restores the best checkpoint by eval.metric.
+        at_most: an average uses fewer checkpoints if there are fewer, and `best` falls back to the
+            newest if no checkpoint has a metric.
+        overrides: config keys such as `{"decode.beam_size": "8"}`.
+        group: all its processes restore the same checkpoints.
+        local: each process uses a mesh of only its own devices.
     """
     run = open_run(workdir, overrides, group, local=local)
     if best and (stored := run.stored.eval.metric) != run.config.eval.metric:
@@ -262,7 +300,10 @@ def load(
 def _mesh(
     config: Config, workdir: epath.Path, *, requested: bool, group: ProcessGroup | None, local: bool
 ) -> jax.sharding.Mesh:
-    """The config's mesh; if it does not fit these devices and was not `requested` explicitly, data parallelism over all."""
+    """Return the config's mesh, or data parallelism over all devices if it does not fit them.
+
+    A mesh that was `requested` explicitly must fit.
+    """
     devices = jax.local_devices() if local else None
     try:
         return mesh_lib.make_mesh(config.mesh, devices)
