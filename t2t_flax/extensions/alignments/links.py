@@ -29,10 +29,10 @@ class Gold:
 def parse_gold(line: str, where: str, first: int = 0) -> Gold:
     """Parse a gold alignment such as `0-0 1p2`, where p or ? means possible.
 
+    Raises UserError for another line.
+
     Args:
         first: number of the first word.
-
-    Raises UserError.
     """
     links: dict[bool, set[tuple[int, int]]] = {True: set(), False: set()}
     for item in line.split():
@@ -64,10 +64,10 @@ def pharaoh(links: Iterable[tuple[int, int]]) -> str:
 def hard_links(weights: np.ndarray) -> Links:
     """Link each target word to its source word with the highest weight.
 
+    A target word without any weight has no link.
+
     Args:
         weights: [target words, source words]; the first of equal weights wins.
-
-    A target word without any weight has no link.
     """
     return frozenset((int(row.argmax()), target) for target, row in enumerate(weights) if row.any())
 

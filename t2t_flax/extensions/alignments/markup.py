@@ -30,10 +30,10 @@ LITERAL = frozenset(["code", "kbd", "pre", "samp", "textarea", "var"])
 _RAW = frozenset(["script", "style", "textarea"])
 """Elements in which `<` begins no element."""
 DEEPEST = 32
-"""Most elements around a word; deeper ones become markup without words."""
+"""Maximum elements around a word; deeper ones become markup without words."""
 VOID = frozenset("area base br col embed hr img input link meta param source track wbr".split())
 _BREAK = "\v"
-"""Stands for a space at a break; text does not contain it."""
+"""Stand-in for a space at a break; text does not contain it."""
 _NAME = re.compile(r"<\s*([^\s/>]+)")
 _LETTER = re.compile(r"[a-zA-Z]")
 _TAG = re.compile(

@@ -102,7 +102,7 @@ class HtmlDocument:
     Block elements and line breaks separate the parts.
 
     Attributes:
-      lines: text of the parts, to be translated.
+        lines: text of the parts, to be translated.
     """
 
     def __init__(self, text: str):
@@ -132,7 +132,7 @@ class HtmlDocument:
         """Return the document with the translations of its lines.
 
         Args:
-          sources: the lines as the model reads them.
+            sources: the lines as the model reads them.
         """
         done = iter(html_of(model, self._fragments, sources, translations))
         return "".join(next(done) if isinstance(part, Fragment) else part for part in self._parts)

@@ -53,11 +53,11 @@ def tokens_of(tokenizer: Tokenizer, text: str, *, line: str = "", limit: int, eo
     """Return the tokens of a text, which may begin with control symbols.
 
     Each word is encoded alone, so that the word of each id is known. No tokenizer here joins words,
-    so the ids are the same as those for the text.
+    so the ids equal the ids of the whole text.
 
     Args:
         line: text that the user gave, perhaps without the control symbols.
-        limit: maximum ids, EOS included; further ones are left out.
+        limit: maximum number of ids, EOS included; further ids are left out.
     """
     ids, rest = tokenizer.split(text)
     words, own = [-1] * len(ids), rest.split()

@@ -46,7 +46,7 @@ class ResumableOutput:
     is False, and while another process writes it.
 
     Args:
-        settings: further settings that the output depends on besides the input, as JSON.
+        settings: settings that the output depends on besides the input, as JSON.
         part: "1-of-4" if four processes write FILE.partial-0-of-4 ... instead.
         command: command that writes, named in another writer's message.
     """

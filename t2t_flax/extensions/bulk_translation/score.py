@@ -1,4 +1,4 @@
-"""`score`: the log-probability of given pairs by forced decoding."""
+"""`score`: compute the log-probability of given pairs by forced decoding."""
 
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any

@@ -53,8 +53,7 @@ class ConstrainedBeam:
     Args:
         ordered: whether phrases occur in this order without overlap; otherwise overlaps count.
         begins: a byte for each token, whether it begins a word or is not part of one (EOS
-            included).
-            A phrase that another token continues does not count. Empty: all tokens do.
+            included). A phrase that another token continues does not count. Empty: all tokens do.
     """
 
     beam: BeamSearch

@@ -26,8 +26,7 @@ class Rule:
 
     Args:
         ends_word: result of `avoid.ends_word` if `Sentences.more["avoid"]` has edges of `avoid`,
-            else
-            empty.
+            else empty.
     """
 
     ends_word: bytes = b""

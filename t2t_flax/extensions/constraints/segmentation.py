@@ -49,10 +49,11 @@ def begins_word(tokenizer: Tokenizer) -> bytes:
 
 @functools.lru_cache(maxsize=2**14)
 def forms(tokenizer: Tokenizer, phrase: str) -> list[tuple[int, ...]]:
-    """Return the phrase in the model's segmentation after a space.
+    """Return the segmentations of a phrase.
 
-    If it may follow other text without a space, the segmentation for that place follows. The list
-    is empty for a phrase with characters that the vocabulary lacks.
+    The first is the model's segmentation after a space. If the phrase may follow other text without
+    a space, the segmentation for that place follows. The list is empty for a phrase with characters
+    that the vocabulary lacks.
     """
     ids = tuple(tokenizer.encode_text(phrase))
     found = [ids] if ids and UNK not in ids else []

@@ -85,7 +85,7 @@ def _find(parts: Sequence[Source], report: Report) -> Sequence[np.ndarray]:
 class Partitions:
     """Records of a corpus in row order, divided by digest into partitions.
 
-    Iteration yields one partition at a time. A context manager that removes its files.
+    Iteration yields one partition at a time. As a context manager, it removes its files.
     """
 
     def __init__(self):

@@ -23,7 +23,8 @@ class HeldOut(Rule):
     """Drop pairs that occur in data.valid or data.test.
 
     Texts of one language are compared without case, punctuation and spaces, in Unicode's form NFKC,
-    so pairs in the other direction are found, too. A text without other characters is not compared.
+    so pairs in the other direction are found, too. A text of punctuation and spaces alone is not
+    compared.
 
     Args:
         languages: (source, target) of each training source.

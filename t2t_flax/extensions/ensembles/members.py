@@ -1,4 +1,4 @@
-"""Restores models that decode together with a run."""
+"""Restoration of models that decode together with a run."""
 
 import dataclasses
 import os
@@ -21,9 +21,8 @@ def extend(
 ) -> TrainedModel:
     """Return the run together with the models of ensembles.members.
 
-    They use its mesh and its precision.
-
-    Raises UserError, naming the model, for one that cannot decode together with the run.
+    They use its mesh and its precision. Raises UserError, naming the model, for one that cannot
+    decode together with the run.
 
     Args:
         choice: checkpoints of all models whose item names no step.

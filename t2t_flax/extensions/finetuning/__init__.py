@@ -1,7 +1,6 @@
 """Fine-tuning: a start from another run's parameters, also with another vocabulary.
 
-Parameters may be frozen or have low-rank adapters. Parameters may be frozen or have low-rank
-adapters.
+Parameters may be frozen or have low-rank adapters.
 """
 
 import re

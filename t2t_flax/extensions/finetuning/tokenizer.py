@@ -18,7 +18,7 @@ class FineTuningHook(DataHook):
     def tokenizer_folder(self) -> epath.Path | None:
         """Return the folder of the first run's tokenizer; None for a run with its own.
 
-        Raises UserError where data.tokenizer_model names another one.
+        Raises UserError if data.tokenizer_model names another one.
         """
         keys, data = self._keys, self._data
         if keys.init_vocabulary != "same":

@@ -53,10 +53,10 @@ def layers_of(names: str, model: Model) -> list[Layer]:
 
 
 class States(NamedTuple):
-    """Hidden states of a line: float32 [tokens, D] by layer name.
+    """Hidden states of a line: float32 [tokens, D] by layer name, and its tokens.
 
-    The tokens of each side that was read follow, EOS included. Row t of a decoder's layer predicts
-    target token t.
+    The tokens are the ones of each side that was read, EOS included. Row t of a decoder's layer
+    predicts target token t.
     """
 
     hidden: dict[str, np.ndarray]

@@ -267,8 +267,7 @@ class CTranslate2Translator:
 
         Args:
             score: log-probability divided by length^alpha with several beams and penalty `power`,
-                else
-                the log-probability.
+                else the log-probability.
         """
         c, length = self._config, len(ids)
         if self._beams > 1:

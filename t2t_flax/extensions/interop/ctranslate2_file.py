@@ -1,7 +1,4 @@
-"""CTranslate2's files: the arrays of `model.bin`, and token lists.
-
-The binary version is 6.
-"""
+"""CTranslate2's files: the arrays of `model.bin` (version 6), and token lists."""
 
 import math
 import struct

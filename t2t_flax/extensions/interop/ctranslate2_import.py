@@ -1,4 +1,4 @@
-"""Imports a CTranslate2 encoder-decoder Transformer.
+"""Import of CTranslate2 encoder-decoder Transformers.
 
 It reads `model.bin`, or a NumPy archive of its arrays, `weights.npz`. CTranslate2's linear weights
 are [out, in], ours [in, out], and projections of one input are one matrix; ids are renumbered so
@@ -38,7 +38,7 @@ from t2t_flax.extensions.shared.list_tokenizer import SymbolTokenizer
 NAME = "CTranslate2"
 WEIGHTS = ("model.bin", "weights.npz")
 PADDING = ("<pad>", "<blank>")
-"""Padding tokens; a model may have one."""
+"""Names of the padding token, if a model has one."""
 _STACKS = {"source": "encoder", "target": "decoder"}
 _ACTIVATIONS = {0: "relu", 1: "gelu", 2: "swish"}
 _ACTIVATION_NAMES = ("ReLU", "GELU (tanh)", "swish", "GELU (erf)", "GELU (sigmoid)", "tanh", "sigmoid")

@@ -20,7 +20,7 @@ _READ = (
     "target.spm", "*_vocabulary.json", "*_vocabulary.txt", "vmap.txt", "tokenizer/*", "model.safetensors", "model.bin",
     "weights.npz",
 )  # fmt: skip
-"""File patterns that readers of models need, in order of preference.
+"""File patterns that readers of models need; weights are in order of preference.
 
 Other files of a repository are not downloaded.
 """

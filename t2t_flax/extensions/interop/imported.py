@@ -1,6 +1,6 @@
 """A model read from another program's files, and tools that the readers share.
 
-These are its arrays by name, each used once, and its vocabulary in our numbering.
+The tools track arrays by name, each used once, and turn a vocabulary into our numbering.
 """
 
 import dataclasses

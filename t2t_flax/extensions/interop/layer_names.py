@@ -186,7 +186,7 @@ _FIRST_AXIS = ("query", "key", "value", "Einsum_0", "gate", "up")
 def sines_first(d_model: int) -> np.ndarray:
     """Return int [D]: our feature at each place of a model with all sines first.
 
-    All its sines come before all its cosines.
+    In such a model all sines come before all cosines.
     """
     return np.concatenate([np.arange(0, d_model, 2), np.arange(1, d_model, 2)])
 

@@ -1,8 +1,8 @@
-"""Writes a model as Hugging Face's Marian architecture.
+"""Export of a model as Hugging Face's Marian architecture.
 
-The files are config.json, model.safetensors and the ones of MarianTokenizer. Marian's sinusoids
-have all sines before all cosines. The features of the residual stream may have any order, so the
-paper's interleaved ones are exported with all matrices permuted to it.
+The files are config.json, model.safetensors and MarianTokenizer's. Marian's sinusoids have all
+sines before all cosines. The features of the residual stream may have any order, so the paper's
+interleaved ones are exported with all matrices permuted to it.
 """
 
 import itertools

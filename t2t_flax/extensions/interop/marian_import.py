@@ -1,4 +1,4 @@
-"""Imports a model of Hugging Face's Marian architecture, such as an OPUS-MT model.
+"""Import of models of Hugging Face's Marian architecture, such as OPUS-MT's.
 
 It reads config.json, the weights, two SentencePiece models and vocab.json. Its linear weights are
 [out, in], ours [in, out]; its sinusoids have all sines before all cosines.
@@ -65,7 +65,7 @@ _OTHER_RULES = (
     "diversity_penalty", "do_sample", "min_length", "suppress_tokens", "guidance_scale", "penalty_alpha", "min_new_tokens",
     "max_new_tokens", "sequence_bias", "num_return_sequences", "forced_eos_token_id",
 )  # fmt: skip
-"""Decoding rules without a key here."""
+"""Decoding rules for which we have no key."""
 _NEUTRAL_AT_1 = (
     "repetition_penalty",
     "encoder_repetition_penalty",

@@ -1,6 +1,6 @@
-"""Run a kernel on each device's rows and heads.
+"""Kernels on each device's rows and heads.
 
-The compiler cannot divide it, and it needs no exchange.
+The compiler cannot divide a kernel, and it needs no exchange.
 """
 
 import math
@@ -14,7 +14,9 @@ from jax.sharding import PartitionSpec
 def on_each_device(
     kernel: Callable[..., jax.Array], q: jax.Array, k: jax.Array, v: jax.Array, *masks: jax.Array
 ) -> jax.Array:
-    """Return `kernel(q, k, v, *masks)`, [B, T, N, H] over [B, S, G, H].
+    """Return `kernel(q, k, v, *masks)`, computed on each device's rows and heads.
+
+    Shapes: [B, T, N, H] over [B, S, G, H].
 
     Args:
         masks: [B, ...] or [1, ...].

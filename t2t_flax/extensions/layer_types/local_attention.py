@@ -19,7 +19,7 @@ _SMALLEST_BLOCK = 8  # smaller products are no faster
 class LocalAttention(SelfAttention):
     """Mixer `local_attention`: a position sees its neighbours.
 
-    Position i sees each j with |i - j| <= (r - 1) / 2. r = layer_types.window.
+    Position i sees each j with |i - j| <= (r - 1) / 2, where r = layer_types.window.
     """
 
     @property
@@ -100,8 +100,7 @@ def banded_attention(
 
     Args:
         attend: attend(q, k, v, mask, query_positions, key_positions) is plain attention over the
-            last
-            axes. It gets C blocks in a row, each with T queries and S keys (its own and its
+            last axes. It gets C blocks in a row, each with T queries and S keys (its own and its
             neighbours').
     """
     batch, length = segments_BxT.shape

@@ -58,7 +58,7 @@ class Recurrent(nn.Module):
         )
 
     def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Map [B, T, D] to [B, T, D]."""
         changes = inputs.segments[:, 1:] != inputs.segments[:, :-1]
         first_BxT = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
         out = _run(self.forward, x_BxTxD, first_BxT)
@@ -68,7 +68,7 @@ class Recurrent(nn.Module):
         return out.astype(self.dtype)
 
     def empty_cache(self, batch: int, beams: int, length: int) -> dict[str, Any]:
-        """Return `state`, the carry of the cell: arrays [B, K, D], whatever the length."""
+        """Return an empty cache: `state`, the cell's carry, arrays [B, K, D] for any length."""
         return {"state": self.forward.initialize_carry(jax.random.key(0), (batch, beams, self.config.d_model))}
 
     def step(self, x_BxKxD: jax.Array, cache: dict[str, Any], position: jax.Array):
@@ -140,7 +140,7 @@ class Convolution(nn.Module):
         return [(first + j) * self.dilation for j in range(k)]
 
     def __call__(self, x_BxTxD: jax.Array, inputs: MixerInputs) -> jax.Array:
-        """[B, T, D] -> [B, T, D]."""
+        """Map [B, T, D] to [B, T, D]."""
         index = jnp.arange(x_BxTxD.shape[1])
         segments_BxT = inputs.segments
 

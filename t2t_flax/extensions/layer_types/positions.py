@@ -10,7 +10,7 @@ from t2t_flax.models.embeddings import PositionScheme
 
 
 def rotary(x: jax.Array, position: jax.Array, theta: float) -> jax.Array:
-    """Apply RoPE (Su et al. 2021): x [..., T, N, H], position [..., T] -> x.
+    """Apply RoPE (Su et al. 2021) to x [..., T, N, H] at position [..., T].
 
     Each pair (i, i + H/2) of features is turned by position * theta^(-2i/H), so that q k^T depends
     on the distance alone.

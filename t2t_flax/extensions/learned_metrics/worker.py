@@ -1,7 +1,7 @@
-"""Scores sentences with a learned metric.
+"""Script that scores sentences with a learned metric.
 
-Runs as a script in the environment of the metric's packages, which has no t2t_flax: `python
-worker.py REQUEST.json ANSWER.json`, see `process.score_sentences`.
+It runs in the environment of the metric's packages, which has no t2t_flax: `python worker.py
+REQUEST.json ANSWER.json`, see `process.score_sentences`.
 """
 
 import importlib.metadata
@@ -58,8 +58,8 @@ See Juraska et al. 2023.
 def score_metricx(request: dict[str, Any]) -> dict[str, Any]:
     """Score with MetricX-24.
 
-    The score is the logit of METRICX_TOKEN in the first decoding step of an mT5. The logit is
-    clipped to between 0 and 25; inputs have MetricX-24's form.
+    The score is the logit of METRICX_TOKEN in the first decoding step of an mT5, clipped to 0 to
+    25. Inputs have MetricX-24's form.
     """
     import torch
     from transformers import AutoTokenizer, MT5ForConditionalGeneration

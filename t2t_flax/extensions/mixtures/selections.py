@@ -102,7 +102,7 @@ class RandomPairs(DerivedSource):
 
 
 def _count(source: Source) -> int:
-    """Return how many pairs of a source it does not drop."""
+    """Return the number of pairs of a source, without the ones that it drops."""
     if source.count is not None and not source.reasons:
         return source.count
     state = (source.spec, *(f"{file} {file_state(file)}" for file in source.files))

@@ -96,8 +96,8 @@ class SourceStream:
         """Return the source from where the next phase begins.
 
         Args:
-          used: samples taken from it.
-          left: the ones that were not trained on, in the order of training.
+            used: samples taken from it.
+            left: the ones that were not trained on, in the order of training.
         """
         before, rest = len(self.left.pairs), self.left.at(slice(used, None))
         both = Samples(*map(np.concatenate, zip(left, rest, strict=True)))
@@ -109,11 +109,11 @@ class Mixture:
     """Windows of a phase; `data.batching.windows.Windows`.
 
     Args:
-      names: names of the sources.
-      sources: streams of their pairs.
-      rates: pairs of each source in a window, 0 without a share.
-      reference: source with the largest share, whose epochs are counted.
-      per_epoch: windows in one of its epochs.
+        names: names of the sources.
+        sources: streams of their pairs.
+        rates: pairs of each source in a window, 0 without a share.
+        reference: source with the largest share, whose epochs are counted.
+        per_epoch: windows in one of its epochs.
     """
 
     names: tuple[str, ...]

@@ -26,7 +26,7 @@ class Shares(NamedTuple):
 
 
 class MixedText(TokenizerText):
-    """A text in whose samples each source has its share."""
+    """Text that gives each source its share of samples."""
 
     def __init__(self, text: TokenizerText, shares: Shares):
         super().__init__(text.source, text.policies, text.report)

@@ -14,7 +14,7 @@ _STYLE = {"svg.hashsalt": "mup", "axes.spines.top": False, "axes.spines.right": 
 def draw_changes(found: Mapping[str, Mapping[int, Changes]], path: epath.PathLike, updates: int, size: str) -> None:
     """Plot the change of each kind of activations by size.
 
-    One panel is with and one without the rules.
+    One panel shows it with the rules, one without.
     """
 
     def draw(panel, by_size: Mapping[int, Changes]) -> None:
@@ -35,7 +35,7 @@ def draw_losses(
 ) -> None:
     """Plot the validation losses of all seeds by learning rate, their means as lines.
 
-    One panel is with and one without the rules.
+    One panel shows them with the rules, one without.
     """
 
     def draw(panel, by_size: Mapping[int, Mapping[float, list[float]]]) -> None:

@@ -26,8 +26,7 @@ def adafactor(config: Config) -> optax.GradientTransformation:
 def lion(config: Config) -> optax.GradientTransformation:
     """Lion: the sign of a momentum.
 
-    Rates are 3 to 10 times lower than Adam's. See Chen et al. 2023. 2023): the sign of a momentum.
-    Rates are 3 to 10 times lower than Adam's.
+    Rates are 3 to 10 times lower than Adam's. See Chen et al. 2023.
     """
     return optax.scale_by_lion(b1=config.optimizer.b1, b2=config.optimizer.b2)
 

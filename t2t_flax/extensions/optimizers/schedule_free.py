@@ -22,7 +22,7 @@ from t2t_flax.training.optimizer import AveragingDirection, learning_rate_schedu
 
 
 def schedule_free_adamw(config: Config) -> "ScheduleFree":
-    """Return Adam's direction without momentum, which x replaces."""
+    """Return Adam's direction without momentum; the average x takes momentum's place."""
     o = config.optimizer
     return ScheduleFree(*optax.scale_by_rms(decay=o.b2, eps=o.eps, eps_in_sqrt=False, bias_correction=True))
 

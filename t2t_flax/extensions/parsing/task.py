@@ -36,7 +36,7 @@ WORDS = (1, 11, 21, 31, 46, 10**6)
 
 @functools.lru_cache(maxsize=4)  # all metrics of an evaluation share the counts
 def _counts(predictions: Predictions) -> np.ndarray:
-    """int64 [sentences, len(COUNTS)]."""
+    """Return counts, int64 [sentences, len(COUNTS)]."""
     (references,) = predictions.references
     pairs = zip(map(_tree, predictions.hypotheses), map(_tree, references), strict=True)
     return np.array([bracket_counts(tree, reference) for tree, reference in pairs])

@@ -1,13 +1,16 @@
 """Data sheets of the chips that `plan` knows.
 
-This project measured none of the numbers. TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training,
-/v6e, /tpu7x, /v4, /v3 (HBM, bandwidths, the largest slice), read in November 2026; names of TPU7x
-by size: github.com/AI-Hypercomputer/xpk, whose tpu7x-128 is 4x4x4; links of v3 (4 of 70 GB/s) and
-v4 (6 of 50 GB/s): Jouppi et al. 2023, arXiv 2304.01433, Table 4. GPU: OpenXLA's target configs
-(xla/backends/gpu/target_config/specs in github.com/openxla/xla: a100_sxm_80, h100_sxm, h200, b200,
-gb200, b300) for all that XLA's compiler needs, memory and its bandwidth included; NVIDIA's data
-sheets for NVLink and DGX manuals for the network (one port of 200, 400 or, for B300, 800 Gb/s for
-each GPU).
+This project measured none of the numbers.
+
+TPU: docs.cloud.google.com/tpu/docs/v5e, /v5p-training, /v6e, /tpu7x, /v4, /v3 (HBM, bandwidths, the
+largest slice), read in November 2026; names of TPU7x by size: github.com/AI-Hypercomputer/xpk,
+whose tpu7x-128 is 4x4x4; links of v3 (4 of 70 GB/s) and v4 (6 of 50 GB/s): Jouppi et al. 2023,
+arXiv 2304.01433, Table 4.
+
+GPU: OpenXLA's target configs (xla/backends/gpu/target_config/specs in github.com/openxla/xla:
+a100_sxm_80, h100_sxm, h200, b200, gb200, b300) for all that XLA's compiler needs, memory and its
+bandwidth included; NVIDIA's data sheets for NVLink and DGX manuals for the network (one port of
+200, 400 or, for B300, 800 Gb/s for each GPU).
 """
 
 import dataclasses
@@ -70,8 +73,7 @@ class Chip:
         devices: JAX devices of a chip.
         cores_in_name: units that the number in the vendor's name counts for each chip.
         clock_ghz: clock of a TPU core, where published (v3, v4: Jouppi et al.) or implied by the
-            peak
-            and the size of the matrix units.
+            peak and the size of the matrix units.
     """
 
     kind: str

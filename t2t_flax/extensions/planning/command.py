@@ -75,7 +75,7 @@ def run_with_compilers(machines: list[Topology], command: list[str]) -> None:
     Does nothing if it runs there already.
 
     Raises:
-      UserError: a compiler is missing.
+        UserError: a compiler is missing.
     """
     if os.environ.get(COMPILES) != "1":
         require_compilers(machines)

@@ -25,10 +25,10 @@ def make_plan(config: Config, topology: Topology, *, rows: int = 0) -> dict[str,
     traffic of a GPU program and the estimate of the TPU compiler.
 
     Args:
-      rows: packed rows on each device; 0 = the config's largest shape.
+        rows: packed rows on each device; 0 = the config's largest shape.
 
     Raises:
-      UserError: the mesh does not fit the machine or the model.
+        UserError: the mesh does not fit the machine or the model.
     """
     run = abstract_run(config, topology)
     shape = batch_shape(config, run.shards, rows=rows)
@@ -88,7 +88,7 @@ def update_flops(config: Config, shape: Shape, params: Any) -> float:
     With train.remat = full the forward pass of the layers runs twice.
 
     Args:
-      params: the run's parameters, arrays or shapes.
+        params: the run's parameters, arrays or shapes.
     """
     tokens, vocab = padded_tokens(shape.micro * shape.rows, shape.length), config.data.vocab_size
     flops = training_products(config, vocab, params).flops(config.model, tokens)
@@ -102,10 +102,10 @@ class Roofline:
     """Least seconds of one update on a device.
 
     Attributes:
-      compute: matrix products at the bfloat16 peak.
-      memory: parameters and optimizer state, read once and written once.
-      ici, dcn: collectives within a slice (GPU: a host), and between slices.
-      overlapping: the part of both that runs beside other work.
+        compute: matrix products at the bfloat16 peak.
+        memory: parameters and optimizer state, read once and written once.
+        ici, dcn: collectives within a slice (GPU: a host), and between slices.
+        overlapping: the part of both that runs beside other work.
     """
 
     compute: float
@@ -133,8 +133,8 @@ def roofline(topology: Topology, flops: float, memory_bytes: float, rows: list[d
     """Return the least time of an update; None for a CPU, which has no data sheet.
 
     Args:
-      flops, memory_bytes: on a device.
-      rows: collectives, from `DeviceLayout.summary`.
+        flops, memory_bytes: on a device.
+        rows: collectives, from `DeviceLayout.summary`.
     """
     chip = topology.chip
     if chip is None:

@@ -45,11 +45,11 @@ class Kernel(NamedTuple):
     """A kernel of a program.
 
     Attributes:
-      times: runs in one run of the program.
-      read, written: bytes of one run, as if no cache kept anything from one kernel to the next.
-      flops: FLOPs of its matrix products in one run.
-      called: its name if XLA calls it instead of generating it, else "".
-      cycles: the TPU compiler's estimate of one run; None for GPUs and for called kernels.
+        times: runs in one run of the program.
+        read, written: bytes of one run, as if no cache kept anything from one kernel to the next.
+        flops: FLOPs of its matrix products in one run.
+        called: its name if XLA calls it instead of generating it, else "".
+        cycles: the TPU compiler's estimate of one run; None for GPUs and for called kernels.
     """
 
     name: str

@@ -195,7 +195,7 @@ def first_fit_in_turn(source: np.ndarray, target: np.ndarray, pack_length: int) 
     The longest pairs come first.
 
     Returns:
-      for each pair its row, and where it starts in the row's source and target, int64 [pairs].
+        for each pair its row, and where it starts in the row's source and target, int64 [pairs].
     """
     order = np.argsort(-np.maximum(source, target).astype(np.int64), kind="stable")
     used: list[tuple[int, int]] = []

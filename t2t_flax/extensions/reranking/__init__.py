@@ -1,4 +1,4 @@
-"""Choose among candidates by scores of several models."""
+"""Reranking: a choice among candidates by scores of several models."""
 
 from t2t_flax.registry import COMMANDS, TASKS, Command
 

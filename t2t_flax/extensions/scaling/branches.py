@@ -1,6 +1,6 @@
 """Branches of a run, with other batch sizes over the same tokens.
 
-A branch starts at one of its checkpoints. See Merrill et al. 2025, arXiv 2505.23971. A branch is a
+A branch starts at one of the run's checkpoints (Merrill et al. 2025, arXiv 2505.23971). It is a
 workdir whose first checkpoint is the run's, so that `train` resumes it as any other.
 """
 

@@ -15,8 +15,7 @@ _ITERATIONS, _CONVERGED = 60, 1e-10
 _NEGLIGIBLE = 7.0
 """Negative log of a part that counts as none.
 
-That is exp(-7) of the lowest loss, or of the inverse of the most data. That is exp(-7) of the
-lowest loss, or of the inverse of the most data.
+That is exp(-7) of the lowest loss, or of the inverse of the most data.
 """
 _LARGEST_STEP = 2.0
 """Largest update of a parameter, in logarithms or exponents."""
@@ -30,8 +29,7 @@ class Law:
         inputs: names of the inputs of each point.
         parameters: fitted parameters; a name that ends in "*" stands for its logarithm.
         grid: start values of each parameter for the search; for logarithms other than C, offsets to
-            the
-            median log loss.
+            the median log loss.
         terms: (theta [..., P], log of the centred inputs [..., n, I]) -> (log loss [..., n], its
             derivatives [..., n, P]).
     """
@@ -46,8 +44,12 @@ class Law:
     def lowest(self, x: np.ndarray, y: np.ndarray) -> np.ndarray:
         """Return the least useful value of the last parameter, [M].
 
-        x is [M, n, I], y [M, n]. The parameter is the part of the loss that remains with all the
-        sizes or data there are. At this value it makes no difference.
+        The parameter is the part of the loss that remains with all the sizes or data there are. At
+        this value it makes no difference.
+
+        Args:
+            x: [M, n, I].
+            y: [M, n].
         """
         return (-x[..., 0].max(-1) if self.parameters[-1] == "C*" else y.min(-1)) - _NEGLIGIBLE
 
@@ -72,7 +74,7 @@ class Law:
 
 
 def _of_sizes(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a prod_i x_i^-p_i + L_inf; theta: log a, p_1 ..., log L_inf."""
+    """Compute a prod_i x_i^-p_i + L_inf; theta: log a, p_1 ..., log L_inf."""
     log_a, powers, log_rest = theta[..., :1], theta[..., 1:-1], theta[..., -1:]
     term = log_a - (x * powers[..., None, :]).sum(-1)
     y = np.logaddexp(term, log_rest)
@@ -81,7 +83,7 @@ def _of_sizes(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]
 
 
 def _of_data(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """a (1 / D + C)^p; theta: log a, p, log C."""
+    """Compute a (1 / D + C)^p; theta: log a, p, log C."""
     log_a, power, log_c = theta[..., :1], theta[..., 1:2], theta[..., 2:]
     base = np.logaddexp(-x[..., 0], log_c)
     share = np.exp(log_c - base)
@@ -89,7 +91,7 @@ def _of_data(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _of_size_and_data(theta: np.ndarray, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """A N^-alpha + B D^-beta + E; theta: log A, alpha, log B, beta, log E."""
+    """Compute A N^-alpha + B D^-beta + E; theta: log A, alpha, log B, beta, log E."""
     n = theta[..., 0:1] - theta[..., 1:2] * x[..., 0]
     d = theta[..., 2:3] - theta[..., 3:4] * x[..., 1]
     y = np.logaddexp(np.logaddexp(n, d), theta[..., 4:])

@@ -21,7 +21,7 @@ from t2t_flax.training.losses import loss_sums
 from t2t_flax.training.parts import TrainingSetup
 
 GROUPS = 8
-"""Groups of batches whose sums are kept.
+"""Number of groups of batches whose sums are kept.
 
 The host's memory holds as many copies of the gradient.
 """
@@ -33,9 +33,9 @@ class Gradients:
 
     Args:
         total: sum of their gradients [P].
-        squares: squared norms of the gradients of all batches, summed.
+        squares: sum of the squared norms of their gradients.
         count: number of batches.
-        tokens: tokens of all of them.
+        tokens: tokens of all batches.
     """
 
     total: np.ndarray

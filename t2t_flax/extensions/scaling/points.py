@@ -21,13 +21,13 @@ class RunPoint:
     """A run up to its lowest validation loss.
 
     Args:
-      encoder: parameters of the encoder's layers, without embeddings.
-      decoder: parameters of the decoder's layers.
-      tokens: target tokens that the run was trained on.
-      corpus: target tokens of its training pairs.
-      flops: FLOPs of training, 6 for each parameter and token of its side.
-      loss: lowest validation loss, nats per token without label smoothing.
-      tokenizer: digest of the run's tokenizers.
+        encoder: parameters of the encoder's layers, without embeddings.
+        decoder: parameters of the decoder's layers.
+        tokens: target tokens that the run was trained on.
+        corpus: target tokens of its training pairs.
+        flops: FLOPs of training, 6 for each parameter and token of its side.
+        loss: lowest validation loss, nats per token without label smoothing.
+        tokenizer: digest of the run's tokenizers.
     """
 
     name: str

@@ -19,7 +19,7 @@ UNIT = {"bfloat16": 2.0**-8, "tf32": 2.0**-11, "float32": 2.0**-24}
 _SLACK = {"bfloat16": 1.0, "tf32": 2.0, "float32": 64.0}
 """Allowed difference of sums in another order, in units.
 
-float32 sums have up to some thousand terms. In bfloat16 they are sums of float32.
+float32 sums have up to some thousand terms. Products in bfloat16 are summed in float32.
 """
 NORM, LARGEST = 4.0, 8.0
 """Allowed multiples of the explained error.
@@ -218,5 +218,5 @@ def _owner(array: jax.Array, value: np.ndarray, whole: np.ndarray) -> jax.Device
 
 
 def device_name(device: jax.Device) -> str:
-    """ "device 3"."""
+    """Return a name such as "device 3"."""
     return f"device {device.id}"

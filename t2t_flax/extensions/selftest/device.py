@@ -29,8 +29,7 @@ class Programs(NamedTuple):
 
     Args:
         layers: (params, batch) -> activations [shards, B / shards, L, ...] of the first microbatch
-            by
-            name.
+            by name.
         update: the train step.
         lowered: text of the train step before compilation.
         compiled: text of the compiled train step.

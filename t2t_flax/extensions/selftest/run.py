@@ -1,4 +1,4 @@
-"""Runs the self-test stage by stage.
+"""Stages of the self-test.
 
 A stage may be wrong only because an earlier one is.
 """

@@ -60,7 +60,7 @@ def create_app(
     """Return the application, whose lifespan starts and stops the models.
 
     Args:
-      on_failure: called if a model cannot go on.
+        on_failure: called if a model cannot go on.
     """
 
     @contextlib.asynccontextmanager

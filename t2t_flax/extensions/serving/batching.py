@@ -27,9 +27,9 @@ class Job:
     """Items of one request.
 
     Args:
-      key: equal for all jobs in a batch.
-      future: gets the list of results; cancelling it takes the job out of the queue.
-      taken: number of items that are in a batch already.
+        key: equal for all jobs in a batch.
+        future: gets the list of results; cancelling it takes the job out of the queue.
+        taken: number of items that are in a batch already.
     """
 
     key: Hashable
@@ -151,7 +151,7 @@ def compute(parts: Sequence[Part], process: Process) -> BaseException | None:
     After an error each of its jobs is computed alone, so that only the one that caused it fails.
 
     Returns:
-      The error of a job, if there was one.
+        The error of a job, if there was one.
     """
     parts = [(job, index) for job, index in parts if not job.future.done()]
     jobs = list(dict.fromkeys(job for job, _ in parts))

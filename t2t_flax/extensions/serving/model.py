@@ -69,8 +69,8 @@ class Line:
     """A line to translate.
 
     Args:
-      number: of the line within its request.
-      n_best: number of hypotheses to return.
+        number: number of the line within its request.
+        n_best: number of hypotheses to return.
     """
 
     number: int
@@ -99,8 +99,8 @@ class ServedModel:
     so that a program that is compiled for a rare request delays no usual one.
 
     Args:
-      load: restores the run.
-      health_limit: seconds after which a batch of the first lane counts as hanging.
+        load: restores the run.
+        health_limit: seconds after which a batch of the first lane counts as hanging.
     """
 
     _restored: TrainedModel
@@ -170,7 +170,7 @@ class ServedModel:
 
     @property
     def max_n_best(self) -> int:
-        """Most hypotheses of a line."""
+        """Maximum hypotheses of a line."""
         decode = self.config.decode
         return MAX_SAMPLES if decode.strategy == "sample" else hypotheses_per_sentence(decode)
 

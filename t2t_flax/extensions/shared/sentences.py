@@ -55,8 +55,7 @@ def split(text: str, source_language: str = "", target_language: str = "") -> Se
 
     Args:
         source_language, target_language: codes; sentencex knows 300, and takes its general rules
-            for
-            others.
+            for others.
     """
     sentences, gaps, end = [], [""], 0
     # sentencex panics at some spaces of several bytes, such as the one of "plan B\u00a0."

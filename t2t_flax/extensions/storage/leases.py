@@ -39,8 +39,8 @@ class LeaseHolder:
     """Process that holds a lease.
 
     Args:
-      about: line for messages.
-      space: this boot of the machine and the container; host names are not unique.
+        about: line for messages.
+        space: this boot of the machine and the container; host names are not unique.
     """
 
     about: str

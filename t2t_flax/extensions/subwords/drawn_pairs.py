@@ -29,14 +29,14 @@ def sampler(kind: str, tokenizer: Tokenizer, strength: float) -> Sampler:
 
 @dataclasses.dataclass(frozen=True)
 class DrawnPairs:
-    """Draw the ids of pairs of a store that keeps its texts.
+    """Reader that draws the ids of pairs of a store that keeps its texts.
 
     It is a `data.batching.layouts.PairReader`. A pair that gets too long keeps the ids of the
     store.
 
     Args:
-      kind: a key of config.subwords.
-      strength: its value.
+        kind: a key of config.subwords.
+        strength: its value.
     """
 
     store: TokenStore
@@ -102,7 +102,7 @@ class DrawnPairs:
         return [*symbols, *encode_source(plain + source, random)], encode_target(target, random)
 
     def _texts(self, pair: int) -> tuple[str, str, str]:
-        """(tag and control symbols of the source, the rest of it, the target) of a pair."""
+        """Return (tag and control symbols of the source, rest of it, target) of a pair."""
         source, target = self.store.texts(pair)
         tag = self._tags[int(np.searchsorted(self._ends, pair, side="right"))] if self._tags else ""
         rest = source.removeprefix(f"{tag} ") if tag else source

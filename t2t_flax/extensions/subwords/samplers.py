@@ -326,9 +326,9 @@ class UnigramSampling(Sampler):
             yield from reversed(pieces)
 
     def lattice(self, part: str) -> list[Ways]:
-        """Return for each end 0 ..
+        """Return the ways to end the segmentations of each prefix of a text.
 
-        len(part) the ways in which the segmentations of the text before it may end.
+        The prefixes end at 0 .. len(part).
         """
         totals, lattice = [0.0], [Ways([], [], [])]
         for end in range(1, len(part) + 1):

@@ -20,10 +20,10 @@ _SMALLEST = 1e-18
 
 @dataclasses.dataclass(frozen=True)
 class Difference:
-    """Difference of a row's mean score and the reference row's.
+    """Difference of a row's mean score to the reference row's.
 
-    It has a 95 % interval and a two-sided p. Both hold for the whole table. The interval excludes
-    zero exactly where p is below LEVEL.
+    Its 95 % interval and two-sided p hold for the whole table. The interval excludes zero exactly
+    where p is below LEVEL.
     """
 
     difference: float
@@ -36,11 +36,11 @@ def compare_rows(scores: Sequence[Sequence[float]], reference: int) -> list[Diff
     """Compare each row with the row `reference`.
 
     Args:
-      scores: scores of each row, one for each seed.
+        scores: scores of each row, one for each seed.
 
     Returns:
-      None for the reference row, and for rows that have fewer than two seeds, or all of them if the
-      reference has.
+        None for the reference row, and for rows that have fewer than two seeds, or all of them if
+        the reference has.
     """
     require("scipy", "sweep", "a sweep with several seeds")
     from scipy.stats import studentized_range

@@ -213,14 +213,14 @@ def open_or_create(
 ) -> tuple[Folder, dict[str, Any]]:
     """Open or create the folder of a sweep; return it with its sweep.json.
 
-    Args:
-      sweep: content of sweep.json except study, trials, code and cwd.
-      base: config of a search before its overrides.
-      storage: URL of a search's database, without credentials; "" = the journal in the folder.
-      dry_run: check everything, write nothing.
-
     Raises UserError, with nothing written, if the folder holds another sweep (unless `extend` and
     this one only adds trials) or other code created it (unless `any_code`).
+
+    Args:
+        sweep: content of sweep.json except study, trials, code and cwd.
+        base: config of a search before its overrides.
+        storage: URL of a search's database, without credentials; "" = the journal in the folder.
+        dry_run: check everything, write nothing.
     """
     if is_remote(path):
         raise UserError(f"--workdir={path}: a sweep's folder needs a file system with locks, not an object store.")

@@ -18,7 +18,7 @@ from t2t_flax.training.progress import read_metrics
 
 
 class MissingScore(UserError):
-    """A record does not have the requested score."""
+    """Error for a record without the requested score."""
 
 
 def default_score(config: Config) -> str:

@@ -171,7 +171,7 @@ class SearchTrials:
     def _sampler(self, number: int) -> Any:
         """Return a sampler that depends on the search's seed and the number of trials so far.
 
-        They do not depend on the worker.
+        It does not depend on the worker.
         """
         seed = self._search.seed * 100_003 + number
         if self._search.method == "tpe":

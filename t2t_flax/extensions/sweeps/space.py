@@ -1,11 +1,10 @@
 """Search spaces of sweeps: combined rows of overrides, or ranges for Optuna.
 
-    over("model.dropout", [0.1, 0.2])                       two rows
-    product(over(...), over(...))                           every combination
-    zipped(over(...), over(...))                            the first with the first, the second
-    with the second
-    concat(over(...), over(...))                            one list after the other
-    named("no dropout", {"model.dropout": 0.0})             one row with the given name
+    over("model.dropout", [0.1, 0.2])               two rows
+    product(over(...), over(...))                   every combination
+    zipped(over(...), over(...))                    row i of the first with row i of the second
+    concat(over(...), over(...))                    one list after the other
+    named("no dropout", {"model.dropout": 0.0})     one row with the given name
 
 A sweep file defines `get_sweep()`, which returns a `Sweep`.
 """
@@ -119,14 +118,14 @@ class Search:
     """Rows that Optuna proposes one by one, each trained with one seed.
 
     Attributes:
-      space: a range (`uniform`, `log_uniform`, `integers`, `choice`) for each config key.
-      count: number of rows.
-      metric: the objective, a score of the validation set (`valid_nll`, `valid_bleu` ...).
-      method: "random", or "tpe", which learns from finished trials.
-      prune: True or "median": from a quarter of the updates on, stop a trial that is worse than the
-        median of the complete ones at the same update. "halving": successive halving at a quarter
-        and at half of the updates.
-      seed: seed of the proposals.
+        space: a range (`uniform`, `log_uniform`, `integers`, `choice`) for each config key.
+        count: number of rows.
+        metric: the objective, a score of the validation set (`valid_nll`, `valid_bleu` ...).
+        method: "random", or "tpe", which learns from finished trials.
+        prune: True or "median": from a quarter of the updates on, stop a trial that is worse than
+            the median of the complete ones at the same update. "halving": successive halving at a
+            quarter and at half of the updates.
+        seed: seed of the proposals.
     """
 
     space: dict[str, Any]
@@ -191,9 +190,9 @@ class Sweep:
     """Rows (listed or searched), each trained with `seeds` seeds.
 
     Attributes:
-      config: as for `--config`, which takes precedence.
-      baseline: the row that the others are compared with (default: the best one).
-      score: score of the report (default: the validation set's, see `results.default_score`).
+        config: as for `--config`, which takes precedence.
+        baseline: the row that the others are compared with (default: the best one).
+        score: score of the report (default: the validation set's, see `results.default_score`).
     """
 
     rows: Sequence[Overrides] = ()

@@ -37,12 +37,12 @@ class Trial:
 def expand(path: str, fixed: dict[str, str], rows: Sequence[Overrides], seeds: int) -> list[Trial]:
     """Return the trials of all rows, seed by seed within a row.
 
-    Args:
-      path: file or preset of the config.
-      fixed: overrides of every trial.
-
     Raises UserError for an unknown key, a wrong value, an impossible combination, or two trials of
     one name.
+
+    Args:
+        path: file or preset of the config.
+        fixed: overrides of every trial.
     """
     pairs = zip(rows, row_names(rows), strict=True)
     trials = [make_trial(path, fixed, row, name, seed) for row, name in pairs for seed in range(seeds)]

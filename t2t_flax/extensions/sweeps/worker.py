@@ -45,7 +45,7 @@ class Trials(Protocol):
     def names(self) -> list[str]: ...
 
     def open(self) -> list[str]:
-        """Return the trials that have to be trained, or whose end has to be told."""
+        """Return the trials to be trained, or whose end is not reported yet."""
 
     def propose(self) -> bool:
         """Add a trial if there should be another one now; return whether it did."""
@@ -83,8 +83,8 @@ def start_training(folder: Folder, name: str, resources: Resources, cwd: str, de
     """Start the process that trains a trial.
 
     Args:
-      cwd: folder in which the sweep was created, the base of its relative paths.
-      descriptor: descriptor of the claim, which lasts as long as the training.
+        cwd: folder in which the sweep was created, the base of its relative paths.
+        descriptor: descriptor of the claim, which lasts as long as the training.
     """
     path = folder.log(name)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -116,14 +116,14 @@ def training_command(folder: Folder, name: str, resources: Resources) -> list[st
 
 @dataclasses.dataclass
 class Worker:
-    """Trains trials.
+    """Worker that trains trials.
 
     Attributes:
-      resources: one entry for each trial that trains at the same time.
-      retries: new attempts at a trial that fails.
-      stop: ends the worker once its running trials have saved.
-      cwd: base of relative paths.
-      start: starts a training, as `start_training`; the result can `poll` and `terminate`.
+        resources: one entry for each trial that trains at the same time.
+        retries: new attempts at a trial that fails.
+        stop: ends the worker once its running trials have saved.
+        cwd: base of relative paths.
+        start: starts a training, as `start_training`; the result can `poll` and `terminate`.
     """
 
     folder: Folder

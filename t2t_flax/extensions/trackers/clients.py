@@ -1,6 +1,6 @@
 """Clients of the trackers: one function each, which opens a run.
 
-It may take its time or fail. To add one: a function, its row in `CLIENTS`, and its name in
+A client may take its time or fail. To add one: a function, its row in `CLIENTS`, and its name in
 `keys.NAMES`.
 """
 

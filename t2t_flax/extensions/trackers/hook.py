@@ -1,4 +1,4 @@
-"""Sends metrics to the trackers of a run, each in a separate thread.
+"""Senders of metrics to the trackers of a run, each in a separate thread.
 
 Neither opening a tracker nor a slow disk or a dead network makes the training loop wait. A tracker
 that fails is reported once and dropped.
