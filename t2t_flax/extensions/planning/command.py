@@ -62,7 +62,7 @@ def run(argv: list[str]) -> int:
         record = plan.make_plan(config, machine, rows=args.rows)
         plans.append(record)
         print(report.describe(config, machine, record), end="\n\n", flush=True)
-        if args.json:  # after each machine: a later compilation may take minutes
+        if args.json:  # print after each machine: a later compilation may take minutes
             atomic_write(args.json, json.dumps(plans, indent=1) + "\n")
     if len(plans) > 1:
         print(report.table(plans))
@@ -96,7 +96,7 @@ def compiler_environment(machines: list[Topology]) -> dict[str, str]:
         "JAX_ENABLE_COMPILATION_CACHE": "false",
         # XLA would otherwise time kernels on a GPU to choose among them.
         "XLA_FLAGS": "--xla_gpu_autotune_level=0",
-        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # of the versions of CUDA's libraries, for which it asks a driver
+        "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1",  # skips the check of CUDA's library versions, which needs a driver
         "TPU_SKIP_MDS_QUERY": "1",
         # libtpu expects these of a TPU host.
         "TPU_ACCELERATOR_TYPE": "v5litepod-1",

@@ -64,7 +64,7 @@ def measured_peak(dtype: jnp.dtype, size: int | None = None, *, precision: str |
         precision: its `jax.default_matmul_precision`.
     """
     size = size or (1024 if jax.default_backend() == "cpu" else 8192)
-    # Processors at their power limit multiply ones faster than the numbers of a training.
+    # At the power limit, products of ones are faster than products of training values.
     x = jax.random.normal(jax.random.key(0), (size, size), dtype)
     product = jax.jit(lambda a, b: jnp.matmul(a, b, precision=precision))
     product(x, x).block_until_ready()
