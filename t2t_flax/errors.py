@@ -1,4 +1,4 @@
-"""Exit codes, and the errors with an exit code: a user's mistake, and a run that diverged."""
+"""Exit codes, and errors for a user's mistake and for a run that diverged."""
 
 import importlib.util
 
@@ -9,19 +9,23 @@ DIVERGED = 3
 The run is deterministic: restarting it unchanged cannot help.
 """
 STOPPED = 75
-"""Stopped by a signal with everything saved: the same command resumes (EX_TEMPFAIL of sysexits.h)."""
+"""Stopped by a signal with everything saved: the same command resumes.
+
+The code is EX_TEMPFAIL of sysexits.h.
+"""
 WRITE_HINT = "Free disk space or fix the permissions, then rerun the same command."
 
 
 class UserError(Exception):
-    """Mistake in the input. The message names its place, the expected input and a remedy.
+    """Mistake in the input.
 
-    The command line prints it without a traceback and exits with code 2.
+    The message names its place, the expected input and a remedy. The command line prints it without
+    a traceback and exits with code 2.
     """
 
 
 class NonFiniteUpdate(Exception):
-    """Loss, gradient norm or parameters of update `step` were not finite; it was not applied."""
+    """Update `step` was not applied: loss, gradient norm or parameters not finite."""
 
     def __init__(self, step: int, reason: str):
         super().__init__(reason)
@@ -39,12 +43,15 @@ def first_line(error: BaseException, *, limit: int = 300) -> str:
 
 
 def install_hint(extra: str) -> str:
-    """Return the end of an error message: the command that installs an extra of pyproject.toml."""
+    """Return the command that installs an extra of pyproject.toml.
+
+    It ends an error message.
+    """
     return f"pip install -e '.[{extra}]' in the checkout, or the extra {extra} with what you installed t2t_flax from"
 
 
 def require(module: str, extra: str, what: str) -> None:
-    """Raise UserError, with the install command, if the module of an optional part is missing.
+    """Raise UserError, with the install command, if an optional module is missing.
 
     Args:
         what: name of the part that needs the module.

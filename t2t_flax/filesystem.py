@@ -22,7 +22,10 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import OBJECT_STORAGE
 
 PARTIAL = r"\.partial-[0-9a-f]{32}"
-"""Pattern of what `atomic_file` and `atomic_directory` append to a name until it is complete."""
+"""Pattern of the suffix of incomplete files and folders.
+
+`atomic_file` and `atomic_directory` append it until they are complete.
+"""
 _TRANSIENT_NUMBERS = (
     errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.ENOTCONN, errno.EHOSTDOWN,
     errno.EHOSTUNREACH, errno.ENETDOWN, errno.ENETUNREACH, errno.ENXIO, errno.ENODEV, errno.EBUSY, errno.EINTR,
@@ -36,7 +39,8 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 def expand_home(path: epath.PathLike, name: str) -> str:
     """Return the path with the home folder in place of a leading `~`.
 
-    Raises UserError, beginning with `name`, if this process has no home folder, as in some containers.
+    Raises UserError, beginning with `name`, if this process has no home folder, as in some
+    containers.
     """
     expanded = os.path.expanduser(os.fspath(path))
     if expanded.startswith("~"):
@@ -45,7 +49,10 @@ def expand_home(path: epath.PathLike, name: str) -> str:
 
 
 def is_remote(path: epath.PathLike) -> bool:
-    """Return whether the path is in an object store: no renaming, appending or memory-mapping there."""
+    """Return whether the path is in an object store.
+
+    Renaming, appending and memory-mapping are impossible there.
+    """
     return "://" in os.fspath(path)
 
 
@@ -57,7 +64,10 @@ def _object_storage(path: epath.PathLike) -> Any:
 
 
 def by_storage(function: _Function) -> _Function:
-    """Call the extension's function of the same name where the first argument is in an object store."""
+    """Call the extension's twin of a function for paths in an object store.
+
+    The twin has the same name, and the first argument is the path.
+    """
 
     @functools.wraps(function)
     def chosen(path: epath.PathLike, *arguments, **named):
@@ -69,7 +79,10 @@ def by_storage(function: _Function) -> _Function:
 
 @by_storage
 def check_reachable(path: epath.PathLike) -> None:
-    """Raise UserError if `path` is in an object store, and a package or the permission is missing."""
+    """Raise UserError if an object store is not reachable.
+
+    A package or the permission is missing.
+    """
 
 
 @by_storage
@@ -101,7 +114,10 @@ def is_transient(error: BaseException) -> bool:
 
 
 def is_write_refused(error: BaseException) -> bool:
-    """Return whether the user must fix a failed write: no space, a quota, a size limit, no permission."""
+    """Return whether the user must fix a failed write.
+
+    Causes are no space, a quota, a size limit, no permission.
+    """
     return (
         any(word in str(error) for word in _REFUSED)
         or getattr(error, "errno", None) in _REFUSED_NUMBERS
@@ -110,9 +126,9 @@ def is_write_refused(error: BaseException) -> bool:
 
 
 def check_can_write(folder: epath.PathLike, remedy: str) -> None:
-    """Raise UserError, ending with the remedy, if no file can be made in a folder or where it would be.
+    """Raise UserError, ending with the remedy, if a folder cannot be written to.
 
-    Object stores are not tried.
+    A missing folder is tried at its nearest parent. Object stores are not tried.
     """
     path = Path(os.path.abspath(folder))
     if is_remote(folder):
@@ -138,7 +154,8 @@ def fsync_folder(path: epath.PathLike) -> None:
     try:
         fsync_file(path)
     except OSError as error:
-        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):  # file systems that cannot sync a folder
+        # Some file systems cannot sync a folder.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP, errno.EACCES):
             raise
 
 
@@ -158,7 +175,7 @@ def fsync_tree(folder: epath.PathLike) -> None:
 
 @by_storage
 def file_state(path: epath.PathLike) -> list | None:
-    """Return JSON values that change when the file does; None where an object store has none.
+    """Return JSON values that change when the file does; None if there are none.
 
     They are size, times and inode. The change time exposes a file restored with its old
     modification time.
@@ -193,7 +210,10 @@ def atomic_write(path: epath.PathLike, data: str | bytes) -> None:
 @by_storage
 @contextlib.contextmanager
 def atomic_file(path: epath.PathLike) -> Iterator[BinaryIO]:
-    """Open a file to write, as `atomic_write`; after an error in the block, the old one stays."""
+    """Open a file to write, as `atomic_write`.
+
+    After an error in the block, the old file stays.
+    """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f"{path.name}.partial-{uuid.uuid4().hex}")
@@ -228,10 +248,11 @@ def refuse_existing(path: epath.PathLike, flag: str) -> None:
 
 @contextlib.contextmanager
 def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[epath.Path]:
-    """Make a folder to fill; it is synced and gets the name `path` when the block ends without an error.
+    """Make a folder to fill, and name it `path` at the end.
 
-    Until then it is `NAME.partial-HEX`, so an error or a kill leaves `path` unchanged. A folder at
-    `path` is replaced; without `replace`, UserError is raised.
+    It is synced and gets the name when the block ends without an error. Until then it is
+    `NAME.partial-HEX`, so an error or a kill leaves `path` unchanged. A folder at `path` is
+    replaced; without `replace`, UserError is raised.
     """
     path = epath.Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -248,7 +269,10 @@ def atomic_directory(path: epath.PathLike, *, replace: bool = True) -> Iterator[
 
 @by_storage
 def replace_folder(new: epath.Path, path: epath.Path, replace: bool) -> None:
-    """Rename `new` to `path`. A folder there is replaced; without `replace`, UserError is raised."""
+    """Rename `new` to `path`.
+
+    A folder there is replaced; without `replace`, UserError is raised.
+    """
     while True:
         try:
             os.rename(new, path)  # epath would refuse an empty folder and hide the errno
@@ -287,7 +311,7 @@ def delete(folder: epath.PathLike, names: str) -> None:
 
 
 def list_numbers(folder: epath.PathLike) -> list[int]:
-    """Return the numbers among the names in a folder, ascending; none if there is no folder."""
+    """Return the numbers among the names in a folder, ascending; none without it."""
     return sorted(int(name) for name in list_names(folder) if name.isdigit())
 
 
@@ -304,7 +328,10 @@ def list_names(folder: epath.PathLike) -> list[str]:
 
 
 def copy_file(source: epath.PathLike, target: epath.PathLike) -> None:
-    """Copy a file from local disk to an object store or back, in constant memory; an object appears whole."""
+    """Copy a file from local disk to an object store or back.
+
+    This takes constant memory, and an object appears whole.
+    """
     _object_storage(target if is_remote(target) else source).copy_file(source, target)
 
 

@@ -29,7 +29,10 @@ def parse_json(text: str | bytes) -> Any:
 
 
 def half_character(text: str) -> str:
-    """Describe the first lone surrogate of a text, which no UTF-8 file can hold; "" if there is none."""
+    """Describe the first lone surrogate of a text; "" if there is none.
+
+    No UTF-8 file can hold a lone surrogate.
+    """
     try:
         text.encode()
     except UnicodeEncodeError as error:

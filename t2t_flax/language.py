@@ -1,4 +1,4 @@
-"""Language codes with the spelling that each library knows, and codes in the names of files."""
+"""Language codes in the spelling that each library knows, and in file names."""
 
 import dataclasses
 import functools
@@ -63,7 +63,10 @@ class Language:
 
     @staticmethod
     def known(code: str) -> "Language":
-        """Read a code; other text, such as a tag of another program's model, becomes "und"."""
+        """Read a code; other text becomes "und".
+
+        Other text is, for example, a tag of another program's model.
+        """
         try:
             return Language.read(code)
         except UserError:
@@ -78,7 +81,7 @@ class Language:
         return _GROUPS.get(self.base, self.base)
 
     def spelling(self, known: Collection[str]) -> str | None:
-        """Return a library's code for the language or its group; None if the library has none.
+        """Return a library's code for the language or its group; None if it has none.
 
         Args:
             known: codes that the library knows.

@@ -1,6 +1,7 @@
-"""Locks: one process at a time writes in a folder. The lock file has a line about its holder.
+"""Locks: one process at a time writes in a folder.
 
-They are kernel locks (`flock`), which end with the process that holds them, however it ends.
+The lock file has a line about its holder. They are kernel locks (`flock`), which end with the
+process that holds them, however it ends.
 """
 
 import contextlib
@@ -101,7 +102,7 @@ def lock_folder(folder: epath.PathLike, command: str) -> Lock:
 @by_storage
 @contextlib.contextmanager
 def exclusive_writer(path: epath.PathLike, command: str, *, wait: bool = True) -> Iterator[bool]:
-    """Wait until no other thread or process is in such a block for the same file or folder.
+    """Wait until no other thread or process is in such a block for the same path.
 
     Removes files that killed processes left beside it (`filesystem.atomic_directory`). On a file
     system without locks, and in a read-only folder, nobody waits and nothing is removed.

@@ -53,7 +53,7 @@ def open_model(folder: epath.PathLike) -> StoredModel | None:
 
 
 def is_name(workdir: epath.PathLike) -> bool:
-    """Return whether a workdir is the name of a model, `PREFIX:NAME`; else it is a path."""
+    """Return whether a workdir is a model's name, `PREFIX:NAME`, not a path."""
     return _form_of_name(workdir) is not None
 
 
@@ -67,7 +67,10 @@ def run_folder(workdir: epath.PathLike) -> epath.Path:
 
 
 def check_writable(workdir: epath.PathLike, remedy: str) -> None:
-    """Raise UserError, ending with the remedy, for the name of a model, which can only be read."""
+    """Raise UserError, ending with the remedy, for the name of a model.
+
+    Such models can only be read.
+    """
     if is_name(workdir):
         raise UserError(f"{workdir} can only be read: {remedy}.")
 

@@ -94,7 +94,10 @@ def keep_freed_memory() -> str:
 
 
 ALONE = "T2T_ALONE"
-"""Set for a child process that runs alone, even if its parent is one of several processes."""
+"""Variable of a child process that runs alone.
+
+Its parent can be one of several processes.
+"""
 _DEVICES = (
     "nvidia[0-9c]*", "dxg", "nvhost*", "nvmap", "kfd",  # NVIDIA, also on WSL and Tegra; AMD
     "accel[0-9]*", "vfio/[0-9]*", "vfio/noiommu*", "vfio/devices/*",  # TPU
@@ -130,5 +133,8 @@ def _has_other_backends() -> bool:
 
 
 def cpu_info() -> str:
-    """Return Linux's description of the processor, with a line "flags"; elsewhere its name."""
+    """Return Linux's description of the processor, elsewhere its name.
+
+    The description has a line "flags".
+    """
     return _CPU_INFO.read_text() if _CPU_INFO.exists() else platform.processor()

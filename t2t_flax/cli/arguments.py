@@ -56,7 +56,10 @@ class _StoreOnce(argparse._StoreAction):
 
 
 class _StoreSeveral(argparse.Action):
-    """Store the first workdir, and the others in `further_workdirs` if an extension reads them."""
+    """Store the first workdir, and the others in `further_workdirs`.
+
+    The others are refused unless an extension reads them.
+    """
 
     def __call__(self, parser, namespace, values, option_string=None):
         if getattr(namespace, "workdir", None) is None:
@@ -82,7 +85,7 @@ def parser(command: str, description: str, *, epilog: str = "") -> argparse.Argu
 
 
 def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse.Namespace, dict[str, str]]:
-    """Return the parsed flags, and the overrides by dotted key, `{"model.dropout": "0.2"}`.
+    """Return the parsed flags, and the overrides `{"model.dropout": "0.2"}`.
 
     Raises UserError for wrong flags.
     """
@@ -116,10 +119,11 @@ def parse(arguments: argparse.ArgumentParser, argv: list[str]) -> tuple[argparse
 
 
 def _checked(arg: str) -> str:
-    """Return the argument with --n_best as --n-best, and --workdir=~/a with the home folder.
+    """Return the argument with - for _ in its flag and the home folder for ~.
 
-    Shells replace ~ only at the beginning of a word. Raises UserError for an empty value and for
-    text that is not Unicode.
+    For example --n_best becomes --n-best, and --workdir=~/a gets the home folder. Shells replace ~
+    only at the beginning of a word. Raises UserError for an empty value and for text that is not
+    Unicode.
     """
     flag, equals, value = arg.partition("=") if arg.startswith("--") else ("", "", arg)
     if (equals or not flag) and value.strip() in ("", "--"):  # argparse makes [] from these
@@ -178,7 +182,9 @@ def _attribute(flag: str) -> str:
 
 
 class Change:
-    """Effect of an extension's flag. Raises UserError for a value that the model cannot take.
+    """Effect of an extension's flag.
+
+    Raises UserError for a value that the model cannot take.
 
     Args:
         model: translates in place of a trained model.

@@ -1,4 +1,7 @@
-"""`explain`: show parameters and schedule of a config, its differences from a preset, or keys."""
+"""`explain`: show the parameters and schedule of a config, and keys.
+
+`--diff` shows its differences from a preset.
+"""
 
 from t2t_flax import config as config_lib
 from t2t_flax.cli import arguments
@@ -69,7 +72,10 @@ def _preset_line(name: str) -> str:
 
 
 def _difference(config: config_lib.Config, name: str) -> str:
-    """Return every key that differs from the preset, by group; keys fixed for a run come first."""
+    """Return every key that differs from the preset, by group.
+
+    Keys fixed for a run come first.
+    """
     differ = config_lib.differences(config_lib.resolve(preset(name)), config)
     if not differ:
         return f"no difference from {name}"

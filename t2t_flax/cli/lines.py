@@ -25,9 +25,12 @@ if TYPE_CHECKING:
     from t2t_flax.evaluation.restore import TrainedModel
 
 PAUSE = 0.05
-"""Seconds without another line after which `windows` yields the lines of a live input so far."""
+"""Seconds without another line after which `windows` yields lines of a live input."""
 WINDOW_BATCHES = 128
-"""Maximum batches in a window: lines are read, sorted by length and answered in windows."""
+"""Maximum batches in a window.
+
+Lines are read, sorted by length and answered in windows.
+"""
 WINDOW_LINES = 2**14
 """Maximum lines in a window, unless 8 batches have more."""
 PROGRESS_SECONDS = 10.0
@@ -97,7 +100,10 @@ def _decoded(file: BinaryIO, name: str, checked: bool) -> Iterator[str]:
 
 
 def check_read_once(*names: str | None) -> None:
-    """Raise UserError if two of the files are the same pipe, which can be read only once."""
+    """Raise UserError if two of the files are the same pipe.
+
+    A pipe can be read only once.
+    """
     real = [os.path.realpath("/dev/stdin" if name == "-" else name) for name in names if name]
     for name in set(real):
         if real.count(name) > 1 and (names.count("-") > 1 or not os.path.isfile(name)):
@@ -113,7 +119,7 @@ def is_stream(name: str) -> bool:
 
 @contextlib.contextmanager
 def open_output(name: str) -> Iterator[Callable[[str], None]]:
-    """Yield a function that appends text to standard output ("-"), a pipe, a device or a file.
+    """Yield a function that appends text to standard output ("-") or a file.
 
     A stream gets the text at once. A file gets its name when the block ends without an error.
     """
@@ -230,7 +236,10 @@ def arrives_slowly(name: str) -> bool:
 
 
 FAILED = "cannot be translated and are left empty"
-"""Event of a line with which the command ends in `USER_ERROR` once all others are answered."""
+"""Event of a failed line.
+
+The command ends with `USER_ERROR` once all others are answered.
+"""
 
 
 class Note(NamedTuple):
@@ -320,7 +329,7 @@ class Signalled(BaseException):
 
 @contextlib.contextmanager
 def stop_signals() -> Iterator[Callable[[], None]]:
-    """Yield a function that raises `Signalled` once SIGINT, SIGTERM or SIGHUP has come.
+    """Yield a function that raises `Signalled` after SIGINT, SIGTERM or SIGHUP.
 
     A second signal raises it at once. The first does not, because JAX loses an exception that is
     raised in its callbacks.

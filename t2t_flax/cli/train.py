@@ -1,4 +1,7 @@
-"""`train`: train a config or resume a run, with evaluations on the way and a record at the end."""
+"""`train`: train a config or resume a run.
+
+There are evaluations on the way and a record at the end.
+"""
 
 import sys
 
@@ -8,7 +11,10 @@ from t2t_flax.errors import DIVERGED, OK, STOPPED, NonFiniteUpdate
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 for a complete run, 75 after a signal (everything is saved), 3 for a diverged run."""
+    """Return 0 for a complete run, 75 after a signal, 3 for a diverged run.
+
+    After a signal everything is saved.
+    """
     parser = arguments.parser(
         "train",
         "Trains a Transformer. Rerun the same command to resume; a kill loses nothing that was saved.",

@@ -41,7 +41,10 @@ _ENDED = "ended by the length limit (config.decode.max_length_offset)"
 
 
 def run(argv: list[str]) -> int:
-    """Return 0 when every line was translated, 2 if some failed, 128 plus a signal's number."""
+    """Return 0 when every line was translated, 2 if some failed.
+
+    After a signal return 128 plus its number.
+    """
     parser = arguments.parser(
         "translate",
         "Translates standard input (or --input) line by line with a trained run. Translations are written in the order of\n"
@@ -106,11 +109,12 @@ def read_input(args: argparse.Namespace, overrides: dict[str, str]) -> Iterator[
 def translating(
     loaded: "TrainedModel", *, scores: bool, flags: dict[str, str], say: Callable[[str], None] = to_stderr
 ) -> Answer:
-    """Return a function that translates lines: n_best translations of each, see `Answer`.
+    """Return a function that translates lines, see `Answer`.
 
-    An empty line has an empty translation. A source that is too long is truncated and reported. A
-    line that cannot be translated is left empty and noted as `FAILED`. If all of the first lines
-    fail, two or more, the error is raised, because no single line causes it.
+    Each line gets n_best translations. An empty line has an empty translation. A source that is too
+    long is truncated and reported. A line that cannot be translated is left empty and noted as
+    `FAILED`. If all of the first lines fail, two or more, the error is raised, because no single
+    line causes it.
 
     Args:
         scores: whether scores are printed beside the translations.
@@ -191,7 +195,7 @@ def _each(window: list[Line], do: Callable[[Line], Any], errors: dict[int, Excep
 def _in_parts(
     rows: list[Any], do: Callable[[list[Any]], list[Any]], errors: dict[int, Exception], failed: Any
 ) -> list[Any]:
-    """Return do(rows); after an error, retry halves until each line that causes one is found.
+    """Return do(rows); after an error, retry halves to find each line that causes one.
 
     Args:
         rows: tuples that begin with a `Line`.

@@ -140,9 +140,9 @@ class Data:
     )
 
     def __post_init__(self):
-        """Fill in empty languages from the first source whose names say some, else en and de.
+        """Fill in empty languages from the first source with languages in its names.
 
-        A side that this source does not say stays empty.
+        Without such a source they are en and de. A side that this source does not say stays empty.
         """
         if self.source_language and self.target_language:
             return

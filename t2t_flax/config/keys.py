@@ -1,4 +1,4 @@
-"""A config key: a dataclass field with its meaning, and the text and values that it accepts."""
+"""Config keys: dataclass fields with meaning, unit, range and conditions."""
 
 import dataclasses
 import functools
@@ -22,7 +22,10 @@ MODEL, TRANSLATIONS, PRINTED, SCORES, TRAINING, NOTHING = "model", "translations
 NUMBER, TEXT, READ, WRITTEN, PROGRAM, CODE = (
     "number", "text", "path that is read", "path that is written", "program", "code",
 )  # fmt: skip
-"""Kinds of values. PROGRAM names a program to run, CODE a module or a pickle to load."""
+"""Kinds of values.
+
+PROGRAM names a program to run, CODE a module or a pickle to load.
+"""
 RUN = (PROGRAM, CODE)
 OF_USER = (WRITTEN, *RUN)
 """Kinds that a stored config cannot set, because it can come from somebody else.
@@ -118,7 +121,10 @@ mutable_key = functools.partial(key, mutable=True)
 
 
 def keys_of(group: Value) -> list[dataclasses.Field]:
-    """Return the keys of a group, given as dataclass or object: its fields made by `key`."""
+    """Return the keys of a group, which are its fields made by `key`.
+
+    The group is a dataclass or an object of it.
+    """
     return [item for item in dataclasses.fields(group) if item.metadata]
 
 

@@ -16,7 +16,10 @@ from t2t_flax.registry import (
 )
 
 model_key = functools.partial(key, changes=MODEL)
-"""Key that defines the model: another value gives another model, so it never changes on resume."""
+"""Key that defines the model.
+
+Another value gives another model, so it never changes on resume.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Build a checked, frozen `Config` from keys and overrides, convert it to JSON, compare two."""
+"""Build a checked, frozen `Config` from keys and overrides.
+
+Also convert configs to and from JSON, and compare two.
+"""
 
 import difflib
 import functools
@@ -39,12 +42,18 @@ NOT_A_CONFIG = (
 
 
 def default_config() -> ml_collections.ConfigDict:
-    """Return all keys with their defaults, as the locked `ConfigDict` that a config file edits."""
+    """Return all keys with their defaults as a locked `ConfigDict`.
+
+    A config file edits and returns it.
+    """
     return ml_collections.ConfigDict({name: _asdict(group) for name, group in groups().items()}).lock()
 
 
 def to_config_dict(config: Config) -> ml_collections.ConfigDict:
-    """Return a resolved config as a locked `ConfigDict`, in which a new key is an error."""
+    """Return a resolved config as a `ConfigDict`.
+
+    It is locked: a new key is an error.
+    """
     return ml_collections.ConfigDict({name: _asdict(config.group(name)) for name in groups()}).lock()
 
 
@@ -71,7 +80,7 @@ def override(config: ml_collections.ConfigDict | Values, overrides: dict[str, st
 
 
 def _reset_unread(values: Values, before: Values, given: Container[str]) -> None:
-    """Remove values of keys that are read with the values `before`, but not with these.
+    """Remove values of keys that are read with `before`, but not with `values`.
 
     Keys in `given` stay.
     """
@@ -95,7 +104,10 @@ def _reset_unread(values: Values, before: Values, given: Container[str]) -> None
 
 
 def _value_of(groups: Mapping[str, Mapping[str, Value]]) -> Callable[[str], Value]:
-    """Return a function from a dotted key to its value; keys missing in `groups` have defaults."""
+    """Return a function from a dotted key to its value.
+
+    Keys missing in `groups` have their defaults.
+    """
 
     def value_of(name: str) -> Value:
         group, _, item = name.partition(".")
@@ -110,7 +122,10 @@ def _warn(message: str) -> None:
 
 
 def _groups_of(config: Value) -> Values:
-    """Return a copy, two levels deep. Raises UserError if `config` is not a dict of groups."""
+    """Return a copy, two levels deep.
+
+    Raises UserError if `config` is not a dict of groups.
+    """
     values = config.to_dict() if isinstance(config, ml_collections.ConfigDict) else config
     if not isinstance(values, dict):
         raise UserError(f"expected a config (default_config(), edited), got {keys.show(values)}.")
@@ -124,7 +139,10 @@ def _groups_of(config: Value) -> Values:
 
 
 def resolve(config: ml_collections.ConfigDict | Values) -> Config:
-    """Check names, types, ranges and combinations, and freeze. Raises UserError, naming the key."""
+    """Check names, types, ranges and combinations, and freeze the config.
+
+    Raises UserError, naming the key.
+    """
     values = _groups_of(config)
     for group, items in values.items():
         for item in items:
@@ -182,7 +200,7 @@ def values_of_user(config: Config) -> Values:
 
 
 def from_elsewhere(stored: Config, given: Container[str] = ()) -> tuple[Config, Values]:
-    """Return a stored config without its `values_of_user`, and the values that it loses.
+    """Return a stored config without its `values_of_user`, and these values.
 
     It can come from somebody else. Keys in `given`, which the user overrides, are kept for the
     override.
@@ -252,7 +270,7 @@ def immutable_differences(stored: Config, current: Config) -> dict[str, tuple[Va
 
 
 def check_changes(stored: Config, given: Config, step: int) -> None:
-    """Raise UserError if a run cannot take over a changed mutable key after update `step`."""
+    """Raise UserError if a run cannot change a mutable key after update `step`."""
     for name in GROUPS:
         group = given.group(name)
         if hasattr(group, "check_change"):
@@ -282,13 +300,19 @@ def _known(name: str) -> str:
 
 
 def changes_of_training(stored: Config, given: Config) -> dict[str, list]:
-    """Return {key: [stored value, given value]} for mutable keys that change the training."""
+    """Return the changed mutable keys that affect training.
+
+    Each key has a list [stored value, given value].
+    """
     recorded = {key for key in keys_that_change(TRAINING) if fields()[key].metadata["mutable"]}
     return {key: list(values) for key, values in differences(stored, given).items() if key in recorded}
 
 
 def recorded_changes(meta: Values) -> list[Values]:
-    """Return the changes recorded in the metadata of a checkpoint or an average, oldest first."""
+    """Return the changes recorded in a checkpoint's or average's metadata.
+
+    The oldest is first.
+    """
     return meta.get("config_changes") or meta.get("progress", {}).get("config_changes", [])
 
 
@@ -311,7 +335,10 @@ def check_same_model(stored: Config, given: Config, what: str) -> None:
 
 
 def check_combinations(c: Config) -> None:
-    """Raise UserError for the first impossible combination of values that are valid alone."""
+    """Raise UserError for the first impossible combination of values.
+
+    Each value must be valid alone.
+    """
     _check_keys_are_read(c)
     _check_model(c.model)
     _check_data(c)
@@ -392,7 +419,7 @@ def _check_mesh(m: Mesh) -> None:
 
 
 def check_evaluation(c: Config) -> None:
-    """Raise UserError if an evaluation that a new training relies on never takes place.
+    """Raise UserError if an evaluation that a new run relies on never takes place.
 
     Warns as `check_average` and `check_patience` do. Stored runs are not checked.
     """
@@ -433,9 +460,9 @@ def check_patience(c: Config, updates_per_epoch: int = 0) -> None:
 
 
 def _count_due(steps: int, *intervals: int) -> int:
-    """Return the number of updates, from 1 to `steps`, that end one of up to two intervals.
+    """Return the number of updates up to `steps` that end an interval.
 
-    An interval of 0 never ends.
+    There are up to two intervals. An interval of 0 never ends.
     """
     lengths = [length for length in intervals if length]
     return sum(steps // length for length in lengths) - (steps // math.lcm(*lengths) if len(lengths) > 1 else 0)

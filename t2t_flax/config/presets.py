@@ -138,7 +138,10 @@ def presets() -> dict[str, Preset]:
 
 
 def find(name: str) -> Preset:
-    """Return the preset with this name. Raises UserError that suggests the nearest name."""
+    """Return the preset with this name.
+
+    Raises UserError that suggests the nearest name.
+    """
     if name in PRESETS:
         return PRESETS[name]
     known = presets()
@@ -149,11 +152,11 @@ def find(name: str) -> Preset:
 
 
 def load_config(path: str, *overrides: dict[str, str]) -> Config:
-    """Return the checked, frozen config of `FILE.py[:variant]`, a `config.json` or a preset's name.
+    """Return the checked, frozen config of a file or preset.
 
-    Raises UserError for a missing file, an unknown preset, variant or key, a wrong type, an
-    impossible combination, and for a config.json that names a program or code to run
-    (`overrides.from_elsewhere`).
+    `path` is `FILE.py[:variant]`, a run's `config.json` or a preset's name. Raises UserError for a
+    missing file, an unknown preset, variant or key, a wrong type, an impossible combination, and
+    for a config.json that names a program or code to run (`overrides.from_elsewhere`).
 
     Args:
         overrides: such as `{"model.dropout": "0.2"}`; later ones act on the result of earlier ones.
@@ -188,7 +191,10 @@ def _stored(path: str, given: Container[str]) -> ml_collections.ConfigDict:
 
 
 def split_variant(path: str) -> tuple[str, str]:
-    """Return the file and the variant of `FILE.py` or `FILE.py:VARIANT`; both may contain colons."""
+    """Return the file and the variant of `FILE.py` or `FILE.py:VARIANT`.
+
+    Both may contain colons.
+    """
     parts = path.split(":")
     names = [":".join(parts[:count]) for count in range(len(parts), 0, -1)]
     files = [name for name in names if Path(name).is_file()] or [name for name in names if name.endswith(".py")]

@@ -38,7 +38,10 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import DECODERS, GROUPS, OPTIMIZERS, SCHEDULES, SEARCHES, load_extensions
 
 HIGHER_IS_BETTER = {"nll": False, "loss": False, "ppl": False, "accuracy": True}
-"""Direction of each metric, by its name in eval.metric and after `valid_` in metrics.jsonl."""
+"""Direction of each metric, by its name in eval.metric.
+
+metrics.jsonl has the name after `valid_`.
+"""
 
 
 rate_key = functools.partial(key, mutable=True, changes=TRAINING)
@@ -295,7 +298,7 @@ class Mesh:
 
     @property
     def sharding(self) -> dict[str, tuple[str, ...]]:
-        """Mesh axes of `rules` for every logical axis, `{"vocab": ("fsdp", "tensor"), ...}`.
+        """Mesh axes for every logical axis: `{"vocab": ("fsdp", "tensor"), ...}`.
 
         () = not sharded, also for an axis without a rule. Raises UserError for an unknown axis, and
         for an axis that is named twice.
@@ -384,7 +387,7 @@ class Config:
     log: Log = field(default_factory=Log)
     seed: Seed = field(default_factory=Seed)
     extensions: tuple[tuple[str, Value], ...] = ()
-    """Groups that extensions declare, by name; a group that is not listed has its defaults."""
+    """Groups of extensions by name; a group that is not listed has its defaults."""
 
     def group(self, name: str) -> Value:
         """Return the dataclass of a group of keys, in the core or an extension."""
@@ -440,7 +443,7 @@ CORE_GROUPS: dict[str, type] = {
 
 @functools.cache
 def groups() -> dict[str, type]:
-    """Return the dataclass of every group of keys by name, first the core's, then extensions'."""
+    """Return the dataclass of every group by name, the core's first."""
     load_extensions()
     return CORE_GROUPS | GROUPS
 
@@ -474,7 +477,7 @@ def conditions() -> dict[str, tuple[When, ...]]:
 
 
 def unmet(name: str, value_of: Callable[[str], Value]) -> When | None:
-    """Return the first condition of a key that does not hold; None for a key that is read.
+    """Return a key's first condition that does not hold; None if it is read.
 
     Args:
         value_of: returns the value of a key.

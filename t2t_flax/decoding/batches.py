@@ -1,4 +1,7 @@
-"""Encode lines and group them into batches of few shapes, so that few programs are compiled."""
+"""Encode lines and group them into batches of few shapes.
+
+Few shapes mean few compiled programs.
+"""
 
 import bisect
 import dataclasses
@@ -14,14 +17,14 @@ from t2t_flax.errors import UserError
 from t2t_flax.registry import STEPS
 
 SOURCE_LENGTHS = (32, 64, 128, 256, 512, 1024)
-"""Sources are padded to one of these lengths, and longer ones to a multiple of 256."""
+"""Lengths to which sources are padded; longer ones to a multiple of 256."""
 PREFIX_LENGTHS = (0, 64, 1024)
-"""Prefixes are padded to one of these lengths: long padding costs only memory."""
+"""Lengths to which prefixes are padded: long padding costs only memory."""
 _ALWAYS_USED = (32, 128, 512, 1024)
 _WORTH_COMPILING = 32
 """Batches that a length outside `_ALWAYS_USED` must fill to be used."""
 _FULL_BATCH_SIZE = 256 * 4
-"""Batches have config.decode.batch_size rows up to this product of source length and hypotheses."""
+"""Source length times hypotheses up to which batches have decode.batch_size rows."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,7 +75,7 @@ def encode_lines(
 def read_lines(
     config: Config, tokenizers: TokenizerPair, lines: Sequence[str], first_line: int
 ) -> tuple[Sequence[str], dict[str, np.ndarray]]:
-    """Return the text of source lines, and arrays that `registry.STEPS` read from them.
+    """Return the text of source lines, and arrays that `registry.STEPS` read.
 
     The arrays are for `Sentences.more`. Raises UserError for a line that a step cannot read.
 
@@ -113,13 +116,16 @@ def source_limit(config: Decode, model: Model) -> int:
 
 
 def positions(model: Model) -> int:
-    """Return the maximum tokens of a source or output; without learned positions, any number."""
+    """Return the maximum tokens of a source or output.
+
+    Without learned positions any number is possible.
+    """
     return model.max_positions if model.position == "learned" else 2**31 - 1
 
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The sentences `indices`, padded to `rows` sentences and `source_length` tokens."""
+    """Sentences `indices`, padded to `rows` sentences and `source_length` tokens."""
 
     indices: tuple[int, ...]
     rows: int
@@ -164,7 +170,10 @@ def plan_batches(source_lengths: Sequence[int], config: Decode, shards: int = 1)
 
 
 def _dealt(indices: list[int], rows: int, shards: int) -> tuple[int, ...]:
-    """Deal out a full batch, sorted by length, so that no shard gets all the long sentences."""
+    """Deal out a full batch, sorted by length, to the shards.
+
+    So no shard gets all the long sentences.
+    """
     if len(indices) < rows:
         return tuple(indices)
     return tuple(i for shard in range(shards) for i in indices[shard::shards])
@@ -184,12 +193,15 @@ def _power_of_four(n: int) -> int:
 
 
 def round_up(n: int, choices: Sequence[int]) -> int:
-    """Return the first of `choices` that is at least n; beyond them, the next multiple of 256."""
+    """Return the first of `choices` that is at least n.
+
+    Beyond them, return the next multiple of 256.
+    """
     return next((c for c in choices if c >= n), 256 * math.ceil(n / 256))
 
 
 def padded(rows: Sequence[Sequence[int]], count: int, length: int) -> np.ndarray:
-    """Return `rows` as int32 [count, length], padded with zeros on the right and below."""
+    """Return `rows` as int32 [count, length], zero-padded on the right and below."""
     out = np.zeros((count, length), np.int32)
     for i, ids in enumerate(rows):
         out[i, : len(ids)] = ids

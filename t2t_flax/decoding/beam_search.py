@@ -92,7 +92,7 @@ class BeamSearch:
         K = self.beam_size
         log_probs_BxKxC, tokens_BxKxC = continuations(logits_BxKxV, 2 * K, forced_tokens(sentences, position))
         totals_BxKxC = state.alive_log_probs_BxK[..., None] + log_probs_BxKxC
-        # At most K of the 2K candidates end (one per beam), so K always continue, whatever EOS scores.
+        # At most K of the 2K candidates end (one per beam), so K always continue.
         log_probs_Bx2K, flat_Bx2K = jax.lax.top_k(totals_BxKxC.reshape(len(totals_BxKxC), -1), 2 * K)
         parents_Bx2K = flat_Bx2K // totals_BxKxC.shape[2]
         tokens_Bx2K = take(tokens_BxKxC.reshape(len(tokens_BxKxC), -1), flat_Bx2K)
@@ -161,7 +161,8 @@ class BeamSearch:
 
     def result(self, sentences: Sentences, state: BeamState) -> SearchResult:
         caps_B = sentences.caps_B
-        # Alive hypotheses are returned only for sentences that reached their cap, so the cap is their length.
+        # Alive hypotheses are returned only for sentences that reached their cap, so their length is
+        # the cap.
         alive_lengths_BxK = jnp.where(state.alive_log_probs_BxK == -jnp.inf, 0, caps_B[:, None])
         penalty_B = length_penalty(caps_B, self.alpha, self.length_penalty)
         alive_scores_BxK = state.alive_log_probs_BxK / penalty_B[:, None]
@@ -191,9 +192,9 @@ def beam(config: Config, tokenizers: TokenizerPair) -> BeamSearch:
 
 
 def continuations(logits_BxKxV: jax.Array, count: int, forced_B: jax.Array | None):
-    """Return the best `count` tokens of each beam, or all: log-probabilities [B, K, C] and ids.
+    """Return log-probabilities [B, K, C] and ids of the best tokens of each beam.
 
-    Impossible tokens have log-probability -inf.
+    There are `count` tokens, or all. Impossible tokens have log-probability -inf.
     """
     width = min(count + 1, logits_BxKxV.shape[-1])  # one more, because PAD may be among them
     best_BxKxC, ids_BxKxC = top_k(logits_BxKxV, width)

@@ -34,10 +34,10 @@ class _State:
 
 @dataclasses.dataclass(frozen=True)
 class Sampling:
-    """`Search` for `num_samples` outputs (K) of each sentence, ordered by sample index.
+    """`Search` for `num_samples` outputs (K) of each sentence.
 
-    The noise is a function of `random_keys` and position. `log_probs` are the model's own
-    (temperature 1, all tokens) and `scores` equal them.
+    Outputs are ordered by sample index. The noise is a function of `random_keys` and position.
+    `log_probs` are the model's own (temperature 1, all tokens) and `scores` equal them.
 
     Args:
         num_samples: number of outputs K per sentence.
@@ -82,7 +82,8 @@ class Sampling:
         if forced_B is not None:
             tokens_BxK = jnp.where(forced_B[:, None] == PAD, tokens_BxK, forced_B[:, None])
         log_probs_BxK = _take(logits_BxKxV, tokens_BxK) - log_sum_exp(logits_BxKxV)[..., 0]
-        log_probs_BxK += jnp.where(tokens_BxK == PAD, -jnp.inf, 0.0)  # PAD is drawn where no token is possible
+        # PAD is drawn where no token is possible.
+        log_probs_BxK += jnp.where(tokens_BxK == PAD, -jnp.inf, 0.0)
         ended_BxK = state.ended_BxK | (tokens_BxK == EOS) | (tokens_BxK == PAD)
         tokens_BxK = jnp.where(state.ended_BxK, PAD, tokens_BxK)
         new = _State(
@@ -164,7 +165,7 @@ def _keys(key, ids_B, num_samples: int):
 
 
 def nucleus_size(cumulative: jax.Array, top_p: float) -> jax.Array:
-    """Return how many of the likeliest tokens reach a total probability of `top_p`, int32 [...].
+    """Return how many of the likeliest tokens reach probability `top_p`, int32 [...].
 
     Args:
         cumulative: cumulative weights of tokens in decreasing order [..., C], not normalized.

@@ -27,10 +27,10 @@ from t2t_flax.models.decoding_cache import DecodingCache
 IMPOSSIBLE = -1e8  # logits at or below this belong to rows that pad the vocabulary
 _STEPS = (8, 32)
 _TOKENS_READ = 32 * 32 * 4 * 32
-"""Bound on the tokens per call of a program, so that other threads get the device in between.
+"""Bound on the tokens per call of a program.
 
-A call decodes 8 to 32 tokens, fewer for many hypotheses or a long cache. It decodes 32 for
-32 sentences, 4 beams and 32 tokens.
+Other threads get the device between calls. A call decodes 8 to 32 tokens, fewer for many hypotheses
+or a long cache. It decodes 32 for 32 sentences, 4 beams and 32 tokens.
 """
 LENGTHS = (32, 64, 128, 256, 512, 1024)
 """Sizes of the cache in target tokens; it grows from one to the next."""
@@ -99,7 +99,7 @@ class Search(Protocol):
     def draws(self) -> bool: ...
 
     def start(self, sentences: Sentences, length: int) -> PyTree:
-        """Return the state before the first target token, with buffers for `length` tokens."""
+        """Return the state before the first token, with buffers for `length` tokens."""
 
     def advance(
         self, sentences: Sentences, position: jax.Array, state: PyTree, logits_BxKxV: jax.Array
@@ -114,7 +114,10 @@ class Search(Protocol):
 
 
 def forced_tokens(sentences: Sentences, position: jax.Array) -> jax.Array | None:
-    """Return the prefix tokens at `position`, int32 [B]; 0 = not forced. None without prefixes."""
+    """Return the prefix tokens at `position`, int32 [B]; None without prefixes.
+
+    0 = not forced.
+    """
     prefix_BxP = sentences.more.get("prefix")
     return None if prefix_BxP is None else jnp.take(prefix_BxP, position, axis=1, mode="fill", fill_value=PAD)
 
@@ -143,7 +146,8 @@ def run_search(
     while True:
         steps = min(max(_TOKENS_READ // (state.last_BxK.size * length), _STEPS[0]), _STEPS[1])
         stop = min(position + steps, length)
-        bounds = jax.device_put((np.int32(position), np.int32(stop)))  # jnp.int32 would be a program
+        # jnp.int32 would be a program.
+        bounds = jax.device_put((np.int32(position), np.int32(stop)))
         state, self_cache, all_done = run_stage(step_fn, search, params, shared, sentences, *bounds, state, self_cache)
         position = stop
         if all_done:
@@ -154,7 +158,10 @@ def run_search(
 
 
 def next_length(length: int, lengths: Sequence[int]) -> int:
-    """Return the first of `lengths` above `length`; beyond them, the next multiple of the last."""
+    """Return the first of `lengths` above `length`.
+
+    Beyond them, return the next multiple of the last.
+    """
     return next((n for n in lengths if n > length), (length // lengths[-1] + 1) * lengths[-1])
 
 
@@ -271,7 +278,7 @@ The first that divides the axis is used, so that the axis' last part is not copi
 
 
 def top_k(x: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
-    """Return the k largest values of the last axis, descending, and their int32 indices.
+    """Return the k largest values of the last axis, descending, and int32 indices.
 
     Ties go to the lower index. Equal to `jax.lax.top_k`, but searches only the k groups of
     neighbours with the largest maxima: any element outside them is exceeded by the maximum of each
@@ -313,6 +320,6 @@ def _group_of(x: jax.Array) -> int:
 
 
 def _in_groups(x: jax.Array, group: int) -> tuple[jax.Array, jax.Array]:
-    """Split [..., V] into whole groups [..., V // group, group] and the rest [..., V % group]."""
+    """Split [..., V] into groups [..., V // group, group] and rest [..., V % group]."""
     whole = x.shape[-1] // group * group
     return x[..., :whole].reshape(*x.shape[:-1], whole // group, group), x[..., whole:]

@@ -1,4 +1,4 @@
-"""Translation of lines of text: one output per line, in order, each independent of the others."""
+"""Translation of lines: one output per line, in order, independent of the others."""
 
 import concurrent.futures
 import contextlib
@@ -170,7 +170,10 @@ class Translator:
 
     @contextlib.contextmanager
     def _first_compiles(self, shape: Hashable, compiling: Callable) -> Iterator[None]:
-        """Decode the first batch of a shape within `compiling()`, while other batches of that shape wait."""
+        """Decode the first batch of a shape within `compiling()`.
+
+        Other batches of that shape wait.
+        """
         lock = self._locks.setdefault(shape, threading.Lock())
         with contextlib.nullcontext() if shape in self._compiled else lock:
             with contextlib.nullcontext() if shape in self._compiled else compiling():
@@ -213,7 +216,10 @@ def empty_translation(tokenizers: TokenizerPair, config: Decode, prefix: Sequenc
 
 @dataclasses.dataclass(frozen=True)
 class DecodeStep:
-    """The model's decode step as a hashable `StepFn`: equal models share compiled searches."""
+    """Model's decode step as a hashable `StepFn`.
+
+    Equal models share compiled searches.
+    """
 
     model: Transformer
 
@@ -307,7 +313,7 @@ class Decoder:
 
 
 def batches_at_once(mesh: jax.sharding.Mesh) -> int:
-    """Return the number of batches that are decoded at once: several on one CPU device, else 1.
+    """Return the number of batches decoded at once: several on one CPU device, else 1.
 
     On a CPU, while one batch is planned or multiplies matrices too small for all cores, others
     compute. An accelerator has memory for one batch, and programs on several devices would wait for

@@ -1,4 +1,7 @@
-"""Table of evaluation records by direction, with zero-shot directions (no training text) apart."""
+"""Table of evaluation records by direction.
+
+Directions without training text (zero-shot) stand apart.
+"""
 
 from collections.abc import Sequence
 from statistics import fmean

@@ -1,8 +1,8 @@
-"""Evaluation: decode a test set, score it, and write a record of everything that led to the scores.
+"""Evaluation: decode a test set, score it, and write a record.
 
-A record is identified by its checkpoints, its test set (by content) and the settings that affect
-scores. Records of different evaluations have different names, so none overwrites another. Repeating
-an evaluation writes to the same name.
+A record has everything that led to the scores. A record is identified by its checkpoints, its test
+set (by content) and the settings that affect scores. Records of different evaluations have
+different names, so none overwrites another. Repeating an evaluation writes to the same name.
 """
 
 import contextlib
@@ -193,7 +193,7 @@ def _entries(config: Config, metrics: Iterable[Metric], predictions: Predictions
 
 
 def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str]:
-    """Return the name of a loaded run's record on a test set, and the evaluation's identity.
+    """Return a record's name, and the evaluation's identity.
 
     The identity is a digest of the test set, the checkpoints and the settings that affect scores.
     In a folder for records of several runs it includes the parameters.
@@ -228,7 +228,7 @@ def record_name(loaded: TrainedModel, split: str, digest: str) -> tuple[str, str
 
 
 def _identity_in(path: epath.Path) -> str | None:
-    """Return the identity in a record; None if the file does not exist or is not a record."""
+    """Return the identity in a record; None without a valid record."""
     try:
         return parse_json(path.read_bytes())["identity"]
     except (OSError, ValueError, KeyError, TypeError):
@@ -298,7 +298,7 @@ def _one_or_all(values: list[str]) -> str | list[str]:
 
 
 def _sentences(tokenizers: TokenizerPair, sources: Sequence[str]) -> list[str]:
-    """Return the sources without the control symbols at their beginning, which are not scored."""
+    """Return the sources without leading control symbols, which are not scored."""
     return [tokenizers.source.split(line)[1] for line in sources]
 
 
@@ -307,12 +307,13 @@ def _lines(texts: Sequence[str]) -> str:
 
 
 def validation_score(run: TrainingSetup, supervisor: RunSupervisor | None = None) -> Callable[..., dict[str, float]]:
-    """Return a function of (parameters, after_batch, compiling) that scores the validation sets.
+    """Return a function that scores the validation sets.
 
-    It decodes the first eval.decode_sentences of each set (0 = all); see `Translator.translate`.
-    All processes of the supervisor's group must call it. It returns the task's primary metric and
-    eval.metric, as `valid_NAME`: the mean over the sets, and the value for each if there are
-    several, see `with_means`.
+    Its arguments are (parameters, after_batch, compiling). It decodes the first
+    eval.decode_sentences of each set (0 = all); see `Translator.translate`. All processes of the
+    supervisor's group must call it. It returns the task's primary metric and eval.metric, as
+    `valid_NAME`: the mean over the sets, and the value for each if there are several, see
+    `with_means`.
     """
     config, task = run.config, task_of(run.config)
     translator = Translator(run.model, run.corpus.tokenizers, run.mesh, config)

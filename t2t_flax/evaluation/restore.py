@@ -1,4 +1,4 @@
-"""Restore a trained run from its workdir, or a model of another form, on this machine's devices."""
+"""Restore a trained run, or a model of another form, on this machine's devices."""
 
 import dataclasses
 import functools
@@ -80,7 +80,7 @@ class TrainedModel(StoredRun):
 
     @property
     def steps(self) -> tuple[int, ...]:
-        """Steps of the averaged checkpoints, newest first; a single step without averaging."""
+        """Steps of the averaged checkpoints, newest first; one without averaging."""
         return self.checkpoint.steps
 
     def with_params(self, params: Params) -> "TrainedModel":
@@ -126,7 +126,7 @@ class TrainedModel(StoredRun):
         source_ids(self.tokenizers.source, texts[0])
 
     def in_language(self, text: str, language: str | None = None) -> str:
-        """Return the text with the symbol of the target language before it, such as `<2de>`.
+        """Return the text with the target language's symbol before it, such as `<2de>`.
 
         The text is unchanged if it begins with a symbol, or if the model has no such symbols.
         Raises UserError for a language that the model does not write, and for None if there are
@@ -155,7 +155,10 @@ class TrainedModel(StoredRun):
 
     @functools.cached_property
     def decoder(self) -> Decoder:
-        """Decoder of this run (config.decode.engine). Raises UserError if it is not available."""
+        """Decoder of this run (config.decode.engine).
+
+        Raises UserError if it is not available.
+        """
         check_decoder(self.config)
         return DECODERS.load(self.config.decode.engine)(self)
 
@@ -300,7 +303,7 @@ def load(
 def _mesh(
     config: Config, workdir: epath.Path, *, requested: bool, group: ProcessGroup | None, local: bool
 ) -> jax.sharding.Mesh:
-    """Return the config's mesh, or data parallelism over all devices if it does not fit them.
+    """Return the config's mesh, or data parallelism if it does not fit the devices.
 
     A mesh that was `requested` explicitly must fit.
     """

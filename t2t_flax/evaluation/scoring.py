@@ -27,7 +27,10 @@ Longer pairs are in smaller batches.
 """
 
 _LOGITS_TOKENS = 512
-"""Tokens whose logits exist at once: logits of a whole batch would take most of the memory."""
+"""Tokens whose logits exist at once.
+
+Logits of a whole batch would take most of the memory.
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,7 +54,10 @@ class PairScore:
 
 @dataclasses.dataclass(frozen=True)
 class PairIds:
-    """Token ids of a pair; the target ends with EOS, and the source too if the run appends it."""
+    """Token ids of a pair.
+
+    The target ends with EOS, and the source too if the run appends it.
+    """
 
     source: list[int]
     target: list[int]
@@ -123,10 +129,10 @@ def score_pairs(
 
 
 def pair_batches(run: "TrainedModel", pairs: Sequence[PairIds]) -> Iterator[tuple[list[int], dict[str, jax.Array]]]:
-    """Yield (numbers of pairs, batch of model inputs with one pair per row), shortest pairs first.
+    """Yield (numbers of pairs, batch of model inputs), shortest pairs first.
 
-    Pairs with more than 256 tokens are in smaller batches, so that the memory of attention stays
-    constant until each shard has one row.
+    A batch has one pair per row. Pairs with more than 256 tokens are in smaller batches, so that
+    the memory of attention stays constant until each shard has one row.
     """
     shards, longest = mesh_lib.batch_shards(run.mesh), [max(len(pair.source), len(pair.target)) for pair in pairs]
     put = functools.partial(jax.device_put, device=mesh_lib.named(run.mesh, mesh_lib.ROWS))

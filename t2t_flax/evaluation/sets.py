@@ -1,4 +1,4 @@
-"""Evaluation of several sets with progress, and the evaluation at the end of training."""
+"""Evaluation of several sets with progress, also at the end of training."""
 
 import contextlib
 import dataclasses
@@ -24,7 +24,10 @@ from t2t_flax.training.progress import bars
 
 
 def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> None:
-    """Raise UserError for a missing package or model for decoding or, in process 0, for scoring."""
+    """Raise UserError for a missing package or model.
+
+    Checks decoding and, in process 0, scoring.
+    """
     for name in sets:
         if group.is_lead:
             task_of(config).of_set(name).check_requirements()
@@ -33,7 +36,7 @@ def check_scores(config: Config, sets: Sequence[str], group: ProcessGroup) -> No
 
 @dataclasses.dataclass(frozen=True)
 class Evaluation:
-    """Evaluations of several sets: records and paths by the set's name, and printed scores."""
+    """Records and paths by the set's name, and printed scores."""
 
     records: dict[str, Record]
     paths: dict[str, epath.Path]
@@ -84,7 +87,7 @@ def decode_progress(supervisor: RunSupervisor) -> Iterator[Callable[[int, int], 
 
 
 def finish(config: Config, workdir: epath.Path, end: TrainingEnd, supervisor: RunSupervisor) -> dict[str, epath.Path]:
-    """Evaluate a run that has ended, write complete.json, and return the paths of the records.
+    """Evaluate a run that has ended, write complete.json, return the record paths.
 
     Evaluates the newest checkpoint, or the mean of checkpoint.average_last. Without an average, a
     run that stopped early is evaluated at its best checkpoint.

@@ -1,4 +1,4 @@
-"""Attention of section 3.2: scaled dot products, multiple heads and self-attention.
+"""Attention (3.2): scaled dot products, multiple heads and self-attention.
 
 Scores and the softmax are float32 in every compute dtype.
 
@@ -134,7 +134,10 @@ class MultiHeadAttention(nn.Module):
         return self.key(memory), self.value(memory)
 
     def over(self, x_BxTxD, k_BxSxGxH, v_BxSxGxH, mask: Mask, noise: Noise | None = None) -> jax.Array:
-        """Attend as `__call__` does, with computed keys and values. In decoding T is the beam."""
+        """Attend as `__call__` does, with computed keys and values.
+
+        In decoding T is the beam.
+        """
         return self.out(self.attend(self.query(x_BxTxD), k_BxSxGxH, v_BxSxGxH, mask, noise=noise))
 
     def attend(
@@ -252,7 +255,10 @@ def mixer_class(config: Model) -> Any:
 
 
 def make_mixer(config: Model, dtype: jnp.dtype, *, causal: bool, depth: int) -> nn.Module:
-    """Return the mixer of a layer with `depth` layers below it; `causal` in the decoder."""
+    """Return the mixer of a layer, causal in the decoder.
+
+    `depth` is the number of layers below it.
+    """
     mixer = mixer_class(config)
     return mixer(config, dtype, causal, depth, name=mixer.NAME)
 

@@ -78,7 +78,10 @@ class DecodingCache:
         return jnp.repeat(jnp.arange(self.length), self.beams)
 
     def rows(self, x_BxKxD: jax.Array) -> jax.Array:
-        """Return the hypotheses as query rows [B, K, D], or [B, K, 1, D] with unshared slots."""
+        """Return the hypotheses as query rows [B, K, D].
+
+        With unshared slots the rows are [B, K, 1, D].
+        """
         return x_BxKxD[:, :, None] if self.ancestors is None else x_BxKxD
 
     def hypotheses(self, x: jax.Array) -> jax.Array:
@@ -86,7 +89,10 @@ class DecodingCache:
         return x[:, :, 0] if self.ancestors is None else x
 
     def write(self, k: jax.Array, v: jax.Array, position: jax.Array) -> "DecodingCache":
-        """Return a copy with the rows' keys and values, [..., G, width], written at `position`."""
+        """Return a copy with the rows' keys and values written at `position`.
+
+        They are [..., G, width].
+        """
         update = jax.lax.dynamic_update_slice_in_dim
         (new_key, new_value), first = decoding_layout(k, v), position * self.beams
         key = update(self.key, new_key, first, self.key.ndim - 1)

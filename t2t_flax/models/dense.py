@@ -1,4 +1,4 @@
-"""Layers of the sub-layers: einsum with logical axis names, float32 results, and norms."""
+"""Building blocks: einsum with logical axis names, float32 results, and norms."""
 
 import contextlib
 import contextvars
@@ -52,10 +52,11 @@ _CAST: contextvars.ContextVar[bool] = contextvars.ContextVar("cast", default=Fal
 
 @contextlib.contextmanager
 def cast_results() -> Iterator[None]:
-    """Trace `product_with_float32_result` as a bfloat16 product that is cast to float32 and scaled.
+    """Trace `product_with_float32_result` as a bfloat16 product and a cast.
 
-    This context is for compilers that fuse these steps into one operation without rounding. The
-    scale, a power of two, is taken out of an operand before the product.
+    The product is cast to float32 and scaled. This context is for compilers that fuse these steps
+    into one operation without rounding. The scale, a power of two, is taken out of an operand
+    before the product.
     """
     token = _CAST.set(True)
     try:
@@ -65,12 +66,13 @@ def cast_results() -> Iterator[None]:
 
 
 def product_with_float32_result(equation: str, x: jax.Array, y: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return `jnp.einsum(equation, x, y)` as float32, with operands in the compute type `dtype`.
+    """Return `jnp.einsum(equation, x, y)` as float32.
 
-    In bfloat16 the backward pass rounds the cotangent, float32 like the result, to bfloat16 before
-    its two products: with a float32 operand they would run at a fraction of the peak. All three
-    products sum in float32, and gradients of float32 operands are not rounded again. Each index of
-    an operand must occur in the other operand or in the result.
+    Operands are in the compute type `dtype`. In bfloat16 the backward pass rounds the cotangent,
+    float32 like the result, to bfloat16 before its two products: with a float32 operand they would
+    run at a fraction of the peak. All three products sum in float32, and gradients of float32
+    operands are not rounded again. Each index of an operand must occur in the other operand or in
+    the result.
     """
     if dtype != jnp.bfloat16:
         return jnp.einsum(equation, x.astype(dtype), y.astype(dtype), preferred_element_type=jnp.float32)
@@ -107,9 +109,10 @@ def _einsum(equation, x, y, result):
 
 
 class LayerNorm(nn.Module):
-    """Layer normalization over the last axis (3.1), with float32 statistics and two-pass variance.
+    """Layer normalization over the last axis (3.1).
 
-    (x - mean) / sqrt(variance + epsilon) * scale + bias.
+    (x - mean) / sqrt(variance + epsilon) * scale + bias, with float32 statistics and a two-pass
+    variance.
     """
 
     epsilon: float

@@ -19,7 +19,10 @@ _ODD = (0x9E3779B1, 0x85EBCA77, 0xC2B2AE3D, 0x27D4EB2F)
 
 
 def mix(x: jax.Array) -> jax.Array:
-    """Map uint32 one-to-one such that each input bit flips each output bit about half the time."""
+    """Hash uint32 by a bijection.
+
+    Each input bit flips each output bit about half the time.
+    """
     x = x ^ (x >> 16)
     x = x * np.uint32(0x7FEB352D)
     x = x ^ (x >> 15)
@@ -29,7 +32,10 @@ def mix(x: jax.Array) -> jax.Array:
 
 @flax.struct.dataclass
 class Noise:
-    """Inputs of a dropout mask besides its site: two key words and each row's global number."""
+    """Inputs of a dropout mask besides its site.
+
+    They are two key words and each row's global number.
+    """
 
     key: jax.Array  # uint32 [2]
     row_B: jax.Array  # uint32 [B]
@@ -59,7 +65,7 @@ def random_bits(noise: Noise, site: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 class Dropout(nn.Module):
-    """Zero elements with probability `rate` and scale the others by 1 / (1 - rate) (5.4).
+    """Zero elements with probability `rate`, scale the others by 1 / (1 - rate) (5.4).
 
     Takes x [B, ...] of any float type. Returns x if `noise` is None. The site is the module's path.
     """

@@ -1,4 +1,4 @@
-"""Token embeddings and output logits (3.4), the decoder's start vector, and positions (3.5)."""
+"""Token embeddings and output logits (3.4), decoder start, and positions (3.5)."""
 
 import functools
 from collections.abc import Callable
@@ -52,10 +52,10 @@ def scale(x: jax.Array, config: Model) -> jax.Array:
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def lookup(table_VxD: jax.Array, ids: jax.Array, dtype: jnp.dtype) -> jax.Array:
-    """Return rows [..., D] of a table for ids [...], in `dtype`; NaN for ids beyond the table.
+    """Return rows [..., D] of a table for ids [...], in `dtype`.
 
-    On GPUs XLA would add the cotangents of equal ids in any order. There `sum_rows` fixes the
-    order, so two runs of a program give the same bits.
+    Ids beyond the table give NaN. On GPUs XLA would add the cotangents of equal ids in any order.
+    There `sum_rows` fixes the order, so two runs of a program give the same bits.
     """
     return _rows(table_VxD, ids, dtype)
 
@@ -86,7 +86,7 @@ _BLOCK = 128
 
 
 def sum_rows(x_NxD: jax.Array, ids_N: jax.Array, rows: int) -> jax.Array:
-    """Return float32 sums [rows, D] of the vectors with each id, added in a fixed order.
+    """Sum the vectors with each id in a fixed order, as float32 [rows, D].
 
     Ids beyond the rows are dropped. Vectors are sorted by id and cut into blocks, and a matrix
     product sums the vectors of each id in its block. An id that continues in later blocks gets
@@ -111,7 +111,10 @@ def sum_rows(x_NxD: jax.Array, ids_N: jax.Array, rows: int) -> jax.Array:
 
 
 class DecoderStart(nn.Module):
-    """Start vector [D] of the decoder: zeros (tensor2tensor), a table row, or a parameter."""
+    """Start vector [D] of the decoder.
+
+    It is zeros (tensor2tensor), a table row, or a parameter.
+    """
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -146,7 +149,7 @@ class PositionScheme(NamedTuple):
 
 
 def sinusoid_interleaved(position: jax.Array | np.ndarray, d_model: int) -> jax.Array:
-    """Return sinusoids of the paper (3.5), float32 [..., D], for int32 positions [...].
+    """Return the paper's sinusoids (3.5), float32 [..., D], of int32 positions [...].
 
     PE[pos, 2i] = sin(pos / 10000^(2i/d)), PE[pos, 2i+1] = cos.
     """
@@ -156,7 +159,7 @@ def sinusoid_interleaved(position: jax.Array | np.ndarray, d_model: int) -> jax.
 
 
 def sinusoid_halves(position: jax.Array | np.ndarray, d_model: int) -> jax.Array:
-    """Return sinusoids of tensor2tensor, float32 [..., D], for int32 positions [...].
+    """Return tensor2tensor's sinusoids, float32 [..., D], of int32 positions [...].
 
     All sines, then all cosines, with exponents i / (d/2 - 1).
     """
@@ -194,7 +197,7 @@ LEARNED, NONE = PositionScheme(vectors=learned), PositionScheme()
 
 
 class PositionVectors(nn.Module):
-    """Map int32 positions [...] to vectors [..., D] that are added to the embeddings, or to 0."""
+    """Map int32 positions [...] to vectors [..., D] added to the embeddings, or to 0."""
 
     config: Model
     dtype: jnp.dtype = jnp.dtype("float32")
@@ -206,7 +209,7 @@ class PositionVectors(nn.Module):
 
 
 class PositionBias(nn.Module):
-    """Map int32 positions [..., T] and [..., S] to the scheme's bias on the scores, or None.
+    """Map int32 positions [..., T] and [..., S] to the scheme's score bias, or None.
 
     The bias is float32 [..., N, T, S].
     """
@@ -220,7 +223,7 @@ class PositionBias(nn.Module):
 
 
 class PositionRotation(nn.Module):
-    """Rotate queries or keys [..., T, N, H] at positions [..., T] if the scheme does so."""
+    """Rotate queries or keys [..., T, N, H] at positions [..., T], if the scheme does."""
 
     config: Model
 

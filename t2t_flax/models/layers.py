@@ -97,9 +97,9 @@ class Residual(nn.Module):
 
 
 class FeedForward(nn.Module):
-    """Position-wise feed-forward: max(0, x W1 + b1) W2 + b2 (3.3). x [..., D] -> [..., D].
+    """Position-wise feed-forward: max(0, x W1 + b1) W2 + b2 (3.3).
 
-    model.activation can replace max(0, .).
+    Maps x [..., D] to [..., D]. model.activation can replace max(0, .).
     """
 
     config: Model

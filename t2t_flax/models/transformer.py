@@ -1,4 +1,4 @@
-"""The encoder-decoder of "Attention Is All You Need", section 3.
+"""Encoder-decoder of "Attention Is All You Need", section 3.
 
 Letters: B batch, S source length, T target length, D d_model, N heads, H head width, V vocabulary,
 L layers, K beam.
@@ -25,7 +25,7 @@ from t2t_flax.models.layers import DecoderLayer, EncoderLayer
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:
-    """Trace float32 matrix products at this precision (`jax.default_matmul_precision`).
+    """Trace float32 matrix products at this `jax.default_matmul_precision`.
 
     None = JAX's default.
     """
@@ -176,14 +176,15 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
-        """Encode sources (one per row, zero-padded) and return the cache for `decode_step`.
+        """Encode sources and return the cache for `decode_step`.
 
-        `cache["cross"]` holds the source mask, and each layer's keys and values of the encoder
-        output (see `decoding_layout`), computed once and shared by the beams. `cache["self"]`
-        holds each mixer's empty cache of the targets.
+        Sources are one per row, zero-padded. `cache["cross"]` holds the source mask, and each
+        layer's keys and values of the encoder output (see `decoding_layout`), computed once and
+        shared by the beams. `cache["self"]` holds each mixer's empty cache of the targets.
         """
         mask_BxS = source_BxS > 0
-        positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)  # padding may go beyond a learned table
+        # Padding can go beyond a learned table.
+        positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)
         memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
         cross = [decoding_layout(*layer.cross_attention.keys_values(memory_BxSxD)) for layer in self.decoder]
         own = [layer.mixer.empty_cache(len(source_BxS), beam_size, length) for layer in self.decoder]

@@ -1,4 +1,4 @@
-"""Tasks of the encoder-decoder: reading and tokenizing examples, and scoring outputs.
+"""Tasks: reading and tokenizing examples, and scoring outputs.
 
 Each task is a class, listed in `registry.TASKS` under its data.task.
 """
@@ -49,9 +49,10 @@ class Predictions:
 
 @dataclasses.dataclass(frozen=True)
 class SentenceStatistics:
-    """Sufficient statistics of a corpus metric, which is a function of their sum over sentences.
+    """Sufficient statistics of a corpus metric.
 
-    `signature` and `method` let others reproduce the score.
+    The metric is a function of their sum over sentences. `signature` and `method` let others
+    reproduce the score.
 
     Args:
         values: statistics [sentences, n].
@@ -128,10 +129,10 @@ class Metric:
 
 
 class Task(abc.ABC):
-    """Sequence-to-sequence problem under a config; examples and outputs are lines of text.
+    """Sequence-to-sequence problem under a config.
 
-    The class attribute `metrics` lists all metrics, the primary one first. The attribute of an
-    instance has only the metrics that apply to its config.
+    Examples and outputs are lines of text. The class attribute `metrics` lists all metrics, the
+    primary one first. The attribute of an instance has only the metrics that apply to its config.
     """
 
     metrics: Sequence[Metric]
@@ -146,7 +147,7 @@ class Task(abc.ABC):
         self.metrics = tuple(metric for metric in (*type(self).metrics, *added) if metric.applies(config))
 
     def of_set(self, name: str) -> "Task":
-        """Return the task of one training source, validation set or test set, in its languages."""
+        """Return the task of a training source, validation or test set, in its languages."""
         config = config_of_set(self.config, name)
         return self if config is self.config else type(self)(config)
 
@@ -243,10 +244,10 @@ def task_of(config: Config) -> Task:
 
 
 def lower_is_better(name: str) -> bool:
-    """Return whether a lower value of a metric is better, by any name of `find_metric`.
+    """Return whether lower values of a metric are better.
 
-    A metric is the same in all tasks, and on each of several sets (`NAME/SET`). Raises UserError
-    for a name that no task has.
+    `name` is any name of `find_metric`. A metric is the same in all tasks, and on each of several
+    sets (`NAME/SET`). Raises UserError for a name that no task has.
     """
     of_tasks = (metric for task in TASKS.load_all() for metric in task.metrics)
     if metric := find_metric(itertools.chain(model_metrics(), of_tasks, METRICS.load_all()), name.partition("/")[0]):
@@ -283,7 +284,7 @@ SEED = 12345
 
 
 def draw_sentences(sentences: int, resamples: int, seed: int = SEED) -> np.ndarray:
-    """Return how often each resample contains each sentence, int32 [resamples, sentences].
+    """Return each sentence's count in each resample, int32 [resamples, sentences].
 
     The resamples equal sacreBLEU's.
     """

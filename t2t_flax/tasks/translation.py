@@ -1,4 +1,4 @@
-"""Translation: sentence pairs, SentencePiece or BPE on both sides, and corpus metrics.
+"""Translation: sentence pairs, SentencePiece or BPE, and corpus metrics.
 
 The two sides of a metric go through the same steps. Three BLEUs are often mistaken for one another.
 `sacrebleu`: detokenized text, reproducible by anyone from its signature. `tokenized_bleu`: Moses
@@ -38,7 +38,7 @@ _SPACED_SCRIPTS = ("Latn", "Cyrl")
 """Scripts with spaces between words, in any language."""
 _HAN, _KANA = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U000323af", "\u3041-\u30ff\u31f0-\u31ff"
 _UNSPACED = _HAN + _KANA + "\u0e00-\u0fff\u1000-\u109f\u1780-\u17ff\ua9e0-\ua9ff\uaa60-\uaa7f"
-"""Scripts without spaces between words: also Thai, Lao, Tibetan, Burmese and Khmer."""
+"""Scripts without spaces between words, with Thai, Lao, Tibetan, Burmese, Khmer."""
 _NOT_DIVIDED = {
     "zh": f"(?![{_HAN}])",
     "ja-mecab": f"(?![{_HAN}{_KANA}])",
@@ -47,7 +47,10 @@ _NOT_DIVIDED = {
     "flores200": "(?!)",
 }
 _LONGEST_WORD = 5
-"""Largest mean number of characters between two spaces at which such text counts as divided."""
+"""Largest mean number of characters between spaces in divided text.
+
+Text of such scripts with more counts as undivided.
+"""
 _COMPOUND = re.compile(r"(\S)-(\S)")
 
 
@@ -77,7 +80,7 @@ class Recipe:
 
 
 def tokenizer_of(setting: str, target_language: str) -> str:
-    """Return sacreBLEU's tokenizer for a value of eval.sacrebleu_tokenizer and a language."""
+    """Return sacreBLEU's tokenizer for eval.sacrebleu_tokenizer and a language."""
     return setting if setting != "auto" else _recommended(Language.read(target_language))
 
 
@@ -179,9 +182,9 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
 
 
 def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
-    """Return the number of lines mostly in a script that the tokenizer does not divide into words.
+    """Return the number of lines that the tokenizer does not divide into words.
 
-    0 if spaces divide them.
+    They are mostly in an undivided script. 0 if spaces divide them.
     """
     pattern = re.compile(f"{_NOT_DIVIDED.get(tokenizer, '')}[{_UNSPACED}]")
     counts = ((len(pattern.findall(line)), line.split()) for line in lines)
@@ -242,11 +245,14 @@ METRICS = [
     ),
     Metric("exact_match", "exact match", exact_match, unit="%"),
 ]
-"""All metrics, one per row; code that reads metrics reads this table."""
+"""Metrics, one per row; code that reads metrics reads this table."""
 
 
 def replace_punctuation(lines: Sequence[str]) -> list[str]:
-    """Replace full-width and curly punctuation by ASCII, as Moses' replace-unicode-punctuation."""
+    """Replace full-width and curly punctuation by ASCII.
+
+    Equals Moses' replace-unicode-punctuation.
+    """
     from sacremoses import MosesPunctNormalizer
 
     normalizer = MosesPunctNormalizer()
@@ -254,7 +260,10 @@ def replace_punctuation(lines: Sequence[str]) -> list[str]:
 
 
 def split_compounds(lines: Sequence[str]) -> list[str]:
-    """Replace `rich-text` by `rich ##AT##-##AT## text`, the compound splitting of tensor2tensor."""
+    """Replace `rich-text` by `rich ##AT##-##AT## text`.
+
+    This is the compound splitting of tensor2tensor.
+    """
     return [_COMPOUND.sub(r"\1 ##AT##-##AT## \2", line) for line in lines]
 
 
@@ -273,7 +282,7 @@ def detokenizer(language: str) -> Callable[[Sequence[str]], list[str]]:
 
 
 def _check_languages(spec: str, key: str, data: Data) -> None:
-    """Raise UserError if names in a source's files or columns contradict the config's languages.
+    """Raise UserError if file or column names contradict the config's languages.
 
     Also raised if the config lacks a language.
     """
@@ -290,7 +299,7 @@ def _check_languages(spec: str, key: str, data: Data) -> None:
 
 
 class Translation(Task):
-    """Translation between sentences, with the metrics that make sense for the target language."""
+    """Translation, with the metrics that make sense for the target language."""
 
     metrics = METRICS
 
