@@ -81,7 +81,7 @@ def by_storage(function: _Function) -> _Function:
 def check_reachable(path: epath.PathLike) -> None:
     """Raise UserError if an object store is not reachable.
 
-    A package or the permission is missing.
+    It needs its package and the permission.
     """
 
 

@@ -1,7 +1,7 @@
 """Locks: one process at a time writes in a folder.
 
-The lock file has a line about its holder. They are kernel locks (`flock`), which end with the
-process that holds them, however it ends.
+The lock file has a line about its holder. These kernel locks (`flock`) end with the process that
+holds them, however it ends.
 """
 
 import contextlib

@@ -1,6 +1,6 @@
 """`explain`: show the parameters and schedule of a config, and keys.
 
-`--diff` shows its differences from a preset.
+`--diff` shows a config's differences from a preset, `--keys` all keys.
 """
 
 from t2t_flax import config as config_lib

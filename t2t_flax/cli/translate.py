@@ -113,8 +113,8 @@ def translating(
 
     Each line gets n_best translations. An empty line has an empty translation. A source that is too
     long is truncated and reported. A line that cannot be translated is left empty and noted as
-    `FAILED`. If all of the first lines fail, two or more, the error is raised, because no single
-    line causes it.
+    `FAILED`. If the first window has several lines and all lines with text fail, the error is
+    raised: no single line causes it.
 
     Args:
         scores: whether scores are printed beside the translations.

@@ -142,7 +142,8 @@ class Data:
     def __post_init__(self):
         """Fill in empty languages from the first source with languages in its names.
 
-        Without such a source they are en and de. A side that this source does not say stays empty.
+        Without such a source they are en and de. A side without a language in the names stays
+        empty.
         """
         if self.source_language and self.target_language:
             return

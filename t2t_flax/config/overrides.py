@@ -337,7 +337,7 @@ def check_same_model(stored: Config, given: Config, what: str) -> None:
 def check_combinations(c: Config) -> None:
     """Raise UserError for the first impossible combination of values.
 
-    Each value must be valid alone.
+    Single values must be valid already.
     """
     _check_keys_are_read(c)
     _check_model(c.model)

@@ -1,8 +1,8 @@
 """Evaluation: decode a test set, score it, and write a record.
 
-A record has everything that led to the scores. A record is identified by its checkpoints, its test
-set (by content) and the settings that affect scores. Records of different evaluations have
-different names, so none overwrites another. Repeating an evaluation writes to the same name.
+A record has everything that led to the scores. It is identified by its checkpoints, its test set
+(by content) and the settings that affect scores. Records of different evaluations have different
+names, so none overwrites another. Repeating an evaluation writes to the same name.
 """
 
 import contextlib

@@ -184,7 +184,7 @@ def sacrebleu_statistics(steps: Recipe, predictions: Predictions) -> SentenceSta
 def undivided_lines(tokenizer: str, lines: Iterable[str]) -> int:
     """Return the number of lines that the tokenizer does not divide into words.
 
-    They are mostly in an undivided script. 0 if spaces divide them.
+    Such lines are mostly in a script that it does not divide. Returns 0 if spaces divide them.
     """
     pattern = re.compile(f"{_NOT_DIVIDED.get(tokenizer, '')}[{_UNSPACED}]")
     counts = ((len(pattern.findall(line)), line.split()) for line in lines)
