@@ -158,7 +158,7 @@ def paired(
     Raises UserError after the last pair if the counts differ.
 
     Args:
-        names: names of both files, for the message, which has both counts.
+        names: names of both files, for the message with both counts, names[0] first.
         expected: the expectation, for the message.
     """
     if beside is None:

@@ -1,6 +1,7 @@
 """Attention (3.2): scaled dot products, multiple heads and self-attention.
 
-Scores and the softmax are float32 in every compute dtype.
+Scaled dot products are section 3.2.1, multiple heads 3.2.2, and self-attention, the mixer of a
+layer, 3.2.3. Scores and the softmax are float32 in every compute dtype.
 
 Letters: B batch, K beam, T queries, S keys, D d_model, N heads, G key and value heads, H head
 width.
