@@ -286,7 +286,7 @@ def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
     """Apply the settings of the process.
 
     Args:
-      devices: refuse another config.mesh.cpu_devices than the process has; else it keeps its devices.
+        devices: refuse another config.mesh.cpu_devices than the process has; else it keeps its devices.
     """
     from t2t_flax.process_setup import prepare_process
 

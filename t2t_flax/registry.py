@@ -15,7 +15,7 @@ class Command:
     """A command of the command line.
 
     Attributes:
-      module: has the function `run(argv)`, which returns the exit code.
+        module: has the function `run(argv)`, which returns the exit code.
     """
 
     module: str
@@ -27,12 +27,12 @@ class SourceForm:
     """A way to name a corpus in data.train, data.valid and data.test.
 
     Attributes:
-      shown: text for messages.
-      module: has `open_spec`, as `t2t_flax.data.sources.text`, and perhaps `writes(spec, root)`, which returns whether
-        opening the source writes files to data.root.
-      prefix: a spec that begins with `prefix:` has this form.
-      suffixes: one file with such an ending has this form. The ending of a compression and columns after a colon may
-        follow. A list of several files needs neither prefix nor suffix.
+        shown: text for messages.
+        module: has `open_spec`, as `t2t_flax.data.sources.text`, and perhaps `writes(spec, root)`, which returns whether
+            opening the source writes files to data.root.
+        prefix: a spec that begins with `prefix:` has this form.
+        suffixes: one file with such an ending has this form. The ending of a compression and columns after a colon may
+            follow. A list of several files needs neither prefix nor suffix.
     """
 
     shown: str
@@ -46,10 +46,10 @@ class ModelForm:
     """A model that --workdir may name in place of a run.
 
     Attributes:
-      shown: text for help.
-      module: has `folder_of(name)` and `open_model(folder)`, see `t2t_flax.model_forms`.
-      prefix: start of its names, with the colon.
-      file: file that a folder with such a model holds.
+        shown: text for help.
+        module: has `folder_of(name)` and `open_model(folder)`, see `t2t_flax.model_forms`.
+        prefix: start of its names, with the colon.
+        file: file that a folder with such a model holds.
     """
 
     shown: str
@@ -66,11 +66,11 @@ class Flag:
     """A flag that an extension adds.
 
     Attributes:
-      commands: the command that has it, LINES = every command that reads source lines, or OUTPUTS = every one that also
-        prints translations.
-      metavar: name of its value in help texts; "" = no value.
-      key: dotted name of the config key that it sets.
-      module: without a key, `module:object` of a class as `cli.arguments.Change`.
+        commands: the command that has it, LINES = every command that reads source lines, or OUTPUTS = every one that also
+            prints translations.
+        metavar: name of its value in help texts; "" = no value.
+        key: dotted name of the config key that it sets.
+        module: without a key, `module:object` of a class as `cli.arguments.Change`.
     """
 
     commands: str
@@ -85,8 +85,8 @@ class MetricRow:
     """A metric that an extension adds.
 
     Attributes:
-      module: `module:object` of a class as `tasks.Metric`.
-      keys: config keys; records may have the metric if one of them is set.
+        module: `module:object` of a class as `tasks.Metric`.
+        keys: config keys; records may have the metric if one of them is set.
     """
 
     module: str
@@ -102,7 +102,7 @@ class Table(dict[str, Row]):
     The choices of a config key are the names in its table.
 
     Attributes:
-      ignores: config keys without effect for a choice, by the row's name.
+        ignores: config keys without effect for a choice, by the row's name.
     """
 
     def __init__(self, rows: Mapping[str, Row] | None = None):
@@ -137,7 +137,7 @@ class Features(dict[str, tuple[str, ...]]):
         """Add a module.
 
         Args:
-          when: dotted names of keys. A key is set if its value, or an item of a tuple, is truthy.
+            when: dotted names of keys. A key is set if its value, or an item of a tuple, is truthy.
         """
         self[module] = when
 

@@ -1,9 +1,11 @@
 """Encoder-decoder of "Attention Is All You Need", section 3.
 
 Letters: B batch, S source length, T target length, D d_model, N heads, H head width, V vocabulary,
-L layers, K beam.
-Ids: 0 is padding, 1 ends a sentence. Segment ids number the pairs of a packed row from 1; 0 is
+L layers, K beam. The suffix of a name lists the axes: x_BxTxD is [B, T, D].
+Ids: 0 is padding, 1 ends a sentence.
+Packed rows hold several sentence pairs. Segment ids number the pairs of a row from 1, and 0 is
 padding. Positions restart at 0 in each segment.
+Memory: the encoder output. Mixer: the sub-layer that mixes positions, by default self-attention.
 """
 
 import contextlib
@@ -25,9 +27,10 @@ from t2t_flax.models.layers import DecoderLayer, EncoderLayer
 
 
 def products(precision: str | None) -> contextlib.AbstractContextManager:
-    """Trace float32 matrix products at this `jax.default_matmul_precision`.
+    """Set `jax.default_matmul_precision` for float32 products traced in the block.
 
-    None = JAX's default.
+    Args:
+        precision: None = JAX's default.
     """
     return jax.default_matmul_precision(precision) if precision else contextlib.nullcontext()
 
@@ -42,16 +45,21 @@ def _with_matmul_precision(method: Callable) -> Callable:
 
 
 REMAT = {"dots": jax.checkpoint_policies.dots_with_no_batch_dims_saveable, "full": None}
+"""Checkpoint policies by config.train.remat; None recomputes the whole layer."""
 
 
 class Transformer(nn.Module):
-    """Encoder-decoder Transformer of `config`.
+    """Encoder-decoder Transformer.
+
+    Embedding tables have one row for each token, rounded up to a multiple of
+    config.pad_vocab_to_multiple ("V rows" in the shapes below).
 
     Args:
-        source_vocab: size of the source tokenizer; table rows are rounded up to a multiple of
-            pad_vocab_to_multiple.
-        target_vocab: size of the target tokenizer; rows as for the source.
-        matmul_precision: precision of every product, see `products`.
+        source_vocab: size of the source tokenizer.
+        target_vocab: size of the target tokenizer.
+        dtype: compute dtype of matrix products.
+        remat: "none" or a key of `REMAT`.
+        matmul_precision: precision of float32 products, see `products`.
         logits_chunk: number of tokens whose logits the loss holds in memory at once.
     """
 
@@ -98,7 +106,7 @@ class Transformer(nn.Module):
     def final_norm(self) -> bool:
         """True if each stack ends in a norm.
 
-        With pre-norm nothing else normalizes the input of the softmax.
+        "auto" adds one with pre-norm, where nothing else normalizes the output of the stack.
         """
         return self.config.final_norm == "both" or (
             self.config.final_norm == "auto" and self.config.norm_placement == "pre"
@@ -108,9 +116,9 @@ class Transformer(nn.Module):
         """Compute float32 logits [B, T, V rows]; logits at t predict target token t.
 
         Args:
-            batch: packed or padded rows, all int32: source, source_segments, source_positions
-                [B, S], and the same for target [B, T].
-            noise: for dropout; None disables dropout.
+            batch: int32 arrays of packed or padded rows: source, source_segments and
+                source_positions [B, S], and the same for target [B, T].
+            noise: inputs of the dropout masks; None disables dropout.
         """
         return self.logits(self.hidden(batch, noise))
 
@@ -122,7 +130,7 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def encode(self, source_BxS, segments_BxS, positions_BxS, noise: Noise | None = None) -> jax.Array:
-        """Return the encoder output [B, S, D] (3.1); padding is never attended to."""
+        """Return the encoder output [B, S, D] (3.1). Attention ignores padding."""
         x = self.source_embedding(source_BxS) + self.source_positions(positions_BxS)  # 3.4, 3.5
         x = constrain(self.source_dropout(x, noise))
         inputs = MixerInputs(segments_BxS, positions_BxS, noise)
@@ -132,9 +140,9 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def decode(self, memory_BxSxD: jax.Array, batch: dict[str, jax.Array], noise: Noise | None = None) -> jax.Array:
-        """Return the decoder output [B, T, D] for known targets (3.1).
+        """Return the decoder output [B, T, D] for known targets (3.1), as in training.
 
-        Targets are shifted right in each segment.
+        In each segment the targets are shifted right by one, behind the start token.
         """
         embedding = self.target_embedding
         position, segments = batch["target_positions"], batch["target_segments"]
@@ -152,7 +160,7 @@ class Transformer(nn.Module):
     def logits(self, x: jax.Array) -> jax.Array:
         """Project [..., D] to float32 logits [..., V rows] (3.4).
 
-        Rows beyond the vocabulary are never predicted.
+        Rows beyond the vocabulary get -1e9, so they are never predicted.
         """
         logits = self.output_embedding.logits(x)
         logits = logits + self.output_bias if self.config.output_bias else logits
@@ -176,14 +184,18 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def start_cache(self, source_BxS: jax.Array, beam_size: int, length: int) -> dict[str, Any]:
-        """Encode sources and return the cache for `decode_step`.
+        """Encode the sources, one per row, and return the cache for `decode_step`.
 
-        Sources are one per row, zero-padded. `cache["cross"]` holds the source mask, and each
-        layer's keys and values of the encoder output (see `decoding_layout`), computed once and
-        shared by the beams. `cache["self"]` holds each mixer's empty cache of the targets.
+        `cache["cross"]` holds the source mask, and the keys and values of the encoder output for
+        each decoder layer, in the layout of `decoding_layout`. All beams of a source share them.
+        `cache["self"]` holds an empty cache for each decoder layer's mixer.
+
+        Args:
+            source_BxS: token ids, padded with 0.
+            length: number of target positions.
         """
         mask_BxS = source_BxS > 0
-        # Padding can go beyond a learned table.
+        # Padding gets position 0: it may extend beyond a table of learned positions.
         positions_BxS = jnp.where(mask_BxS, jnp.arange(source_BxS.shape[1]), 0)
         memory_BxSxD = self.encode(source_BxS, mask_BxS.astype(jnp.int32), positions_BxS)
         cross = [decoding_layout(*layer.cross_attention.keys_values(memory_BxSxD)) for layer in self.decoder]
@@ -192,10 +204,11 @@ class Transformer(nn.Module):
 
     @_with_matmul_precision
     def decode_step(self, tokens_BxK: jax.Array, position: jax.Array, cache: dict[str, Any]):
-        """Return logits [B, K, V rows] at `position`, int32 [], and the new cache.
+        """Return logits [B, K, V rows] at one position, and the new cache.
 
         Args:
-            tokens_BxK: tokens at position - 1, ignored at position 0.
+            tokens_BxK: tokens at `position` - 1; ignored at position 0.
+            position: int32 [].
         """
         embedding = self.target_embedding
         x_BxKxD = jnp.where(position == 0, self.decoder_start_token(embedding), embedding(tokens_BxK))
@@ -209,5 +222,5 @@ class Transformer(nn.Module):
 
 
 def constrain(x_BxTxD: jax.Array) -> jax.Array:
-    """Shard activations over the mesh by the rules of their logical axes."""
+    """Constrain activations to the sharding that the mesh rules give their axes."""
     return nn.with_logical_constraint(x_BxTxD, ("batch", "length", "act_embed"))

@@ -1,1 +1,1 @@
-"""Loss, optimizer, step, checkpoints and the loop."""
+"""Loss, optimizer, train step, checkpoints and the training loop."""

@@ -1,4 +1,4 @@
-"""The kernel of attention that a run trains with, and why it is einsum."""
+"""Choice of the attention kernel for training, and the reason for einsum."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from t2t_flax.registry import ATTENTION_KERNELS, SCORES
 
 
 def attention_kernel(config: Config, dtype: jnp.dtype, platform: str = "") -> tuple[str, str]:
-    """Return the kernel of attention, and why it is einsum or "".
+    """Return the attention kernel, and the reason if it is einsum, else "".
 
     Args:
         dtype: compute dtype of matrix products.
@@ -37,7 +37,7 @@ def attention_kernel(config: Config, dtype: jnp.dtype, platform: str = "") -> tu
 
 
 def explain_attention(config: Config, dtype: jnp.dtype) -> list[str]:
-    """Return a section of `explain`: the kernel of attention on this machine."""
+    """Return a section of `explain`: the attention kernel on this machine."""
     name, reason = attention_kernel(config, dtype)
     if not reason and not _takes(name, config):
         d_k, d_v = config.model.head_widths
@@ -48,12 +48,12 @@ def explain_attention(config: Config, dtype: jnp.dtype) -> list[str]:
 
 
 def _length(config: Config) -> int:
-    """The length of the longest training rows."""
+    """Length of the longest training rows."""
     return config.data.pack_length if config.data.batching == "packed" else config.data.max_length
 
 
 def _takes(name: str, config: Config) -> bool:
-    """Whether the kernel takes training rows of this config."""
+    """Return whether a kernel takes the training rows of this config."""
     (d_k, d_v), length = config.model.head_widths, _length(config)
 
     def row(heads: int, width: int) -> jax.ShapeDtypeStruct:

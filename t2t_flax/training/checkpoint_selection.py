@@ -28,10 +28,10 @@ class CheckpointChoice:
     """Checkpoints of a run: by default the newest.
 
     Args:
-      step: the checkpoint of this step.
-      average: the last regular checkpoints, up to `step`, which then is one of them.
-      best: the best one by eval.metric.
-      at_most: use fewer if there are fewer or some are damaged, and the newest if none has a metric.
+        step: the checkpoint of this step.
+        average: the last regular checkpoints, up to `step`, which then is one of them.
+        best: the best one by eval.metric.
+        at_most: use fewer if there are fewer or some are damaged, and the newest if none has a metric.
     """
 
     step: int | None = None
@@ -49,9 +49,9 @@ class RestoredParams:
     """Parameters, and the steps whose mean they are.
 
     Args:
-      metric: eval.metric of the best checkpoint if that was asked for, higher is better.
-      config_changes: changes of optimization keys during the run (`config.overrides`).
-      dtype: type to which the parameters were rounded when they were stored.
+        metric: eval.metric of the best checkpoint if that was asked for, higher is better.
+        config_changes: changes of optimization keys during the run (`config.overrides`).
+        dtype: type to which the parameters were rounded when they were stored.
     """
 
     params: Any
@@ -72,12 +72,12 @@ def restore_chosen(
     """Yield the chosen checkpoints, newest first, each restored on demand; the same on all processes.
 
     Args:
-      config: config of the run.
-      abstract: shapes and shardings of the parameters.
-      tokenizer: digest of the run's tokenizer.
+        config: config of the run.
+        abstract: shapes and shardings of the parameters.
+        tokenizer: digest of the run's tokenizer.
 
     Raises:
-      UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged; with `at_most`, if all are.
+        UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged; with `at_most`, if all are.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
@@ -113,13 +113,13 @@ def restore_params(
     """Restore the model's parameters onto the shardings of `abstract`.
 
     Args:
-      item: `ema` for their moving average.
+        item: `ema` for their moving average.
 
     Returns:
-      (parameters, metadata).
+        (parameters, metadata).
 
     Raises:
-      DamagedCheckpoint: on all processes if one of them cannot read its part.
+        DamagedCheckpoint: on all processes if one of them cannot read its part.
     """
     meta = checkpoints.meta(step)
     parameters = parameters_of(stored_config(meta))

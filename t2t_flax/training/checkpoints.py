@@ -1,11 +1,12 @@
-"""Checkpoints on disk: whole or absent, restored bit for bit or named as damaged.
+"""Checkpoints on disk: whole or absent, restored bit for bit or found damaged.
 
-CHECKPOINTS/STEP has the items `params`, `opt_state` and `ema` (if enabled), written by Orbax, and
-`meta/metadata`: JSON with the step, the config, digests of tokenizer and data, shape and checksum of
-every array, the training progress, and a digest of itself.
+The folder checkpoints/STEP holds the items `params`, `opt_state` and `ema` (if enabled), which
+Orbax writes, and the file `meta/metadata`. This is JSON with the step, the config, digests of
+tokenizer and data, shape and checksum of every array, the training progress, and a digest of
+itself.
 
-Orbax's `AsyncCheckpointer` writes; docs/pods.md shows what its `CheckpointManager` cannot do. Orbax is
-imported where it is used, because it takes 0.2 s.
+We use Orbax's `AsyncCheckpointer`; docs/pods.md shows what its `CheckpointManager` cannot do. Orbax
+is imported inside functions, because the import takes 0.2 s.
 """
 
 import contextlib
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("t2t_flax")
 TRAINED = "trained.json"
-"""File in a workdir whose checkpoints once held a finished one."""
+"""File that marks a workdir in which a checkpoint was once finished."""
 _ITEMS = ("params", "opt_state", "ema")
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None)
@@ -63,7 +64,7 @@ _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.e
 
 
 class DamagedCheckpoint(UserError):
-    """A file of a checkpoint is missing, cannot be parsed, or has changed since the save."""
+    """A file of a checkpoint is missing, unreadable, or changed since the save."""
 
     def __init__(self, checkpoint: epath.Path, reason: str):
         super().__init__(
@@ -74,10 +75,11 @@ class DamagedCheckpoint(UserError):
 
 
 class Checkpoints:
-    """The checkpoints in a folder. Each save deletes the ones that `kept_steps` does not list.
+    """Checkpoints in a folder.
 
-    Opening and reading change nothing. All processes of `group` make the same calls; process 0 lists
-    the folder for all. Raises UserError where another process does not see a checkpoint of the list.
+    Each save deletes the checkpoints that `kept_steps` does not list. Opening and reading change
+    nothing. All processes of `group` make the same calls, and process 0 lists the folder for all.
+    Raises UserError where another process does not see a listed checkpoint.
     """
 
     def __init__(
@@ -99,7 +101,7 @@ class Checkpoints:
         self._list()
 
     def _list(self) -> None:
-        """Read the steps in the folder, as process 0 sees them."""
+        """List the folder in process 0, and send the steps to all processes."""
         listed = finished_steps(self.folder) if self.group.is_lead else []
         self._steps = json.loads(self.group.broadcast("the list of checkpoints", json.dumps(listed)))
         for step in self._steps if self.group.count > 1 else ():
@@ -110,14 +112,18 @@ class Checkpoints:
                 )
 
     def steps(self) -> list[int]:
-        """Return the steps with a checkpoint, ascending; the newest may still be in the making.
+        """Return the steps with a checkpoint, ascending.
 
-        Processes other than the first one also list those deleted since the start.
+        The newest one may not be written yet. Processes other than process 0 also list checkpoints
+        that were deleted since the start.
         """
         return sorted(self._steps)
 
     def metrics(self) -> dict[int, float]:
-        """Return {step: eval.metric, higher is better} of the checkpoints that have one, on all processes."""
+        """Return {step: metric} of the checkpoints with an eval.metric, on all processes.
+
+        Higher is better.
+        """
         facts = scheduled_and_metric(self.folder) if self.group.is_lead else {}
         known = {step: metric for step, (_, metric) in facts.items() if metric is not None}
         message = self.group.broadcast("the metrics of the checkpoints", json.dumps(known))
@@ -128,11 +134,11 @@ class Checkpoints:
     def save(self, state: "TrainState", meta: Mapping[str, Any], metric: float | None = None) -> None:
         """Copy the trees of `state` that are not None, and write them in the background.
 
-        Waits for the save before. Raises UserError if either save fails for lack of space.
+        Waits for the previous save. Raises UserError if either save fails for lack of space.
 
         Args:
-          meta: metadata; shapes and checksums are added.
-          metric: eval.metric at this step, higher is better.
+            meta: metadata with the key "step". The method adds version, shapes and checksums.
+            metric: eval.metric at this step, higher is better.
         """
         import orbax.checkpoint as ocp
 
@@ -159,7 +165,8 @@ class Checkpoints:
     def _open_writer(self) -> "ocp.AsyncCheckpointer":
         import orbax.checkpoint as ocp
 
-        # With active_processes Orbax synchronizes through the coordinator; otherwise it compiles a collective.
+        # With active_processes Orbax synchronizes through the coordinator. Otherwise it would
+        # compile a collective.
         processes = ocp.options.MultiprocessingOptions(active_processes=set(range(self.group.count)))
         handler = ocp.CompositeCheckpointHandler(
             composite_options=ocp.CompositeOptions(multiprocessing_options=processes),
@@ -170,7 +177,7 @@ class Checkpoints:
         return ocp.AsyncCheckpointer(handler, async_options=options, multiprocessing_options=processes)
 
     def _flush(self) -> None:
-        """Sync the unfinished checkpoint to disk. Orbax calls it before renaming it to its step."""
+        """Sync the unfinished checkpoint to disk, before Orbax renames it to its step."""
         for name in list_names(self.folder):
             if _UNFINISHED in name:
                 fsync_tree(self.folder / name)
@@ -185,47 +192,55 @@ class Checkpoints:
             self._failure = error
 
     def check_for_errors(self) -> None:
-        """Raise the error of a save in the background, if one has failed so far, a full disk as UserError."""
+        """Raise the error of a background save that has failed.
+
+        A full disk raises UserError.
+        """
         if self._failure:
             with reporting_full_disk(self.folder):
                 raise self._failure
 
     def wait(self) -> None:
-        """Return when everything is on disk. Raises as `check_for_errors`."""
+        """Wait until everything is on disk, then call `check_for_errors`."""
         self.finish_save()
         self.check_for_errors()
 
     def finish_save(self, timeout: float | None = None) -> None:
-        """Wait at most `timeout` seconds for a save in the background, whether or not it fails."""
+        """Wait for a background save to end, at most `timeout` seconds; ignore its errors."""
         if self._saving.ident is not None:
             self._saving.join(timeout)
 
     def close(self) -> None:
-        """Wait for a save, and end Orbax's threads."""
+        """Wait for a background save, and end Orbax's threads."""
         self.finish_save()
         if self._writer:
             self._writer.close()
 
     def add_evaluation(self, step: int, progress: dict[str, Any], metric: float | None) -> None:
-        """Add what its evaluation changed to a checkpoint, which then equals one saved after the evaluation.
+        """Add an evaluation to a checkpoint that was saved before it.
+
+        The checkpoint then equals one that was saved after the evaluation.
 
         Args:
-          progress: entries of the training progress.
+            progress: entries of the training progress that the evaluation changed.
+            metric: as in `save`.
         """
         self.wait()
         if self.group.is_lead:
             meta = read_meta(self.folder / str(step))
             meta |= {"progress": meta["progress"] | progress}
             meta |= {} if metric is None else {"metric": metric}
-            with reporting_full_disk(self.folder):  # Orbax cannot change a checkpoint once it is written
+            # Not through Orbax: it cannot change a checkpoint once it is written.
+            with reporting_full_disk(self.folder):
                 write_meta(self.folder / str(step), meta)
         self.delete_old()
         self.group.barrier("an evaluation is added", self.group.MINUTES)
 
     def delete_old(self) -> None:
-        """Delete checkpoints that are not kept, in process 0. Saves do so; a run that resumes does it after restoring.
+        """Delete the checkpoints that `kept_steps` does not list, in process 0.
 
-        Also marks the workdir as trained, so that a run whose checkpoints vanish never starts over.
+        Called after each save, and by a resumed run after restoring. Also marks the workdir as
+        trained: a run whose checkpoints vanish must not start over.
         """
         steps = finished_steps(self.folder) if self.group.is_lead else []
         if steps and not (self.workdir / TRAINED).exists():
@@ -237,7 +252,10 @@ class Checkpoints:
                 self._steps = [other for other in self._steps if other != step]
 
     def clean_up(self) -> None:
-        """Remove what killed saves and deletions left behind. The caller holds the lock of the workdir."""
+        """Remove the leftovers of killed saves and deletions.
+
+        The caller holds the lock of the workdir.
+        """
         names = list_names(self.folder) if self.group.is_lead else []
         unfinished = [name for name in names if name.isdigit() and not is_finished(self.folder / name)]
         half = rf"\d+{re.escape(_UNFINISHED)}(-\d+|-deleted)?"
@@ -250,17 +268,21 @@ class Checkpoints:
     def restore_latest(
         self, abstract: "TrainState", config: Config, digests: Mapping[str, str] | None = None
     ) -> tuple["TrainState", dict[str, Any]] | None:
-        """Restore the newest intact checkpoint, and rename newer damaged ones to STEP.damaged-TIME.
+        """Restore the newest intact checkpoint.
+
+        Newer damaged checkpoints are renamed to STEP.damaged-TIME. Errors of a device, disk or
+        network do not count as damage and pass through.
 
         Args:
-          digests: digests of this run's tokenizer and data.
+            abstract: shapes, dtypes and shardings of the state.
+            digests: digests of this run's tokenizer and data.
 
         Returns:
-          (state, meta), or None if there is no checkpoint.
+            (state, meta), or None if there is no checkpoint.
 
         Raises:
-          UserError: the checkpoint has another model, version or data, or all are damaged; nothing
-            changes. Errors of a device, disk or network pass through.
+            UserError: the checkpoint has another model, version or data, or all checkpoints are
+                damaged. Nothing is changed.
         """
         damaged: dict[int, str] = {}
         for step in reversed(self._steps):
@@ -288,7 +310,8 @@ class Checkpoints:
             aside = f"{step}.damaged-{time.time_ns()}"
             move_folder(self.folder / str(step), self.folder / aside)
         self.group.barrier("damaged checkpoints are set aside", self.group.MINUTES)
-        for step in steps if self.group.count > 1 else ():  # Orbax looks for the folder on every host
+        # Orbax looks for the folder on every host.
+        for step in steps if self.group.count > 1 else ():
             appears(self.folder / str(step), exists=False)
         self._list()
 
@@ -314,7 +337,10 @@ class Checkpoints:
         return dataclasses.replace(abstract, step=counter, **self.read(step, meta, trees)), meta
 
     def meta(self, step: int) -> dict[str, Any]:
-        """Return the metadata of a step. Raises DamagedCheckpoint on all processes if one cannot read it."""
+        """Return the metadata of a step.
+
+        Raises DamagedCheckpoint on all processes if one of them cannot read it.
+        """
         meta = self._together(step, lambda: read_meta(self.folder / str(step)))
         if meta.get("step", step) != step:
             raise UserError(
@@ -323,11 +349,15 @@ class Checkpoints:
         return meta
 
     def read(self, step: int, meta: Mapping[str, Any], abstract: Mapping[str, Any]) -> dict[str, Any]:
-        """Read some items, such as {"params": tree}, onto the shardings of abstract trees.
+        """Read items of a checkpoint and compare their checksums.
+
+        Args:
+            meta: metadata of the step.
+            abstract: shapes and shardings to read onto, by item: {"params": tree}.
 
         Raises:
-          DamagedCheckpoint: on all processes if one of them cannot read its part.
-          UserError: for a tree of other shapes, before any array is read.
+            DamagedCheckpoint: on all processes, if one of them cannot read its part.
+            UserError: the shapes differ; raised before any array is read.
         """
         import orbax.checkpoint as ocp
 
@@ -339,17 +369,18 @@ class Checkpoints:
                     "or with another optimizer. Nothing was changed. Use the version that made it, or start a "
                     "new run from its parameters."
                 )
-        # Not through Orbax's Checkpointer: its barrier would wait for a process that failed to read its part.
+        # Not through Orbax's Checkpointer: its barrier would wait for a process whose read failed.
         handler, path = ocp.StandardCheckpointHandler(), self.folder / str(step)
 
         def read_all() -> dict[str, Any]:
             restore = ocp.args.StandardRestore
             return {name: handler.restore(path / name, args=restore(tree)) for name, tree in abstract.items()}
 
-        # All processes compute the checksum of a distributed array, so all must have read their part.
+        # All processes take part in the checksum of a distributed array, so all must have read
+        # their part. A failed read of Orbax prints tracebacks of its other reads: silence them.
         before, sys.unraisablehook = sys.unraisablehook, lambda unraisable: None
         trees = self._together(step, read_all)
-        sys.unraisablehook = before  # not after a failure, when Orbax's other reads would print tracebacks
+        sys.unraisablehook = before  # not reset after a failure: later tracebacks stay silent
         for name, tree in trees.items():
             actual, saved = checksums(tree), meta["checksums"][name]
             wrong = [leaf for leaf in saved if actual.get(leaf) != saved[leaf]]
@@ -359,7 +390,10 @@ class Checkpoints:
         return trees
 
     def _together(self, step: int, read: Callable[[], Any]) -> Any:
-        """Return `read()`. Damage raises DamagedCheckpoint on all processes, other errors where they occur."""
+        """Return `read()`. If one process finds damage, all raise DamagedCheckpoint.
+
+        Other errors are raised only where they occur.
+        """
         result, damage = None, ""
         try:
             result = read()
@@ -378,7 +412,7 @@ class Checkpoints:
 
 @contextlib.contextmanager
 def reporting_full_disk(folder: epath.Path) -> Iterator[None]:
-    """Raise UserError, naming the intact checkpoints in the folder, where the block cannot write."""
+    """Raise UserError where the block cannot write, and name the intact checkpoints."""
     try:
         yield
     except Exception as error:
@@ -391,7 +425,10 @@ def reporting_full_disk(folder: epath.Path) -> Iterator[None]:
 
 
 def is_damage(error: BaseException | None) -> bool:
-    """Return whether a read failed because of the files: not of a device, a disk, the network or memory."""
+    """Return whether a read failed because the files are damaged.
+
+    Errors of a device, a disk, the network or memory are not damage.
+    """
     damage = False
     while error is not None:
         if broken_connection(error) or is_transient(error) or isinstance(error, _OTHER):
@@ -419,7 +456,10 @@ def write_meta(checkpoint: epath.Path, meta: dict[str, Any]) -> None:
 
 
 def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
-    """Return the metadata without its digest. Raises OSError, or ValueError where it was changed."""
+    """Return the metadata without its digest.
+
+    Raises OSError, or ValueError if the metadata changed since the save.
+    """
     stored = parse_json((checkpoint / "meta" / "metadata").read_text())
     meta = {key: value for key, value in stored.items() if key != "digest"} if isinstance(stored, dict) else {}
     if not meta or with_digest(meta) != stored:
@@ -428,19 +468,25 @@ def read_meta(checkpoint: epath.Path) -> dict[str, Any]:
 
 
 def finished_steps(folder: epath.PathLike) -> list[int]:
-    """Return the steps with a finished checkpoint in a folder of checkpoints, ascending."""
+    """Return the steps of the finished checkpoints in a folder, ascending."""
     return [step for step in list_numbers(folder) if is_finished(epath.Path(folder) / str(step))]
 
 
 @by_storage
 def is_finished(checkpoint: epath.Path) -> bool:
-    """Return True: the folder of a checkpoint is renamed to its step when it is finished."""
+    """Return True: a checkpoint gets its step as name only when it is finished.
+
+    Object stores have no atomic rename, so their version of this function looks inside.
+    """
     return True
 
 
 @by_storage
 def _delete_patiently(folder: epath.Path, names: str) -> None:
-    """Delete as `filesystem.delete`, again for up to a minute: threads of a save that failed may still write arrays."""
+    """Call `filesystem.delete`, and try again for up to a minute.
+
+    Threads of a failed save may still write arrays.
+    """
     deadline = time.monotonic() + 60
     while True:
         try:
@@ -452,13 +498,13 @@ def _delete_patiently(folder: epath.Path, names: str) -> None:
 
 
 def delete_checkpoint(checkpoint: epath.Path) -> None:
-    """Delete a checkpoint. A kill in between leaves no half of it under its number."""
+    """Delete a checkpoint; a kill leaves no half of it under its step."""
     half = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
-    with contextlib.suppress(OSError):  # another host reads it: `clean_up` removes the rest
+    with contextlib.suppress(OSError):  # another host still reads it: `clean_up` removes the rest
         delete(half.parent, re.escape(half.name))
 
 
-# Which checkpoints are written and kept
+# Schedule and retention
 
 
 def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
@@ -469,13 +515,15 @@ def is_scheduled(config: Config, updates_per_epoch: int, step: int) -> bool:
 
 
 def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int, best: int) -> set[int]:
-    """Return the steps to keep: the newest, the `last` scheduled ones, the `best` by metric.
+    """Return the steps to keep.
 
-    The earlier of two equal ones is better. Checkpoints with unreadable metadata are kept, and not
-    counted. The result does not depend on earlier deletions, so it may be applied at any time.
+    They are the newest checkpoint, the `last` newest scheduled ones, and the `best` ones by metric.
+    Of two equal metrics the earlier one is better. Checkpoints with unreadable metadata are kept
+    and not counted. The result does not depend on earlier deletions, so it may be applied at any
+    time.
 
     Args:
-      facts: as `scheduled_and_metric` returns them.
+        facts: result of `scheduled_and_metric`.
     """
     steps = sorted(facts)
     scheduled = [step for step in steps if facts[step][0]]
@@ -485,10 +533,11 @@ def kept_steps(facts: Mapping[int, tuple[bool | None, float | None]], last: int,
 
 
 def scheduled_and_metric(folder: epath.Path) -> dict[int, tuple[bool | None, float | None]]:
-    """Return {step: (whether it was scheduled, its metric)}; (None, None) for unreadable metadata.
+    """Return {step: (scheduled, metric)}; (None, None) for unreadable metadata.
 
-    The config in a checkpoint says whether it was scheduled, so that a run that resumes with another interval
-    deletes no older ones at once. Metrics on other data than the newest one's do not count.
+    `scheduled` follows the config in the checkpoint itself. A run that resumes with another
+    interval therefore does not delete all older checkpoints at once. A metric counts only if it was
+    measured on the same data as the newest metric.
     """
     facts: dict[int, tuple[bool | None, float | None]] = {}
     measured_on: str | None = None

@@ -1,4 +1,4 @@
-"""Shapes and checksums of trees of arrays, by which a difference is found and named."""
+"""Shapes and checksums of arrays, to find and name differences."""
 
 from collections.abc import Mapping
 
@@ -10,7 +10,7 @@ from t2t_flax.distributed.mesh import PyTree
 from t2t_flax.models.dropout import mix
 
 _SMALL = 2**22
-"""Up to this many elements in all, NumPy is faster than compiling a program for them."""
+"""Number of elements up to which NumPy is faster than compiling a program."""
 
 
 def array_shapes(tree: PyTree) -> dict[str, list]:
@@ -38,8 +38,9 @@ def shape_differences(stored: Mapping[str, list], wanted: Mapping[str, list]) ->
 def checksums(tree: PyTree) -> dict[str, int]:
     """Return the checksum of each leaf, by its path.
 
-    It is the sum of each element's bits times an odd weight of its index, modulo 2^32: any single
-    changed element changes it, and the mesh does not. Leaves have at most 4 bytes per element.
+    The checksum is the sum, modulo 2^32, of each element's bits times an odd number that depends on
+    the element's index. A change of one element always changes it; the mesh does not. Leaves have
+    at most 4 bytes per element.
     """
     with_paths = jax.tree.leaves_with_path(tree)
     leaves = [leaf for _, leaf in with_paths]

@@ -1,4 +1,7 @@
-"""Functions of extensions that a run calls: `hooks(setup, progress, group)` of modules in `registry.HOOKS`."""
+"""Training callbacks of extensions.
+
+Each module in `registry.HOOKS` has a function `hooks(setup, progress, group)` that makes them.
+"""
 
 import dataclasses
 from collections.abc import Callable, Iterable
@@ -14,15 +17,18 @@ Moment = Literal["before", "update", "log", "end"]
 
 @dataclasses.dataclass(frozen=True)
 class Hook:
-    """A function that a run calls in every process, in the order of registration.
+    """Callback that a run calls in every process, in the order of registration.
 
     Attributes:
-      moment: when it is called, and with what.
-        "before": (step, state, batch) before update `step`, which uses up the arrays of `state`.
-        "update": (step, batch, values) once the numbers of update `step` are known; the next one runs. It may add to `values`.
-        "log": (step, values) after a line of metrics.jsonl: of an update, an evaluation, a change. In process 0.
-        "end": (step, scores) after the final evaluation; without scores for a run that has stopped or diverged.
-      every: calls it only for steps that this number divides.
+        moment: when the run calls the function, and with which arguments.
+            "before": (step, state, batch) before update `step`, which donates `state`.
+            "update": (step, batch, values) once the metrics of update `step` are known. The next
+                update already runs. The function may add to `values`.
+            "log": (step, values) after a line of metrics.jsonl, which reports an update, an
+                evaluation or a change of the config. In process 0 only.
+            "end": (step, scores) after the final evaluation. `scores` is empty for a run that has
+                stopped or diverged.
+        every: call the function only at multiples of this number of steps.
     """
 
     moment: Moment
@@ -31,18 +37,24 @@ class Hook:
 
 
 def make_hooks(setup: TrainingSetup, progress: TrainProgress, group: ProcessGroup) -> list[Hook]:
-    """Make the hooks of a run that is restored and compiled. They may compile, or raise UserError."""
+    """Make the hooks of a run that is restored and compiled.
+
+    The extensions may compile programs here, or raise UserError.
+    """
     return [hook for module in HOOKS.of(setup.config) for hook in module.hooks(setup, progress, group)]
 
 
 def call_hooks(hooks: Iterable[Hook], moment: Moment, step: int, *arguments: object) -> None:
-    """Call the hooks of a moment."""
+    """Call the hooks of one moment whose `every` divides `step`."""
     for hook in hooks:
         if hook.moment == moment and step % hook.every == 0:
             hook.function(step, *arguments)
 
 
 def check_hooks(config: Config) -> None:
-    """Raise UserError, before training, if `check_installed(config)` of a hook's module does."""
+    """Call `check_installed(config)` of the hook modules that have it.
+
+    It raises UserError before training, where a package is missing.
+    """
     for module in HOOKS.of(config):
         getattr(module, "check_installed", lambda config: None)(config)

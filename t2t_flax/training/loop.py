@@ -1,4 +1,8 @@
-"""The training loop: one run from restore to end, read from top to bottom."""
+"""The training loop: restore, compile, update, evaluate, save.
+
+`train` first defines its local functions (log, report, evaluate, save, end). The run itself starts
+at the banner "Restore".
+"""
 
 import contextlib
 import functools
@@ -31,7 +35,7 @@ from t2t_flax.training.setup import Prefetcher, compile_programs, train_program,
 from t2t_flax.training.workdir import begin
 
 ValidationScore = Callable[..., dict[str, float]]
-"""(params, after_batch, compiling) -> {valid_NAME: metric of the decoded validation set}.
+"""Function (params, after_batch, compiling) -> {valid_NAME: metric}, by decoding.
 
 It calls `after_batch()` after each batch, and compiles within the context `compiling()`.
 """
@@ -43,10 +47,18 @@ def train(
     say: Callable[[str], None] = print,
     supervisor: RunSupervisor | None = None,
 ) -> TrainingEnd:
-    """Train from the newest checkpoint, or from scratch, to config.train.steps; update t uses batch t - 1.
+    """Train to config.train.steps, from the newest checkpoint or from scratch.
 
-    `supervisor`: of the processes of the run (default: of this one alone). Raises NonFiniteUpdate where the run diverges, and
-    UserError for a checkpoint of another model and for a full disk.
+    Update t uses batch t - 1.
+
+    Args:
+        score: decodes and scores the validation sets; None = never.
+        say: prints a line for the user.
+        supervisor: signals and messages of the run's processes; default: this process alone.
+
+    Raises:
+        NonFiniteUpdate: the run diverged.
+        UserError: the checkpoint has another model, or the disk is full.
     """
     if supervisor is None:
         with RunSupervisor(ProcessGroup(), setup.config) as supervisor:
@@ -59,17 +71,20 @@ def train(
     stack = contextlib.ExitStack()
     queued: tuple[int, DeviceBatch, dict[str, jax.Array]] | None = None
 
-    # ---- Local steps: log, report an update, evaluate, save.
+    # ---- Local functions. The run itself starts below, at `with stack`.
 
     def log(step: int, values: dict[str, Any]) -> None:
-        """Append a line to metrics.jsonl, in process 0."""
+        """Append a line to metrics.jsonl and call the log hooks, in process 0 only."""
         if writer:
             tokens = {f"total_{side}_tokens": getattr(progress, f"{side}_tokens") for side in ("source", "target")}
             writer.write(step, values | tokens)
             call_hooks(hooks, "log", step, values | tokens)
 
     def report() -> None:
-        """Wait for the queued update, and report it. Raises NonFiniteUpdate."""
+        """Wait for the queued update; count, show and log it.
+
+        Raises NonFiniteUpdate where the run diverged.
+        """
         nonlocal queued
         if not queued:
             return
@@ -107,7 +122,8 @@ def train(
     def evaluate(step: int, due: DueAfterUpdate) -> float | None:
         """Run and log the due evaluations; return eval.metric, higher is better.
 
-        Raises StopRequested where all processes stop in the middle: the evaluation is discarded, and remains due.
+        Raises StopRequested where all processes stop before the end. The evaluation is then
+        discarded and remains due.
         """
         values: dict[str, float] = {}
         with measure("eval", seconds):
@@ -127,12 +143,14 @@ def train(
         return found
 
     def save(step: int, metric: float | None) -> None:
-        """Start a checkpoint, or add the evaluation to the one that a stop before the evaluation left.
+        """Start to save a checkpoint in the background.
 
-        May wait for the previous save, up to Orbax's timeout of an hour. Raises UserError where the disk is full.
+        If the run stopped between this checkpoint and its evaluation, add the evaluation to it
+        instead. May wait for the previous save, up to Orbax's timeout of an hour. Raises UserError
+        where the disk is full.
         """
         if writer:
-            writer.send()  # a checkpoint must not outlive the lines before it
+            writer.send()  # store the lines of metrics.jsonl before the checkpoint
         with measure("save", seconds), supervisor.expect_progress(False):
             progress.step = step
             if step in checkpoints.steps():
@@ -147,17 +165,18 @@ def train(
         call_hooks(hooks, "end", step, {})
 
     with stack:
-        # ---- Restore, and compile all programs: nothing compiles after the first update.
+        # ---- Restore. Compile all programs: nothing compiles after the first update.
         with supervisor.exit_on_signal("restoring and compiling"):
             checkpoints.clean_up()
             state, progress = restore_or_init(setup, checkpoints, say)
             checkpoints.delete_old()
             start, seconds = progress.step, progress.seconds
-            # The first batches are made during the compilation.
+            # Batches are prepared while the programs compile.
             batches = stack.enter_context(Prefetcher(setup.batches, mesh, start, last, config.data.num_workers))
             with measure("compile", seconds):
                 programs = compile_programs(train_program(setup), setup.batches.shapes, mesh)
                 valid_loss = validation_loss(setup)
+                # Compile the checksums that `save` computes.
                 for tree in (state.params, state.opt_state, state.ema):
                     checksums(tree)
             repeated = progress.evaluation_due
@@ -169,7 +188,9 @@ def train(
                 if change["step"] == start:
                     log(start, {"config_changed": change["changed"]})
             batches.wait()
-            group.barrier("compiled")  # a process that takes longer for this than the others is not hanging
+            # Processes compile at different speeds: wait here, where a pause does not count as
+            # hanging.
+            group.barrier("compiled")
 
         # ---- Update, evaluate, save.
         bar = stack.enter_context(Progress("train", last, start=start, quiet=not lead))
@@ -177,12 +198,14 @@ def train(
         stack.enter_context(supervisor.expect_progress())
         step, reason, rate = start, "", Rate(seconds)
         rate.restart()
-        evaluates = progress.evaluation_due and start <= last  # the evaluation of `start` did not end
+        # True if the run stopped before the evaluation of `start` was done.
+        evaluates = progress.evaluation_due and start <= last
         if start and not evaluates:
             reason = reason_to_end(config, progress, start)
         while not reason:
             if not evaluates:
-                # Queue an update, then read the metrics of the one before: one is always queued.
+                # Dispatch this update, then read the metrics of the one before it: the devices
+                # always have an update queued while the host reports.
                 step += 1
                 with measure("data", seconds):
                     batch = batches.next()
@@ -199,12 +222,12 @@ def train(
             if not (evaluates or stopping or due.evaluation or due.checkpoint or step == last):
                 continue
 
-            report()  # a run that has diverged is neither evaluated nor saved
+            report()  # raises where the run diverged, before it is evaluated or saved
             evaluates, metric, progress.evaluation_due = False, None, due.evaluation
             try:
                 if due.evaluation and not stopping:
                     metric = evaluate(step, due)
-            except StopRequested:  # what is not evaluated here starts with the evaluation when it resumes
+            except StopRequested:  # the resumed run starts with this evaluation
                 stopping = True
             reason = reason_to_end(config, progress, step, supervisor.signal if stopping else "")
             if reason or due.checkpoint or (metric is not None and keep.keep_best):
@@ -226,9 +249,10 @@ def train(
 
 @contextlib.contextmanager
 def finish_saves_on_error(checkpoints: Checkpoints) -> Iterator[None]:
-    """Let a save in progress finish if the block raises, so that the run can resume from it.
+    """If the block raises, let a save in progress finish: the run can resume from it.
 
-    With several processes it gets 5 s, because another one may be dead. All of them see a divergence, and wait.
+    With several processes the save gets 5 s, because another process may be dead. After a
+    NonFiniteUpdate, which all processes raise, it gets as long as it needs.
     """
     try:
         yield

@@ -1,6 +1,7 @@
-"""The optimizer and its learning rate (5.3).
+"""Optimizer and learning rate (5.3).
 
-Adam and the schedules are rows of `registry.OPTIMIZERS` and `registry.SCHEDULES`: functions of the config.
+Adam and the schedules are functions of the config, and rows of `registry.OPTIMIZERS` and
+`registry.SCHEDULES`.
 """
 
 import math
@@ -16,31 +17,33 @@ from t2t_flax.registry import OPTIMIZERS, SCHEDULES
 from t2t_flax.training.parameters import Parameters, Scales, parameters_of, path_names, scaled
 
 LARGEST_RATE = 1e32
-"""A million updates of a few times this are finite."""
+"""Limit of the rate: the sum of a million updates a few times this large is finite."""
 Schedule = Callable[[jax.Array | int], jax.Array]
-"""t -> learning rate, float32; t = update - 1 + schedule_first_step."""
+"""Function t -> float32 learning rate, where t = update - 1 + schedule_first_step."""
 
 
 class AveragingDirection(optax.GradientTransformation):
-    """The direction of an optimizer that evaluates an average of its own."""
+    """Direction of an optimizer that brings its own average of the parameters."""
 
     def around(self, config: Config, optimizer: optax.GradientTransformation) -> optax.GradientTransformation:
-        """Return the optimizer of the trained parameters, around one that has this direction."""
+        """Wrap the optimizer of the trained parameters that has this direction."""
         raise NotImplementedError
 
     def average(self, old: PyTree, params: PyTree, opt_state: PyTree) -> PyTree:
-        """Return the new average, as the functions of `make_average`."""
+        """Return the new average, with the signature that `make_average` describes."""
         raise NotImplementedError
 
 
 def make_optimizer(config: Config, parameters: Parameters | None = None) -> optax.GradientTransformation:
-    """Chain clipping by the global norm, the direction, decoupled weight decay, and the learning rate.
+    """Make the optimizer of a config.
 
-    The tree of the state does not depend on `max_grad_norm`, which may change when a run is resumed. Raises ValueError
-    for an unknown optimizer or schedule.
+    It chains clipping by the global norm, the direction (the row of OPTIMIZERS, such as Adam),
+    decoupled weight decay, and the learning rate. The tree of its state does not depend on
+    `max_grad_norm`, which may change when a run is resumed. Raises ValueError for an unknown
+    optimizer or schedule.
 
     Args:
-      parameters: default: `parameters_of(config)`.
+        parameters: default: `parameters_of(config)`.
     """
     o, rate = config.optimizer, learning_rate_schedule(config)
     scales = (parameters or parameters_of(config)).scales
@@ -70,7 +73,10 @@ def _scaled(
 
 
 def make_average(config: Config) -> Callable[[PyTree, PyTree, PyTree], PyTree] | None:
-    """Return (average, new parameters, new optimizer state) -> new average; None for no average."""
+    """Return the function that averages parameters, or None if the run has no average.
+
+    It maps (old average, new parameters, new optimizer state) to the new average.
+    """
     o = config.optimizer
     direction = OPTIMIZERS.load(o.name)(config)
     if isinstance(direction, AveragingDirection):
@@ -86,25 +92,31 @@ def adam(config: Config) -> optax.GradientTransformation:
 
 
 def has_bounded_updates(o: Optimizer) -> bool:
-    """Return whether finite gradients move a parameter by a bounded multiple of the learning rate.
+    """Return whether each update is at most a fixed multiple of the learning rate.
 
-    Adam's m / sqrt(v) is by Cauchy and Schwarz at most (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)) before the correction of
-    both biases. Weight decay moves a parameter by a multiple of itself.
+    This holds for finite gradients.
+
+    By Cauchy-Schwarz, Adam's m / sqrt(v) before bias correction is at most
+    (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)). Weight decay has no bound: it moves a parameter by a
+    multiple of itself.
     """
     return o.name == "adam" and not o.weight_decay and o.b1**2 < o.b2
 
 
 def where_finite(finite: jax.Array, new: PyTree, old: PyTree) -> PyTree:
-    """Return `new` if `finite`, else `old`. The schedule's counter is always new: it counts every update."""
+    """Return `new` if `finite`, else `old`.
+
+    The schedule's counter is always new, because it counts every update.
+    """
     is_counter = lambda x: isinstance(x, optax.ScaleByScheduleState)  # noqa: E731
     choose = lambda n, o: n if is_counter(n) else jnp.where(finite, n, o)  # noqa: E731
     return jax.tree.map(choose, new, old, is_leaf=is_counter)
 
 
 def decayed(params: PyTree) -> PyTree:
-    """Return True for each parameter with weight decay: matrices and tables.
+    """Mask of the parameters with weight decay: matrices and tables.
 
-    Biases and norms have none, whatever their shape (a bias of attention is [heads, width]).
+    Biases and norms have none, even with two axes: a bias in attention is [heads, width].
     """
 
     def is_matrix(path, leaf):
@@ -114,13 +126,15 @@ def decayed(params: PyTree) -> PyTree:
 
 
 def global_norm(tree: PyTree, shardings: PyTree = None) -> jax.Array:
-    """Return the norm of all arrays in `tree` together, a float32 scalar.
+    """Return the norm over all arrays in `tree`, a float32 scalar.
 
-    On a GPU a sum for each array takes two kernels. Here one kernel sums the last axes of an array, as few as hold 256
-    elements, and one more adds up all these sums; the barrier keeps XLA from splitting it again.
+    On a GPU the sum of one array takes two kernels. Here one kernel for each array sums its last
+    axes, as few as hold 256 elements, and one more kernel adds up all these sums. The barrier keeps
+    XLA from splitting that kernel again.
 
     Args:
-        shardings: shardings of the arrays. Divided arrays are summed one by one: joined, they would be gathered.
+        shardings: shardings of the arrays. Sharded arrays are summed one by one, because
+            concatenating them would gather them.
     """
     if not all(x.is_fully_replicated for x in jax.tree.leaves(shardings)):
         return optax.tree.norm(tree)
@@ -142,32 +156,41 @@ def _clip(limit: float) -> optax.GradientTransformation:
 
 
 def learning_rate_schedule(config: Config) -> Schedule:
-    """update 1, 2, ... -> its rate, float32. Raises ValueError for an unknown schedule."""
+    """Return the function update -> float32 learning rate; updates count from 1.
+
+    Raises ValueError for an unknown schedule.
+    """
     o = config.optimizer
     rate = SCHEDULES.load(o.schedule)(config)
     return lambda update: rate(jnp.asarray(update, jnp.float32) - 1 + o.schedule_first_step)
 
 
 def noam(config: Config) -> Schedule:
-    """lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5) (5.3, equation 3)."""
+    """Schedule lr_scale * d_model^-0.5 * min(t^-0.5, t * warmup_steps^-1.5).
+
+    Equation 3 in 5.3.
+    """
     o, d_model = config.optimizer, config.model.d_model
     return lambda t: o.lr_scale * d_model**-0.5 * jnp.minimum(t**-0.5, t * o.warmup_steps**-1.5)
 
 
 def inverse_sqrt(config: Config) -> Schedule:
-    """peak_lr * sqrt(warmup_steps / t) after the warm-up."""
+    """Schedule peak_lr * sqrt(warmup_steps / t) after the warm-up."""
     o = config.optimizer
     return warm_up(o, lambda t: o.peak_lr * jnp.sqrt(o.warmup_steps / t))
 
 
 def constant(config: Config) -> Schedule:
-    """peak_lr after the warm-up."""
+    """Schedule peak_lr after the warm-up."""
     o = config.optimizer
     return warm_up(o, lambda t: jnp.asarray(o.peak_lr))
 
 
 def warm_up(o: Optimizer, rate: Schedule) -> Schedule:
-    """Linear from warmup_init at t = 0 to peak_lr at t = warmup_steps, then `rate`."""
+    """Rise linearly to peak_lr, then follow `rate`.
+
+    The line goes from warmup_init at t = 0 to peak_lr at t = warmup_steps.
+    """
 
     def warm(t):
         return o.warmup_init + (o.peak_lr - o.warmup_init) * t / o.warmup_steps

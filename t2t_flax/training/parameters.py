@@ -1,4 +1,8 @@
-"""Parameters of a run and of its model. A run of the core trains all parameters of the model."""
+"""Map between the parameters of a run and the parameters of its model.
+
+By default a run trains all parameters of the model, and both are the same. Extensions freeze
+parameters, add adapters, or scale them.
+"""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -14,7 +18,10 @@ from t2t_flax.registry import PARAMETERS
 
 
 class Scale(NamedTuple):
-    """Factors of a parameter's initial value, of its gradient before the optimizer, and of its rate."""
+    """Factors of one parameter.
+
+    They scale its initial value, its gradient before the optimizer, and its learning rate.
+    """
 
     initial: float = 1.0
     gradient: float = 1.0
@@ -35,19 +42,23 @@ def _unchanged(x):
 
 @dataclasses.dataclass(frozen=True)
 class Parameters:
-    """Functions between the parameters of a run and of its model.
+    """Functions that map between the parameters of a run and of its model.
 
-    The optimizer, the gradient and its norm, weight decay and the moving average see the trained parameters alone.
+    Only the trained parameters take part in the optimizer, the gradient and its norm, weight decay
+    and the moving average.
 
     Attributes:
-      split: divides a tree of the run's parameters, or one shaped like it, into (trained, frozen) trees of dicts.
-      extend: adds the run's own parameters to the model's; ShapeDtypeStructs with shardings.
-      initial: adds initial values: (the model's, structs of the run, key) -> the run's.
-      merge: the model's parameters from the run's; for arrays, and within traced functions.
-      merged_config: the config of a run that holds merged parameters.
-      start: (setup, initial values, group, say) -> trained parameters that a new run starts from. They are evaluated before
-        its first update. Raises UserError.
-      scales: (params) -> factors of each of them; weight decay is not scaled. Raises UserError for a parameter without rule.
+        split: divides a tree of the run's parameters, or one of the same shape, into (trained,
+            frozen) trees of dicts.
+        extend: adds the run's own parameters to the model's. Both are ShapeDtypeStructs with
+            shardings.
+        initial: (the model's values, structs of the run, key) -> initial values of the run.
+        merge: computes the model's parameters from the run's, for arrays and in traced functions.
+        merged_config: returns the config of a run that holds merged parameters.
+        start: (setup, initial values, group, say) -> trained parameters that a new run starts from.
+            The run evaluates them before its first update. Raises UserError.
+        scales: (params) -> factors of each parameter. They do not scale weight decay. Raises
+            UserError for a parameter without a rule.
     """
 
     split: Callable[[Params], tuple[Params, Params]] = _all_trained
@@ -60,9 +71,9 @@ class Parameters:
 
 
 def parameters_of(config: Config) -> Parameters:
-    """Return the parameters of a run; ask once, and keep them.
+    """Return the `Parameters` of a config.
 
-    Raises UserError for keys that exclude each other.
+    Call it once for a run and keep the result. Raises UserError for keys that exclude each other.
     """
     modules = list(PARAMETERS.of(config))
     if len(modules) > 1:
@@ -74,19 +85,19 @@ def parameters_of(config: Config) -> Parameters:
 
 
 def explain_parameters(config: Config) -> list[list[str]]:
-    """Return sections of `explain`."""
+    """Return the sections of `explain` about parameters, as lists of lines."""
     return [lines for module in PARAMETERS.of(config) if (lines := module.explain(config))]
 
 
 def join(trained: Params, frozen: Params) -> Params:
-    """The tree that `Parameters.split` divided."""
+    """Join the two trees that `Parameters.split` returned."""
     if not frozen:
         return trained
     return unflatten_dict(flatten_dict(trained, sep="/") | flatten_dict(frozen, sep="/"), sep="/")
 
 
 def merged(parameters: Parameters, params: Params) -> Params:
-    """The model's parameters as arrays, with the shardings that they have among the run's."""
+    """Compute the model's parameters as arrays, with their shardings in the run."""
     found = parameters.merge(params)
     if found is params:
         return params
@@ -95,7 +106,7 @@ def merged(parameters: Parameters, params: Params) -> Params:
 
 
 def model_part(parameters: Parameters, params: Params) -> Params:
-    """The run's parameters that are the model's own, unmerged."""
+    """Select the run's parameters that the model has too, without merging."""
     if parameters.merge is _unchanged:
         return params
     leaves = flatten_dict(params, sep="/")
@@ -104,7 +115,11 @@ def model_part(parameters: Parameters, params: Params) -> Params:
 
 
 def scaled(params: Params, scales: Scales, column: str) -> Params:
-    """Parameters, or a tree shaped like them, times a column of `scales`."""
+    """Multiply parameters, or a tree of the same shape, by a column of `scales`.
+
+    Args:
+        column: field of `Scale`.
+    """
 
     def times(path, x):
         factor = getattr(scales[path_names(path)], column)
@@ -114,5 +129,5 @@ def scaled(params: Params, scales: Scales, column: str) -> Params:
 
 
 def path_names(path: tuple) -> Path:
-    """The dict keys on the path of a leaf: `("encoder_0", "feed_forward", ...)`."""
+    """Return the dict keys on the path of a leaf: ("encoder_0", "feed_forward", ...)."""
     return tuple(key.key for key in path if isinstance(key, jax.tree_util.DictKey))

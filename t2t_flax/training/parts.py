@@ -1,4 +1,7 @@
-"""State and parts of a run, as plain data. `train_state`, `optimizer` and `setup` build them."""
+"""State and parts of a run, as plain data.
+
+`train_state`, `optimizer` and `setup` build them.
+"""
 
 import dataclasses
 import hashlib
@@ -25,13 +28,14 @@ if TYPE_CHECKING:  # restoring parameters needs no optimizer
 
 @flax.struct.dataclass
 class TrainState:
-    """Arrays that a run carries between updates.
+    """Arrays that a run carries from update to update.
 
-    Nothing else is restored: dropout depends on (seed, update), batches on (config, update).
+    They are all that a checkpoint needs: dropout depends on (seed, update), batches on (config,
+    update).
 
     Attributes:
-      step: updates done; int32.
-      ema: average of the parameters (`optimizer.make_average`), or None.
+        step: number of updates done, int32.
+        ema: average of the parameters (`optimizer.make_average`), or None.
     """
 
     step: jax.Array
@@ -41,7 +45,7 @@ class TrainState:
 
     @property
     def eval_params(self) -> PyTree:
-        """The parameters for evaluation: the average if there is one, else the parameters."""
+        """Parameters to evaluate: the average if there is one, else `params`."""
         return self.params if self.ema is None else self.ema
 
 
@@ -49,34 +53,43 @@ class TrainState:
 class TrainProgress:
     """Training state on the host, stored in the checkpoint's metadata.
 
-    It holds everything that a resumed run cannot derive from the config and the step.
+    It holds everything else that a resumed run cannot derive from the config and the step.
     """
 
     step: int = 0
     metric_of: str = ""
-    """`TrainingSetup.metric_of`: metrics with another one cannot be compared."""
+    """Digest of the data and keys behind eval.metric, see `TrainingSetup.metric_of`.
+
+    Metrics with different digests cannot be compared.
+    """
     best_metric: float | None = None
     best_step: int = 0
     evaluations_without_better: int = 0
     evaluation_due: bool = False
-    """The run stopped before or during the evaluation of `step`; the resumed run starts with it."""
+    """True if the run stopped before or during the evaluation of `step`.
+
+    The resumed run starts with this evaluation.
+    """
     seconds: dict[str, float] = dataclasses.field(default_factory=dict)
-    """By bucket: compile, data, step, eval, save."""
+    """Seconds by bucket: compile, data, step, eval, save."""
     source_tokens: int = 0
     target_tokens: int = 0
-    """Real tokens of all updates up to `step`, which batches that grow do not share evenly."""
+    """Real tokens of all updates up to `step`; `source_tokens` likewise.
+
+    They cannot be derived from `step`: batches may grow during a run.
+    """
     skipped_updates: int = 0
     skipped_in_a_row: int = 0
-    """Consecutive skipped updates that end at `step`."""
+    """Consecutive skipped updates up to `step`."""
     config_changes: list[dict[str, Any]] = dataclasses.field(default_factory=list)
-    """`{"step", "changed"}` of each resume with other keys of optimization, oldest first."""
+    """{"step", "changed"} of each resume with changed optimization keys, oldest first."""
 
     def rounded_seconds(self) -> dict[str, float]:
-        """The seconds to milliseconds."""
+        """Return `seconds`, rounded to milliseconds."""
         return {name: round(value, 3) for name, value in self.seconds.items()}
 
     def of_evaluation(self) -> dict[str, Any]:
-        """The values that an evaluation changes."""
+        """Return the fields that an evaluation changes."""
         changed = (
             "metric_of", "best_metric", "best_step", "evaluations_without_better", "evaluation_due", "seconds"
         )  # fmt: skip
@@ -85,7 +98,16 @@ class TrainProgress:
 
 @dataclasses.dataclass(frozen=True)
 class TrainingSetup:
-    """The parts of a run. All are stateless: batch k and update k are functions of the config and k."""
+    """Parts of a run, all stateless.
+
+    Batch k and update k are functions of the config and k.
+
+    Attributes:
+        parameters: which parameters are trained, and how they form the model's.
+        tx: optimizer.
+        abstract: shapes, dtypes and shardings of the state.
+        shardings: shardings of the state.
+    """
 
     config: Config
     workdir: epath.Path
@@ -100,25 +122,26 @@ class TrainingSetup:
 
     @property
     def digests(self) -> dict[str, str]:
-        """Digests of the tokenizer and the training data, which must match on resume."""
+        """Digests of tokenizer and training data. They must match on resume."""
         return {"tokenizer": self.corpus.tokenizers.digest, "training data": self.corpus.train.digest}
 
     @property
     def metric_of(self) -> str:
-        """Digest of the validation sets and, for a metric of translations, of the keys that change these.
+        """Digest of all that eval.metric depends on besides the parameters.
 
-        They may change when a run is resumed.
+        It covers the validation sets and, if the metric scores translations, the config keys that
+        change translations or scores. It may change when a run is resumed.
         """
         parts: dict[str, Any] = {name: store.digest for name, store in self.corpus.valid.items()}
         if self.config.eval.metric not in HIGHER_IS_BETTER:
             names = {"eval.decode_sentences", *keys_that_change(TRANSLATIONS, SCORES)}
-            # The model decodes by itself, in the precision of its training.
+            # Validation during training decodes with JAX, in the precision of the training.
             parts |= self.config.compared(names - {"eval.bootstrap_samples", "decode.engine", "decode.precision"})
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
 
 class DeviceBatch(NamedTuple):
-    """A batch on the mesh: its arrays, int32 [A, B, L], and the batch of the host."""
+    """Batch on the mesh: int32 arrays [A, B, L], and the batch on the host."""
 
     arrays: dict[str, jax.Array]
     batch: Batch
@@ -126,13 +149,13 @@ class DeviceBatch(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class TrainingEnd:
-    """How the training of a run ended.
+    """End of the training of a run.
 
     Attributes:
-      state: None once it has been dropped to free its memory.
-      reason: "steps", "patience" or the name of a signal.
-      seconds: by bucket, see `TrainProgress`.
-      hooks: hooks of the run. After a finished run they await the scores of the final evaluation.
+        state: final state; None once it was dropped to free its memory.
+        reason: "steps", "patience" or the name of a signal.
+        seconds: seconds by bucket, see `TrainProgress`.
+        hooks: hooks of the run. After a finished run they wait for the final scores.
     """
 
     state: TrainState | None

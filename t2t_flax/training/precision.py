@@ -1,4 +1,4 @@
-"""The precision of matrix products, in training and in decoding."""
+"""Precision of matrix products in training and decoding."""
 
 import functools
 import re
@@ -13,7 +13,7 @@ from t2t_flax.process_setup import cpu_info
 from t2t_flax.training.workdir import checkpoint_steps, read_config
 
 _INSTRUCTIONS = re.compile(r"\b(avx512_bf16|amx_bf16)\b")
-# Without the second one XLA's YNNPACK keeps products whose results it rounds to bfloat16.
+# Without the second option below, XLA's YNNPACK keeps products whose results it rounds to bfloat16.
 _FLOAT32_RESULT = re.compile(r"= \(?f32\[512,512\].* custom-call\(.*onednn")
 _ONEDNN: dict[str, str | bool] = {
     "xla_cpu_experimental_onednn_custom_call": True,
@@ -27,7 +27,8 @@ MATMUL_PRECISION = {"float32": "highest", "tf32": "tensorfloat32"}
 def compute_dtype(precision: str) -> jnp.dtype:
     """Return the compute dtype of matrix products.
 
-    `auto` is bfloat16 on TPUs and on GPUs with units for it, else float32: on CPUs results then do not depend on the machine.
+    `auto` is bfloat16 on TPUs and on GPUs with bfloat16 units, else float32. On CPUs results then
+    do not depend on the machine.
     """
     if precision == "auto":
         precision = "float32" if jax.default_backend() == "cpu" or _before_ampere(jax.devices()[0]) else "bfloat16"
@@ -35,12 +36,18 @@ def compute_dtype(precision: str) -> jnp.dtype:
 
 
 def _before_ampere(device: jax.Device) -> bool:
-    """Return whether an NVIDIA GPU has compute capability below 8.0: it would convert bfloat16 products to float32."""
+    """Return whether a device is an NVIDIA GPU with compute capability below 8.0.
+
+    Such a GPU would convert bfloat16 products to float32.
+    """
     return re.fullmatch(r"[1-7]\.\d", str(getattr(device, "compute_capability", ""))) is not None
 
 
 def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> Config:
-    """Replace train.precision = auto: as at the run's first start, or for a new run by the devices."""
+    """Replace train.precision = auto by a precision.
+
+    A resumed run keeps the precision of its first start. For a new run the devices decide.
+    """
     if config.train.precision != "auto":
         return config
     precision = here = compute_dtype("auto").name
@@ -56,9 +63,10 @@ def with_precision(config: Config, workdir: epath.Path, group: ProcessGroup) -> 
 
 
 def decoding_precision(config: Config) -> str:
-    """Return config.decode.precision; auto = the precision of the training.
+    """Return config.decode.precision, with auto replaced.
 
-    But auto is float32 in place of bfloat16 on CPUs and on GPUs without units for it.
+    `auto` is the precision of the training, but float32 in place of bfloat16 on CPUs and on GPUs
+    without bfloat16 units.
     """
     if config.decode.precision != "auto":
         return config.decode.precision
@@ -75,8 +83,9 @@ def has_bfloat16_instructions() -> bool:
 def has_fast_bfloat16() -> bool:
     """Return whether bfloat16 is faster than float32 on this CPU.
 
-    It has the instructions, and XLA was built with oneDNN, which uses them, and gives it the casts of results (see
-    `models.dense.cast_results`). XLA's own products need three times as long for the gradients of matrices.
+    This takes the CPU instructions, and an XLA built with oneDNN, which uses them. XLA must also
+    hand the casts of results to oneDNN (see `models.dense.cast_results`). XLA's own products need
+    three times as long for the gradients of matrices.
     """
     if not has_bfloat16_instructions():
         return False
@@ -89,10 +98,11 @@ def has_fast_bfloat16() -> bool:
 
 
 def compiler_options(config: Config) -> dict[str, str | bool] | None:
-    """Return XLA options of a train step.
+    """Return XLA options for the train step, or None.
 
-    On CPU, XLA drops the barriers around rematerialized layers and then merges the recomputation with the first
-    computation, which would save no memory: an option keeps them. Other options make oneDNN compute bfloat16 products.
+    On CPU, XLA drops the barriers around rematerialized layers and merges the recomputation with
+    the first computation, which would save no memory. One option keeps the barriers. Other options
+    make oneDNN compute bfloat16 products.
     """
     if jax.default_backend() != "cpu":
         return None
@@ -103,23 +113,27 @@ def compiler_options(config: Config) -> dict[str, str | bool] | None:
 
 
 def _onednn_options(config: Config) -> dict[str, str | bool]:
-    """Return options that make one operation of a bfloat16 product and the cast of its result to float32."""
+    """Return options that fuse bfloat16 products with the cast to float32."""
     return _ONEDNN if config.train.precision == "bfloat16" and has_fast_bfloat16() else {}
 
 
 def casts_results(config: Config, platform: str) -> bool:
-    """Return whether to trace a train step in `models.dense.cast_results`.
+    """Return whether to trace the train step within `models.dense.cast_results`.
 
-    It is where `compiler_options` make one operation of a product and its cast.
+    True where `compiler_options` fuse a product with the cast of its result.
 
     Args:
-      platform: "cpu", "gpu" or "tpu".
+        platform: "cpu", "gpu" or "tpu".
     """
     return platform == "cpu" and bool(_onednn_options(config))
 
 
 def advice(config: Config, *, decoding: bool) -> str:
-    """Return advice to train or translate in a faster precision on this CPU, or ""."""
+    """Return advice to use a faster precision on this CPU, or "".
+
+    Args:
+        decoding: advise on decode.precision instead of train.precision.
+    """
     if jax.default_backend() != "cpu":
         return ""
     if decoding:

@@ -57,7 +57,7 @@ class Progress:
         """Move the bar. Without a terminal, print a line at most every `line_every` seconds.
 
         Args:
-          total: new total, if it is known.
+            total: new total, if it is known.
         """
         self._total = total or self._total
         self._bar.update(self._task, completed=done, total=self._total, text=text, amount=self._amount(done))

@@ -55,10 +55,10 @@ class Program(NamedTuple):
     """A function to be compiled for several shapes.
 
     Attributes:
-      function: a jitted function.
-      inputs: its abstract arguments for a shape.
-      describe: its name for a shape, and what to do where it does not fit in memory.
-      options: options of XLA.
+        function: a jitted function.
+        inputs: its abstract arguments for a shape.
+        describe: its name for a shape, and what to do where it does not fit in memory.
+        options: options of XLA.
     """
 
     function: jax.stages.Wrapped
@@ -144,7 +144,7 @@ def check_fits_in_memory(
     """Raise UserError if a program needs more bytes than are available (None = unknown).
 
     Args:
-      besides: other arrays that stay on the devices.
+        besides: other arrays that stay on the devices.
     """
     needed = program_memory(compiled)
     total = needed["peak"] + resident_bytes(besides) if needed else 0

@@ -1,4 +1,4 @@
-"""Builders of the model and of the state of a run, and the shardings of the state."""
+"""Build the model and the state of a run, and the shardings of the state."""
 
 import dataclasses
 import functools
@@ -25,11 +25,14 @@ if TYPE_CHECKING:  # restoring parameters needs no optimizer
 def make_model(
     config: Config, source_vocab: int, target_vocab: int, *, platform: str = "", precision: str = ""
 ) -> Transformer:
-    """Make the model of a config for tokenizers of these sizes.
+    """Make the model of a config.
 
     Args:
-      platform: "cpu", "gpu" or "tpu", default JAX's own. It chooses the kernel of attention and the chunks of logits.
-      precision: precision of matrix products; default train.precision.
+        source_vocab: size of the source tokenizer.
+        target_vocab: size of the target tokenizer.
+        platform: "cpu", "gpu" or "tpu", default JAX's own. It decides the attention kernel and the
+            default of loss.logits_chunk_size.
+        precision: precision of matrix products; default train.precision.
     """
     precision = precision or config.train.precision
     dtype = compute_dtype(precision)
@@ -46,8 +49,8 @@ def make_model(
     )
 
 
-# A TPU keeps the logits of a chunk in VMEM. A GPU has no such memory: there each chunk costs a pass over the gradient of the
-# table.
+# A TPU keeps the logits of a chunk in VMEM. A GPU has no such memory: there each chunk costs a pass
+# over the gradient of the table.
 _LOGITS_CHUNK = {"cpu": 512, "gpu": 8192, "tpu": 1024}
 
 
@@ -59,7 +62,10 @@ def _init_params(model: Transformer, key: jax.Array):
 
 @functools.lru_cache(maxsize=64)
 def _boxed_shapes(model: Transformer) -> PyTree:
-    """Shapes and logical axes of the parameters; cached, because tracing a model takes long."""
+    """Shapes and logical axes of the parameters.
+
+    Cached, because tracing a model takes long.
+    """
     return jax.eval_shape(
         lambda: _init_params(model, jax.random.key(0))
     )  # traced, so that no device is needed for the key
@@ -72,7 +78,7 @@ def parameter_shapes(model: Transformer) -> PyTree:
 
 @functools.lru_cache(maxsize=16)
 def _init_program(model: Transformer, mesh: jax.sharding.Mesh, config: Mesh):
-    """jitted key -> parameters, born sharded."""
+    """Return the jitted function key -> parameters, which creates them sharded."""
     shardings = parameter_shardings(config, model, mesh)
     return jax.jit(lambda key: _unboxed(_init_params(model, key)), out_shardings=shardings)
 
@@ -84,13 +90,16 @@ def abstract_state(
     mesh: jax.sharding.Mesh,
     parameters: Parameters | None = None,
 ) -> tuple[TrainState, TrainState]:
-    """Return the train state as ShapeDtypeStructs, and its shardings, without device work."""
+    """Return the train state as ShapeDtypeStructs, and its shardings.
+
+    Needs no work on a device.
+    """
     parameters = parameters or parameters_of(config)
     params, in_optimizer = (run_params(config, model, mesh, parameters, optimizer=x) for x in (False, True))
     with mesh_lib.use(mesh):
         step, opt_state, ema = jax.eval_shape(functools.partial(_others, config, tx, parameters), params)
     shardings = TrainState(
-        mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # a sharding for each array
+        mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # shardings, not arrays
         _shardings(params),
         optimizer_shardings(opt_state, params, _shardings(in_optimizer), mesh),
         ema and _shardings(params),
@@ -107,11 +116,11 @@ def init_state(
     *,
     start: Callable[[Params], Params] = lambda params: params,
 ) -> tuple[TrainState, TrainState]:
-    """Return the state before the first update, born sharded, and its shardings.
+    """Create the state before the first update, sharded; return it and its shardings.
 
     Args:
-      parameters: default: `parameters_of(config)`.
-      start: parameters of update 0 from the initial ones.
+        parameters: default: `parameters_of(config)`.
+        start: maps the initial parameters to the ones that the training starts from.
     """
     parameters = parameters or parameters_of(config)
     abstract, shardings = abstract_state(config, model, tx, mesh, parameters)
@@ -129,7 +138,7 @@ def init_state(
 
 
 def _others(config: Config, tx: "optax.GradientTransformation", parameters: Parameters, params: Params):
-    """The other arrays of a new state: counter, optimizer state, average."""
+    """Make the rest of a new state: step, optimizer state, average."""
     ema = jax.tree.map(jnp.copy, params) if config.optimizer.averages else None
     return jnp.zeros((), jnp.int32), tx.init(parameters.split(params)[0]), ema
 
@@ -139,7 +148,7 @@ def _shardings(structs: PyTree) -> PyTree:
 
 
 def abstract_params(config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False) -> PyTree:
-    """ShapeDtypeStructs of the model's parameters, with their shardings, see `parameter_shardings`."""
+    """ShapeDtypeStructs of the model's parameters, with `parameter_shardings`."""
     return _structs(_unboxed(_boxed_shapes(model)), parameter_shardings(config, model, mesh, optimizer=optimizer))
 
 
@@ -151,7 +160,10 @@ def run_params(
     *,
     optimizer: bool = False,
 ) -> Params:
-    """As `abstract_params`, with the run's own parameters."""
+    """ShapeDtypeStructs of the run's parameters.
+
+    They are `abstract_params` and the parameters that the run adds, such as adapters.
+    """
     return parameters.extend(abstract_params(config.mesh, model, mesh, optimizer=optimizer))
 
 
@@ -162,15 +174,19 @@ def _structs(shapes: PyTree, shardings: PyTree) -> PyTree:
 def parameter_shardings(
     config: Mesh, model: Transformer, mesh: jax.sharding.Mesh, *, optimizer: bool = False
 ) -> PyTree:
-    """Return the sharding of each parameter or, if `optimizer`, of its optimizer state."""
+    """Return the sharding of each parameter.
+
+    Args:
+        optimizer: return the sharding of its optimizer state instead.
+    """
     return mesh_lib.shardings_of(_boxed_shapes(model), mesh, mesh_lib.parameter_rules(config, optimizer=optimizer))
 
 
 def optimizer_shardings(opt_state: PyTree, params: PyTree, shardings: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
     """Return the sharding of each leaf of the optimizer state.
 
-    A leaf with the path and shape of a parameter, such as Adam's moments, is sharded like it in `shardings`; others are
-    replicated.
+    A leaf with the path and shape of a parameter, such as an Adam moment, gets the sharding that
+    `shardings` has for that parameter. Other leaves are replicated.
     """
     by_path = {
         path_names(path): (leaf.shape, sharding)
@@ -188,18 +204,24 @@ def optimizer_shardings(opt_state: PyTree, params: PyTree, shardings: PyTree, me
 
 
 def _unboxed(tree: PyTree) -> PyTree:
-    """Removes the boxes of logical names. (`nn.unbox` would reshard each leaf by the names alone.)"""
+    """Remove the boxes that hold the logical axis names.
+
+    `nn.unbox` would reshard each leaf by the names alone.
+    """
     is_box = lambda x: isinstance(x, nn.meta.AxisMetadata)  # noqa: E731
     return jax.tree.map(lambda x: x.unbox(apply_constraint=False) if is_box(x) else x, tree, is_leaf=is_box)
 
 
 def count_params(params: PyTree, config: Config, source_vocab: int, target_vocab: int) -> int:
-    """Parameters of the model; padded rows of the vocabulary are not counted."""
+    """Count the parameters, without the padded rows of the vocabulary."""
     return sum(parameter_groups(params, config, source_vocab, target_vocab).values())
 
 
 def parameter_groups(params: PyTree, config: Config, source_vocab: int, target_vocab: int) -> dict[str, int]:
-    """Count parameters by group and kind of sub-layer ("encoder self_attention"), without padded rows."""
+    """Count parameters by group, such as "encoder self_attention".
+
+    Padded rows of the vocabulary are not counted.
+    """
     groups: dict[str, int] = {}
     for path, leaf in jax.tree.leaves_with_path(params):
         top, *rest = [key.key for key in path]

@@ -1,4 +1,4 @@
-"""One update as a pure function: gradient, optimizer, check for finite numbers."""
+"""One update as a pure function: gradient, optimizer, finite check."""
 
 import contextlib
 import functools
@@ -38,16 +38,25 @@ def train_step(
     mesh: jax.sharding.Mesh | None = None,
     parameters: Parameters | None = None,
 ) -> Callable[[TrainState, Arrays], tuple[TrainState, Sums]]:
-    """Return the pure function (state, batch) -> (state, metrics) for a mesh; None = one device.
+    """Build one update as a pure function (state, batch) -> (state, metrics).
 
-    batch: int32 [A, B, L] arrays. Gradients and sums are added up over the A microbatches on each device, in float32, then over
-    the devices, once, and divided by the real target tokens of the update. Frozen parameters have no gradient, also not in
-    grad_norm. metrics: float32 scalars: loss, nll and token metrics per token, tokens, grad_norm, learning_rate, finite.
+    Each array of `batch` is int32 [A, B, L]: A microbatches of B rows of L tokens. Each device adds
+    up gradients and loss sums over its microbatches in float32. They are then summed over the
+    devices once, and divided by the number of real target tokens. Frozen parameters have no
+    gradient and do not count in grad_norm.
 
-    finite: 1, or 0 where loss, gradient norm or updated parameters are not finite. Such an update is not applied: `step`
-    and the schedule advance, so that batch, dropout and rate stay functions of the update's number; all else is unchanged.
-    With a bounded optimizer and no average, `learning_rate < LARGEST_RATE` replaces the check of the updated parameters:
-    XLA would compute every update twice for it.
+    The metrics are float32 scalars: loss, nll and the token metrics (all per token), tokens,
+    grad_norm, learning_rate, and finite. `finite` is 1 if the loss, the gradient norm and the
+    updated parameters are finite, else 0. An update that is not finite is not applied: only `step`
+    and the schedule advance, because batch, dropout and rate are functions of the update's number.
+
+    With a bounded optimizer (`has_bounded_updates`) and no average, the updated parameters are not
+    checked, because XLA would then compute every update twice. Instead `finite` requires a
+    learning rate below LARGEST_RATE.
+
+    Args:
+        mesh: None = one device.
+        parameters: default: `parameters_of(config)`.
     """
     parameters = parameters or parameters_of(config)
     rate, average = learning_rate_schedule(config), make_average(config)
@@ -67,7 +76,7 @@ def train_step(
             params = parameters.merge(join(trained, frozen))
             return loss_sums(config, model, params, rows, Noise(key, numbers))
 
-        # The gradient: over microbatches on each device, then over devices.
+        # Gradient: summed over microbatches on each device, then over devices.
         count, rows, _ = batch["target"].shape
         parts = batch, jnp.arange(count * rows, dtype=jnp.uint32).reshape(count, rows)
         gradient = mesh_lib.over_shards(jax.value_and_grad(loss, has_aux=True), shards)
@@ -75,7 +84,7 @@ def train_step(
         def add(total: PyTree, part: PyTree) -> tuple[PyTree, None]:
             return jax.tree.map(jnp.add, total, gradient(trained, part)), None
 
-        with casting(), products(model.matmul_precision):  # also of the backward pass
+        with casting(), products(model.matmul_precision):  # forward and backward
             if count == 1:  # a loop over one microbatch costs a tenth of the step
                 total = gradient(trained, jax.tree.map(lambda x: x[0], parts))
             else:
@@ -90,15 +99,16 @@ def train_step(
         norm = global_norm(grads, moments) / sums["tokens"]
         grads = jax.tree.map(lambda g: g / sums["tokens"], grads)
         if config.optimizer.max_grad_norm:
-            norm = optax.tree.norm(grads)  # the one that clips, computed once for both
+            norm = optax.tree.norm(grads)  # the norm that clipping uses: XLA computes it once
 
-        # The optimizer.
+        # Optimizer, then the average of the parameters if the run has one.
         updates, opt_state = tx.update(grads, state.opt_state, trained)
         params = optax.apply_updates(trained, updates)
         old_ema, frozen_ema = parameters.split(state.ema) if average else (None, {})
         ema = average(old_ema, params, opt_state) if average else None
 
-        # A finite norm bounds every gradient and its square, and with them the optimizer state, which needs no check.
+        # If the norm is finite, so are all gradients, their squares and the optimizer state. The
+        # optimizer state therefore needs no check.
         learning_rate = rate(state.step + 1)
         checked = (sums["loss"], norm) if bounded else (sums["loss"], norm, params)
         finite = functools.reduce(jnp.logical_and, (jnp.isfinite(x).all() for x in jax.tree.leaves(checked)))
@@ -121,7 +131,7 @@ def make_train_step(
     shardings: TrainState,
     parameters: Parameters | None = None,
 ):
-    """`train_step` jitted on the mesh; the state is donated."""
+    """Jit `train_step` for a mesh. Each call donates the old state."""
     replicated, rows = (mesh_lib.named(mesh, spec) for spec in (mesh_lib.REPLICATED, mesh_lib.MICRO_ROWS))
     step = train_step(config, model, tx, mesh, parameters)
     return jax.jit(step, donate_argnums=0, in_shardings=(shardings, rows), out_shardings=(shardings, replicated))

@@ -130,7 +130,7 @@ def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> 
     A run with one keeps its config until `begin`, because something may still refuse the change.
 
     Args:
-      train: False: only its data will be prepared.
+        train: False: only its data will be prepared.
     """
     check_config(workdir, config)
     if checkpoint_steps(workdir):
