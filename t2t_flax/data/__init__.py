@@ -1,1 +1,5 @@
-"""From text to batches: `sources` are read, `tokenizers` encode, `store` keeps tokens, `batching` makes batch k."""
+"""Data pipeline from text to batches.
+
+`sources` reads sentence pairs, `tokenizers` encodes them, `token_store` keeps the ids, and
+`batching` makes batch k.
+"""

@@ -1,4 +1,4 @@
-"""The prepared data of a run."""
+"""Prepared data of a run."""
 
 import dataclasses
 
@@ -8,7 +8,12 @@ from t2t_flax.data.tokenizers import TokenizerPair
 
 @dataclasses.dataclass(frozen=True)
 class Corpus:
-    """Tokenizers, the training store, and the stores of the validation sets, by the names of `Data.valid_sets`."""
+    """Tokenizers and token stores of a run.
+
+    Attributes:
+        train: training store.
+        valid: stores of the validation sets, by the names of `Data.valid_sets`.
+    """
 
     tokenizers: TokenizerPair
     train: TokenStore

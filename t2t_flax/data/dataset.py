@@ -1,4 +1,4 @@
-"""The data of a run: its tokenizers and token stores, prepared once and identified by digest."""
+"""Data of a run: its tokenizers and token stores, prepared once and identified by digest."""
 
 import contextlib
 import hashlib
@@ -31,7 +31,7 @@ from t2t_flax.registry import TOKENIZERS
 
 
 class DataTask(Protocol):
-    """The part of a task (`t2t_flax.tasks`) that this package uses."""
+    """Part of a task (`t2t_flax.tasks`) that this package uses."""
 
     config: Config
     tokenizer_keys: Sequence[str]
@@ -46,24 +46,28 @@ class DataTask(Protocol):
 
 
 class ProcessGroup(Protocol):
-    """The part of `distributed.coordination.ProcessGroup` that this module uses."""
+    """Part of `distributed.coordination.ProcessGroup` that this module uses."""
 
     index: int
     count: int
 
     def broadcast(self, name: str, value: str = "", seconds: float = 0.0) -> str:
-        """Process 0's `value`, in all processes; waits up to `seconds`."""
+        """Return process 0's `value` in all processes; wait up to `seconds`."""
 
 
 def describe_train(config: Config, corpus: Corpus) -> str:
-    """Return a line on the training pairs, and the lines of extensions."""
+    """Return a line about the training pairs, and the lines of extensions."""
     sources = corpus.train.describe_sources(list(config.data.train_sources))
     lines = [line for hook in data_hooks(config) for line in hook.describe(corpus)]
     return "\n".join([corpus.train.describe(), *sources, *lines])
 
 
 def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
-    """Return the training batches; shards: devices that divide them."""
+    """Return the training batches.
+
+    Args:
+        shards: number of devices that divide the batches.
+    """
     reader = training_reader(config, corpus.train, corpus.tokenizers)
     make = training_stream(config)
     return Batches(corpus.train, config.data, seed=config.seed.data, shards=shards, make_stream=make, reader=reader)
@@ -71,11 +75,11 @@ def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
 
 log = logging.getLogger("t2t_flax")
 _CHECKED_TARGETS = 2000
-"""Targets that `prepare` checks for text that cannot be written."""
+"""Number of targets that `prepare` checks for text that the tokenizer cannot write."""
 _SHOWN = 20
-"""Characters of a target that are shown before and after what cannot be written."""
+"""Characters of a target that are shown before and after a place that cannot be written."""
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
-"""Seconds that other processes wait for process 0. Its failure ends their wait earlier."""
+"""Seconds that other processes wait for process 0. If it fails, they stop waiting earlier."""
 
 
 def prepare_corpus(
@@ -84,11 +88,11 @@ def prepare_corpus(
     report: Report = silent,
     group: ProcessGroup | None = None,
 ) -> Corpus:
-    """Tokenizers (trained or given) and token stores; existing ones are reused.
+    """Return tokenizers (trained or given) and token stores. Existing ones are reused.
 
-    All processes of a `group` must call this: process 0 prepares with all its cores while the others wait, then all open
-    the same stores. Raises UserError for every error in the data: missing or malformed files, too little text for the
-    vocabulary, no pair left.
+    All processes of a `group` must call this: process 0 prepares with all its cores while the
+    others wait, then all open the same stores. Raises UserError for every error in the data:
+    missing or malformed files, too little text for the vocabulary, no pair left.
     """
     workdir = epath.Path(workdir)
     stores = _prepared_by_lead(group, lambda: _prepare(task, workdir, report))
@@ -103,7 +107,7 @@ def _prepare(task: DataTask, workdir: epath.Path, report: Report) -> list[TokenS
     config = task.config
     cache = epath.Path(_cache(config, workdir))
     check_reachable(cache)
-    training_policies(config).as_stored()  # errors before minutes of hashing and training
+    training_policies(config).as_stored()  # report errors before minutes of hashing and training
     source = split_source(task, "train")
     others = [split_source(task, name) for split in ("valid", "test") for name in _sets(config)[split]]
     _remove_leftovers(cache)
@@ -124,19 +128,23 @@ _LEFTOVER = re.compile(
 
 
 def _remove_leftovers(cache: epath.Path) -> None:
-    """Remove what killed preparations left half written in the cache, where users may keep other files too. Waits for no
-    other process.
+    """Remove half-written files of killed preparations from the cache.
+
+    Other files there may be the user's and stay. Does not wait for other processes.
     """
     for match in filter(None, map(_LEFTOVER.fullmatch, [] if is_remote(cache) else list_names(cache))):
         with (
-            contextlib.suppress(UserError, OSError),  # it is being written, or another account's
+            contextlib.suppress(UserError, OSError),  # being written, or owned by another account
             exclusive_writer(cache / match[1], "prepare", wait=False),
         ):
-            """Entering removes half-written files."""
+            """Entering the context removes half-written files."""
 
 
 def _prepared_by_lead(group: ProcessGroup | None, prepare: Callable[[], list[TokenStore]]) -> list[TokenStore]:
-    """Calls `prepare` on process 0 and returns its stores; the other processes wait and open the same ones."""
+    """Return the stores that `prepare` makes on process 0.
+
+    The other processes wait and open the same ones.
+    """
     if group is None or group.count == 1:
         return prepare()
     stores = prepare() if group.index == 0 else None
@@ -156,8 +164,10 @@ def _open_prepared(folder: str, digest: str) -> TokenStore:
 
 
 def sets_of(config: Config, split: str) -> list[str]:
-    """The sets that `split` selects, by the names that `split_source` accepts: all validation sets for `valid`, all test sets
-    for `test`, or the one set of that name (`valid.NAME` for one of several validation sets). Raises UserError if there is none.
+    """Return the sets that `split` selects, by the names that `split_source` accepts.
+
+    `valid` selects all validation sets and `test` all test sets. Another name selects one set
+    (`valid.NAME` for one of several validation sets). Raises UserError if there is none.
     """
     if split in ("valid", "test") and (names := list(_sets(config)[split])):
         return names
@@ -166,8 +176,10 @@ def sets_of(config: Config, split: str) -> list[str]:
 
 
 def split_source(task: DataTask, split: str) -> Source:
-    """The source that config.data.train, .valid or .test names, for training all its sources joined; of several sets the one
-    that `sets_of` names `split`. Raises UserError if there is none, or for training text with several references.
+    """Return the source that config.data.train, .valid or .test names.
+
+    All training sources are joined. If there are several sets, `split` is a name from `sets_of`.
+    Raises UserError if there is none, or for training text with several references.
     """
     if split == "train":
         return _training_source(task)
@@ -182,7 +194,7 @@ def split_source(task: DataTask, split: str) -> Source:
 
 
 def _open(task: DataTask, split: str, name: str, spec: str, key: str) -> Source:
-    """The source `spec` of a split, as hooks change it."""
+    """Open the source `spec` of a split and apply the hooks."""
     source = task.of_set(name).open_source(spec, key=key)
     if split != "train" and source.reasons:
         raise UserError(
@@ -218,7 +230,7 @@ def _sets(config: Config) -> dict[str, dict[str, str]]:
 
 
 def _spec(config: Config, split: str) -> tuple[str, str]:
-    """(The config key, the source that it names) of a split or a named set."""
+    """Return (config key, source that it names) for a split or a named set."""
     sets = _sets(config)
     for key, specs in sets.items():
         if split in specs:
@@ -233,8 +245,10 @@ def _spec(config: Config, split: str) -> tuple[str, str]:
 
 
 def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "test")) -> None:
-    """Opens the sources of these splits and reads the first pair of each, so that errors are reported before training. Raises
-    UserError for settings that the task cannot have, and a source that is missing, unreadable, empty or malformed.
+    """Open the sources of these splits and read the first pair of each.
+
+    Errors are thus reported before training. Raises UserError for settings that the task does not
+    allow, and for a source that is missing, unreadable, empty or malformed.
     """
     task.validate_config()
     for split in splits:
@@ -249,8 +263,10 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
 def split_store(
     task: DataTask, workdir: epath.Path, split: str, tokenizers: TokenizerPair, group: ProcessGroup | None = None
 ) -> TokenStore:
-    """The token store of a split. Pairs of `valid` and of test sets are neither dropped nor truncated. All processes of
-    a `group` must call this.
+    """Return the token store of a split.
+
+    Pairs of `valid` and of test sets are neither dropped nor truncated. All processes of a `group`
+    must call this.
     """
     (store,) = _prepared_by_lead(group, lambda: [_split_store(task, workdir, split, tokenizers)])
     return store
@@ -307,7 +323,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
         pair = stored if stored and not model_file.exists() else TokenizerPair.load(model_file)
     else:
         if stored and stored.source.target_languages.keys() != languages_of(control_symbols(config)):
-            raise _other_tokenizer(folder)  # before one is trained
+            raise _other_tokenizer(folder)  # fail before one is trained
         pair = _trained_tokenizers(task, cache, source, report)
     if data.tokenizer_model and not initial:
         _check_vocab_size(pair, config)
@@ -325,7 +341,7 @@ def _tokenizers(task: DataTask, workdir: epath.Path, source: Source, report: Rep
 
 
 def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
-    """Raises UserError if the tokenizer lacks one of the symbols, which it would spell as text."""
+    """Raise UserError if the tokenizer lacks a symbol, which it would spell as text."""
     for symbol, key in symbols.items():
         if symbol not in tokenizer.control_symbols:
             raise UserError(
@@ -336,7 +352,7 @@ def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
 
 
 def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
-    """Raises UserError if the first text of a part of the source lacks the symbol of the language to write."""
+    """Raise UserError if the first text of a part lacks the symbol of its target language."""
     for part in source.parts if tokenizer.target_languages else ():
         first = next((text for text, _ in part.pairs() if text.strip()), "")
         if tokenizer.lacks_language(first):
@@ -347,7 +363,10 @@ def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
 
 
 def _warn_of_unwritable(tokenizer: Tokenizer, source: Source) -> None:
-    """Says how many of the first targets of each part the tokenizer cannot write, if it is any."""
+    """Warn about parts with targets that the tokenizer cannot write.
+
+    The warning gives their share among the part's first targets.
+    """
     for part in source.parts:
         rows = itertools.islice(enumerate(part.rows()), max(20, _CHECKED_TARGETS // len(source.parts)))
         targets = [(i, row[1]) for i, row in rows if not isinstance(row, str)]
@@ -383,7 +402,7 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, repor
     cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         with exclusive_writer(cached, "prepare"):
-            if not TokenizerPair.is_complete(cached):  # by another process during the wait
+            if not TokenizerPair.is_complete(cached):  # another process may finish it during the wait
                 task.train_tokenizers(text).save(cached)
     return TokenizerPair.load(cached)
 

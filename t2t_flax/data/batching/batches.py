@@ -1,7 +1,8 @@
 """Batch k as a function of (config, k), in shapes from a closed list.
 
-A batch has arrays [A, B, L]: A microbatches of B rows, summed into one update. A follows from
-data.microbatch_tokens. Rows are numbered across the microbatches, so that their content does not depend on A or the mesh.
+A batch has arrays [A, B, L]: A microbatches of B rows of L tokens, summed into one update. A
+follows from data.microbatch_tokens. Rows are numbered across the microbatches, so their content
+does not depend on A or on the mesh.
 """
 
 import contextlib
@@ -30,12 +31,12 @@ class Shape:
 
     @property
     def size(self) -> int:
-        """Token slots of a side."""
+        """Token slots on each side."""
         return self.micro * self.rows * self.length
 
     @property
     def array_shape(self) -> tuple[int, int, int]:
-        """[A, B, L] of its arrays."""
+        """Shape [A, B, L] of the arrays."""
         return self.micro, self.rows, self.length
 
     def __str__(self) -> str:
@@ -44,17 +45,17 @@ class Shape:
 
 @dataclasses.dataclass(frozen=True)
 class Batch:
-    """The pairs of an update and their rows.
+    """Pairs of one update and their places in the rows.
 
     Ids are read and arrays filled only for the requested rows, so that each host builds its own.
 
     Attributes:
-      shape: shape of the arrays.
-      pairs: indices into the store, [P].
-      row: row of each pair, 0 .. A * B - 1, [P].
-      starts: where each pair begins in the row's source and target, [P] each.
-      sides: sentences of the pairs.
-      epoch: epoch in which the update begins.
+        shape: shape of the arrays.
+        pairs: indices into the store, [P].
+        row: row of each pair, 0 .. A * B - 1, [P].
+        starts: start of each pair in its row, on the source side and on the target side, [P] each.
+        sides: source and target sentences of the pairs.
+        epoch: epoch in which the update begins.
     """
 
     shape: Shape
@@ -67,7 +68,9 @@ class Batch:
     def rows(self, first: int, last: int) -> dict[str, np.ndarray]:
         """Return rows `first` .. `last` - 1 of every microbatch.
 
-        They are source, source_segments, source_positions and the same for target, int32 [A, last - first, L].
+        Returns:
+            Arrays int32 [A, last - first, L]: source, source_segments, source_positions, and the
+            same for target.
         """
         micro, within = np.divmod(self.row, self.shape.rows)
         mine = np.flatnonzero((first <= within) & (within < last))
@@ -81,28 +84,34 @@ class Batch:
 
     @functools.cached_property
     def arrays(self) -> dict[str, np.ndarray]:
-        """All rows: int32 [A, B, L]."""
+        """Arrays of all rows, int32 [A, B, L]."""
         return self.rows(0, self.shape.rows)
 
     @functools.cached_property
     def source_tokens(self) -> int:
-        """Real source tokens of the update, in all rows."""
+        """Number of source tokens in all rows of the update, without padding."""
         return int(self.sides[0].lengths.sum())
 
     @functools.cached_property
     def target_tokens(self) -> int:
-        """Real target tokens of the update, in all rows."""
+        """Number of target tokens in all rows of the update, without padding."""
         return int(self.sides[1].lengths.sum())
 
     @property
     def fill(self) -> float:
-        """Real target tokens over the target slots that are computed."""
+        """Fraction of the computed target slots that hold a token."""
         return self.target_tokens / self.shape.size
 
 
 def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Shape:
-    """Rows divided over `shards` devices and, if `microbatch_tokens` > 0, into microbatches of at most that many slots
-    a device, but at least one row.
+    """Return the shape of a batch: `rows` split into microbatches and over devices.
+
+    The number of rows is rounded up to a multiple of `shards` in each microbatch.
+
+    Args:
+        microbatch_tokens: most token slots of a microbatch on each device, which holds at least one
+            row; 0 gives a single microbatch.
+        shards: number of devices that divide the rows.
     """
     rows_per_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows
     micro = math.ceil(rows / (rows_per_device * shards))
@@ -110,11 +119,16 @@ def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Sha
 
 
 class Batches:
-    """The training batches of a store.
+    """Training batches of a store.
+
+    Args:
+        shards: number of devices along the batch (data * fsdp). Arrays are padded with empty rows
+            to a multiple of it.
+        reader: reader of the pairs; by default it reads the store's ids.
 
     Attributes:
-      shapes: the closed list of shapes, ascending.
-      updates_per_epoch: updates of the first epoch.
+        shapes: closed list of shapes, ascending.
+        updates_per_epoch: number of updates in the first epoch.
     """
 
     def __init__(
@@ -127,13 +141,8 @@ class Batches:
         make_stream: MakeStream = plain_stream,
         reader: PairReader | None = None,
     ):
-        """
-        Args:
-          shards: devices along the batch (data * fsdp); arrays get empty rows up to a multiple of it.
-          reader: reads the pairs, in place of the store's ids.
-        """
         self.stream = make_stream(reader or StoredPairs(store), config, seed, None)
-        # Sizes do not depend on the mesh, as the order of the pairs must not.
+        # Sizes do not depend on the mesh, because the order of the pairs must not.
         self._shapes = {size: shape_of(*size, config.microbatch_tokens, shards) for size in self.stream.sizes}
         self.shapes = list(dict.fromkeys(self._shapes.values()))
 
@@ -142,14 +151,14 @@ class Batches:
         return self.stream.updates_per_epoch
 
     def batch(self, k: int) -> Batch:
-        """Return the batch of update k >= 0; the order of calls does not matter."""
+        """Return the batch of update k >= 0. Calls may come in any order."""
         update = self.stream.update(k)
         shape = self._shapes[update.size]
         return Batch(shape, update.pairs, update.row, update.starts, update.sides, update.epoch)
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:
-        """Within the block, `count` processes lay out windows ahead, where it is above 1."""
+        """Within the block, lay out windows ahead in `count` processes if `count` is above 1."""
         if count < 2:
             yield
             return
@@ -166,10 +175,12 @@ def validation_batches(
 ) -> list[tuple[Shape, Callable[[], Iterator[Batch]]]]:
     """Return all pairs of a store in packed rows, shortest rows first.
 
-    They come as (Shape of micro 1, function that returns its batches). Nothing is dropped: pairs longer than
-    config.pack_length get rows of twice, four times ... that length, up to the longest pair. Batches of longer rows have
-    fewer of them, so that the memory of attention, rows * length^2, does not grow with the length until each shard has
-    one row.
+    No pair is dropped: pairs longer than config.pack_length get rows of two, four ... times that
+    length, up to the longest pair. Batches of longer rows have fewer rows. So the memory of
+    attention, rows * length^2, does not grow with the length until each shard has one row.
+
+    Returns:
+        (shape with micro = 1, function that returns its batches) for each row length in use.
     """
     longer = np.maximum(*store.lengths)
     edges, longest = [config.pack_length], 8 * math.ceil(store.longest / 8)

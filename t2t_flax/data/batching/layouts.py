@@ -1,4 +1,7 @@
-"""Layouts: the rows of a window of pairs, in the order of training; computed by any process."""
+"""Layouts: the pairs of a window, placed in rows in training order.
+
+A layout is a function of a `Layouter` and the window's number, so any process can compute it.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple, Protocol
@@ -13,22 +16,24 @@ from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 
 VERSION = 8
-"""Version of `data.batching` and `data.hashing`; counts of another version are not used."""
+"""Version of `data.batching` and `data.hashing`. Cached counts of another version are not used."""
 
 Size = tuple[int, int]
-"""(length of a row, rows) of an update."""
+"""(row length, number of rows) of an update."""
 Sides = tuple[Sentences, Sentences]
-"""Source and target sentences."""
+"""(source sentences, target sentences)."""
 
 
 class PairReader(Protocol):
-    """Reads the sentences of samples; pickled, to processes without JAX.
+    """Reader of the sentences of samples.
+
+    It is pickled and sent to processes without JAX.
 
     Attributes:
-      store: the store of the pairs.
-      draws: True if lengths change from epoch to epoch.
-      key: what the ids depend on beside the store, as JSON.
-      longest: tokens of the longest side that it may return.
+        store: store of the pairs.
+        draws: True if lengths change from epoch to epoch.
+        key: inputs of the ids other than the store, as JSON.
+        longest: length in tokens of the longest side that `read` may return.
     """
 
     @property
@@ -44,12 +49,15 @@ class PairReader(Protocol):
     def longest(self) -> int: ...
 
     def read(self, samples: Samples) -> Sides:
-        """Return the sentences of samples, in their order: a function of each pair and its epoch."""
+        """Return the sentences of samples, in order.
+
+        They depend only on each pair and its epoch.
+        """
 
 
 @dataclasses.dataclass(frozen=True)
 class StoredPairs:
-    """The sentences of a store, as they are; a `PairReader`."""
+    """`PairReader` that returns the sentences of a store unchanged."""
 
     store: TokenStore
     draws = False
@@ -64,18 +72,19 @@ class StoredPairs:
 
 
 class Layout(NamedTuple):
-    """The blocks of a window in the order of training.
+    """Blocks of a window in training order.
 
-    A block is the least that an update consists of: a packed row, or all rows of an update.
+    A block is the smallest part of an update: one packed row, or all rows of a bucketed update.
 
     Attributes:
-      order: index of each pair among the window's samples, by block ascending, int64 [P].
-      pairs: index of each pair in the store, int64 [P].
-      row: row of each pair within its block, int64 [P].
-      starts: where each pair begins in the row's source and target, int64 [P] each.
-      ends: index in these arrays at which each block ends, int64 [blocks].
-      sizes: index in `Layouter.sizes` of each block's update, int64 [blocks].
-      sides: sentences of the window's samples.
+        order: index of each pair among the window's samples, sorted by block, int64 [P].
+        pairs: index of each pair in the store, int64 [P].
+        row: row of each pair within its block, int64 [P].
+        starts: start of each pair in its row, on the source side and on the target side, int64 [P]
+            each.
+        ends: index in these arrays at which each block ends, int64 [blocks].
+        sizes: index into `Layouter.sizes` for the update of each block, int64 [blocks].
+        sides: source and target sentences of the window's samples.
     """
 
     order: np.ndarray
@@ -95,10 +104,11 @@ class Layout(NamedTuple):
         return int(self.ends[block - 1]) if block else 0
 
     def rows(self, first: int, last: int, row: int) -> tuple:
-        """Return blocks `first` .. `last` - 1 as rows from `row` on.
+        """Return blocks `first` .. `last` - 1, with their rows numbered from `row` on.
 
         Returns:
-          of each pair (index in the store, row, source start, target start, source sentence, target sentence).
+            Arrays with one element for each pair: (index in the store, row, source start, target
+            start, source sentence, target sentence).
         """
         begin = self.begin(first)
         here = slice(begin, self.begin(last))
@@ -111,7 +121,7 @@ class Layout(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Layouter:
-    """Lays out windows: a function of these fields and the window's number."""
+    """Lay out windows, as a function of these fields and the window's number."""
 
     reader: PairReader
     config: Data
@@ -124,7 +134,7 @@ class Layouter:
 
     @property
     def sizes(self) -> list[Size]:
-        """Sizes of updates: one of packed rows, or one for each length of a bucket."""
+        """Sizes of updates: one for packed rows, or one for each bucket length."""
         c = self.config
         lengths = [c.pack_length] if self.packed else bucket_edges(self.reader.longest)
         return [(length, max(1, c.batch_tokens // length)) for length in lengths]
@@ -135,7 +145,10 @@ class Layouter:
 
     @property
     def key(self) -> list[Any]:
-        """Inputs of the layouts, as JSON. Packed rows do not depend on the number of them in an update."""
+        """Inputs of the layouts, as JSON.
+
+        Packed rows do not depend on the number of rows in an update.
+        """
         c = self.config
         rows = c.pack_length if self.packed else c.batch_tokens
         return [VERSION, self.reader.store.digest, self.seed, c.batching, rows, self.windows.key, self.reader.key]
@@ -143,7 +156,7 @@ class Layouter:
     def lay_out(self, window: int) -> Layout:
         """Return the layout of a window.
 
-        Its blocks are in a seeded order, because first fit leaves the last rows emptier.
+        Blocks are shuffled with a seed, because first fit leaves the last rows emptier.
         """
         samples = self.windows.samples(window)
         sides = self.reader.read(samples)
@@ -165,10 +178,10 @@ class Layouter:
         return Layout(order, samples.pairs[order], *at, ends, sizes[shuffled], sides)
 
     def _buckets(self, longer: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Divide pairs into updates of similar ones, one pair in a row, the longest first.
+        """Divide pairs into updates of similar lengths, one pair in a row, longest pairs first.
 
         Returns:
-          block of each pair, its row, size of each block.
+            Block of each pair, row of each pair, and index into `sizes` for each block.
         """
         order = np.argsort(-(longer + hashes(len(longer), key) / 2.0**64), kind="stable")
         edges = np.array([length for length, _ in self.sizes])
@@ -185,7 +198,7 @@ class Layouter:
 
 
 def lay_out(layouter: Layouter, window: int) -> Layout:
-    """Return the layout of a window; the function of worker processes."""
+    """Return the layout of a window. Worker processes call it."""
     return layouter.lay_out(window)
 
 

@@ -1,4 +1,4 @@
-"""Packing: which row holds a pair (first fit, longest pairs first), and the arrays of the rows."""
+"""Packing: place pairs in rows by first fit, longest pairs first, and fill the arrays."""
 
 import itertools
 
@@ -7,19 +7,24 @@ import numpy as np
 from t2t_flax.data.stored_ids import Sentences
 
 _PARTS = 3
-"""Pairs of a length are divided by how much longer their source is, because a row may have more room on one side."""
+"""Number of parts into which a group of equally long pairs is split.
+
+The parts differ in how much longer the source is than the target. Each looks for rows on its own,
+because a row may have more room on one side.
+"""
 
 
 def first_fit(
     source_lengths: np.ndarray, target_lengths: np.ndarray, pack_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pack pairs into rows of `pack_length` tokens a side: longest pairs first, first row with room.
+    """Pack pairs into rows of `pack_length` tokens a side: longest first, first row with room.
 
-    Pairs with equal numbers of tokens on the longer side are placed together, as if each were as long as the longest of
-    them. Each pair must fit alone.
+    Pairs with equal numbers of tokens on the longer side are placed together, as if each were as
+    long as the longest of them. Each pair must fit into an empty row.
 
     Returns:
-      row of each pair, and where it starts in the row's source and target, int64 [pairs].
+        Row of each pair, its start in the row's source and its start in the row's target, int64
+        [pairs] each.
     """
     order, ends = _by_length(source_lengths, target_lengths)
     source, target = (x[order].astype(np.int64) for x in (source_lengths, target_lengths))
@@ -29,7 +34,7 @@ def first_fit(
     rows: list[np.ndarray] = []
 
     def place(pairs: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Put as many of the pairs into each row as `counts` says. Returns the rest."""
+        """Put pairs into each candidate row, as many as `counts` says, and return the rest."""
         ends = np.minimum(np.cumsum(counts), len(pairs))
         used = int(np.searchsorted(ends, ends[-1])) + 1
         into, ends, now = candidates[:used], ends[:used], pairs[: ends[-1]]
@@ -71,12 +76,12 @@ def first_fit(
 
 
 def _by_length(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Sort pairs into groups with equal numbers of tokens on the longer side, the longest first.
+    """Sort pairs into groups with equal tokens on the longer side, longest groups first.
 
-    In a group, pairs with a longer source are last.
+    Within a group, pairs with a longer source come last.
 
     Returns:
-      the order, and in it the begin of each group and the end.
+        The sorted indices, and the start of each group among them, followed by the end.
     """
     longer = np.maximum(source, target).astype(np.int64)
     order = order_of(source - target + longer.max())
@@ -85,7 +90,10 @@ def _by_length(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, list
 
 
 def _mixed(group: np.ndarray) -> np.ndarray:
-    """Alternate between the first and the last pairs of a group, so that both sides of a row are equally full."""
+    """Alternate between the first and the last pairs of a group.
+
+    This fills both sides of a row equally.
+    """
     half = (len(group) + 1) // 2
     out = np.empty_like(group)
     out[0::2], out[1::2] = group[:half], group[half:][::-1]
@@ -95,15 +103,18 @@ def _mixed(group: np.ndarray) -> np.ndarray:
 def fill_rows(
     sentences: Sentences, row: np.ndarray, start: np.ndarray, shape: tuple[int, int]
 ) -> dict[str, np.ndarray]:
-    """Return one side of a batch.
+    """Return the arrays of one side of a batch.
 
-    It is ids, segments (from 1; 0 is padding) and positions, each int32 [rows, pack_length].
-    Segments number the sentences of a row in their order, so that both sides of a pair get the same number.
+    Segments number the sentences of a row in their order, so both sides of a pair get the same
+    number.
 
     Args:
-      row: row of each sentence.
-      start: where it begins in the row.
-      shape: (rows, pack_length).
+        row: row of each sentence.
+        start: start of each sentence in its row.
+        shape: (rows, pack_length).
+
+    Returns:
+        ids, segments (from 1; 0 is padding) and positions, int32 [rows, pack_length] each.
     """
     rows, pack_length = shape
     segment = _rank_in_row(row, rows)
@@ -112,13 +123,13 @@ def fill_rows(
     order = order[sentences.lengths[order] > 0]
     sentences, segment = sentences.at(order), segment[order]
     begin = row[order] * pack_length + start[order]
-    # Slots are runs in turn: padding, a sentence, padding ..., some of no slot.
+    # Slots form alternating runs: padding, a sentence, padding, ...; padding may be empty.
     edges = np.zeros(2 * len(order) + 2, np.int64)
     edges[1:-1:2], edges[2::2], edges[-1] = begin, begin + sentences.lengths, rows * pack_length
     runs = np.diff(edges)
 
     def spread(values: np.ndarray, dtype: type) -> np.ndarray:
-        """A value for each sentence, in each of its slots; 0 in padding."""
+        """Return the value of each sentence in each of its slots, and 0 in padding."""
         of_runs: np.ndarray = np.zeros(len(runs), dtype)
         of_runs[1::2] = values
         return np.repeat(of_runs, runs)
@@ -135,7 +146,7 @@ def fill_rows(
 
 
 def _rank_in_row(row: np.ndarray, rows: int) -> np.ndarray:
-    """The number of each pair among those of its row, from 1, int32."""
+    """Return the number of each pair within its row, from 1, int32."""
     order = order_of(row)
     before = np.cumsum(np.bincount(row, minlength=rows)) - np.bincount(row, minlength=rows)
     rank = np.empty(len(row), np.int32)
@@ -144,5 +155,8 @@ def _rank_in_row(row: np.ndarray, rows: int) -> np.ndarray:
 
 
 def order_of(keys: np.ndarray) -> np.ndarray:
-    """Sort integers >= 0 stably, in linear time where they have 16 bits. Returns their indices in order."""
+    """Return the indices that sort integers >= 0, stably.
+
+    The time is linear if the integers fit into 16 bits.
+    """
     return np.argsort(keys.astype(np.uint16) if keys.max(initial=0) < 1 << 16 else keys, kind="stable")

@@ -1,4 +1,4 @@
-"""The updates of a corpus: which blocks of which windows update k has."""
+"""Updates of a corpus: the blocks and windows that make up update k."""
 
 import bisect
 import contextlib
@@ -27,15 +27,15 @@ _KEPT_EVERY = 16
 
 
 class Update(NamedTuple):
-    """The pairs of an update and their rows.
+    """Pairs of one update and their places in the rows.
 
     Attributes:
-      epoch: epoch in which the update begins.
-      size: (length of a row, rows).
-      pairs: indices into the store, [P].
-      row: row of each pair, [P].
-      starts: where each pair begins in the row's source and target, [P] each.
-      sides: sentences of the pairs.
+        epoch: epoch in which the update begins.
+        size: (row length, number of rows).
+        pairs: indices into the store, [P].
+        row: row of each pair, [P].
+        starts: start of each pair in its row, on the source side and on the target side, [P] each.
+        sides: source and target sentences of the pairs.
     """
 
     epoch: int
@@ -50,8 +50,8 @@ class Stream(Protocol):
     """Updates as a function of their number.
 
     Attributes:
-      sizes: the closed list of sizes.
-      updates_per_epoch: updates of the first epoch.
+        sizes: closed list of sizes.
+        updates_per_epoch: number of updates in the first epoch.
     """
 
     @property
@@ -61,17 +61,18 @@ class Stream(Protocol):
     def updates_per_epoch(self) -> int: ...
 
     def update(self, k: int) -> Update:
-        """Return update k >= 0; the order of calls does not matter."""
+        """Return update k >= 0. Calls may come in any order."""
 
     def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
-        """From now on `workers` lay out windows, `ahead` of them before they are needed."""
+        """Let `workers` lay out windows from now on, `ahead` of them before they are needed."""
 
 
 class UpdateStream:
-    """Consecutive blocks of the windows of a layouter; a `Stream`.
+    """`Stream` of consecutive blocks from the windows of a layouter.
 
-    The blocks of a window are known when it has been laid out. Their numbers are kept in a file beside the store, so that
-    another start goes on from where this one came to. Raises UserError for a pair that does not fit into a row.
+    The number of blocks in a window is known once the window is laid out. The numbers are cached in
+    a file beside the store, so that a later start continues from them. Raises UserError for a pair
+    that does not fit into a row.
     """
 
     def __init__(self, layouter: Layouter):
@@ -86,23 +87,24 @@ class UpdateStream:
         name = hashlib.sha256(json.dumps(layouter.key).encode()).hexdigest()[:12]
         self._path = origin.with_name(f"{origin.name}.plan-{name}.json")
         self._ends = list(itertools.accumulate(self._kept()))
-        """Blocks up to the end of each window that was laid out before."""
+        """Total number of blocks up to the end of each window that was laid out before."""
         self._written, self._keep_at = len(self._ends), len(self._ends) + 1
         self._lock = threading.RLock()
         self._layouts: dict[int, Callable[[], Layout]] = {}
         self.use(None, 0)
 
     def with_windows(self, windows: Windows) -> "UpdateStream":
-        """Return the updates of other windows, in the same sizes."""
+        """Return a stream of other windows, with the same sizes."""
         stream = UpdateStream(dataclasses.replace(self.layouter, windows=windows))
         stream.use(self._workers, self._ahead)
         return stream
 
     @cached_property
     def updates_per_epoch(self) -> int:
-        """Updates that hold the first epoch.
+        """Number of updates that hold the first epoch.
 
-        Where pairs are drawn, which takes long, its length follows from its first window.
+        If the reader draws pairs, which is slow, the number is computed from the epoch's first
+        window.
         """
         windows = self.layouter.windows.per_epoch
         with self._lock:
@@ -131,14 +133,17 @@ class UpdateStream:
         return Update(epoch, size, np.concatenate(pairs), np.concatenate(row), starts, (joined(source), joined(target)))
 
     def locate(self, block: int) -> tuple[int, int]:
-        """Return (window, number in it) of a block of the stream."""
+        """Return (window, index within the window) of a block of the stream."""
         window = bisect.bisect_right(self._ends, block)
         while self._end(window) <= block:
             window += 1
         return window, block - (self._end(window - 1) if window else 0)
 
     def _end(self, window: int) -> int:
-        """Return the blocks up to the end of a window. Lays out the windows before that were not counted."""
+        """Return the number of blocks up to the end of a window.
+
+        Lays out every window up to it that was not counted.
+        """
         while len(self._ends) <= window:
             self._ends.append((self._ends or [0])[-1] + self.layout(len(self._ends)).blocks)
             if len(self._ends) >= self._keep_at:
@@ -146,7 +151,7 @@ class UpdateStream:
         return self._ends[window]
 
     def layout(self, window: int) -> Layout:
-        """Return the layout of a window, and have those that follow laid out."""
+        """Return the layout of a window, and start to lay out the next ones."""
         near = range(window, window + 1 + self._ahead)
         self._layouts = {number: self._layouts.get(number) or self._start(number) for number in near}
         layout = self._layouts[window]()
@@ -160,7 +165,7 @@ class UpdateStream:
         return partial(self._workers.result, self._workers.submit(self.layouter, window))
 
     def _kept(self) -> list[int]:
-        """Return the blocks of the first windows, which an earlier start has counted."""
+        """Return the number of blocks in each of the first windows, counted by an earlier start."""
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
             counts = [int(count) for count in parse_json(self._path.read_text())["blocks"]]
             if min(counts) > 0:
@@ -168,23 +173,26 @@ class UpdateStream:
         return []
 
     def _keep(self) -> None:
-        """Write the counts, each time after more windows than before."""
+        """Write the counts, less often as their number grows."""
         self._written = len(self._ends)
         self._keep_at = self._written + max(_KEPT_EVERY, self._written // 16)
-        with contextlib.suppress(OSError):  # a folder that another account prepared, without write permission
+        with contextlib.suppress(OSError):  # another account prepared the folder and denies writing
             atomic_write(self._path, json.dumps({"blocks": np.diff(self._ends, prepend=0).tolist()}))
 
 
 MakeStream = Callable[[PairReader, Data, int, Windows | None], Stream]
-"""(reader of the training pairs, config.data, seed, windows if not those of `plain_windows`) -> stream."""
+"""Function (reader of the training pairs, config.data, seed, windows) -> stream.
+
+Windows of None stand for `plain_windows`.
+"""
 
 
 def plain_windows(reader: PairReader, seed: int) -> Windows:
-    """Return windows whose epochs have each pair once."""
+    """Return windows whose epochs hold each pair once."""
     pairs = reader.store.num_pairs
     return EpochWindows(pairs, windows_in(pairs), seed)
 
 
 def plain_stream(reader: PairReader, config: Data, seed: int, windows: Windows | None = None) -> UpdateStream:
-    """Return the stream of a store; a `MakeStream`."""
+    """Return the stream of a store; the default `MakeStream`."""
     return UpdateStream(Layouter(reader, config, seed, windows or plain_windows(reader, seed)))

@@ -1,4 +1,7 @@
-"""Windows: the pairs of a corpus in an endless sequence of seeded permutations, cut into parts that are laid out at once."""
+"""Windows: parts of an endless sequence of seeded permutations of the pairs of a corpus.
+
+A window holds the pairs that are laid out at once.
+"""
 
 import dataclasses
 from typing import Any, NamedTuple, Protocol
@@ -8,31 +11,30 @@ import numpy as np
 from t2t_flax.data.hashing import bijection, key_of
 
 WINDOW_PAIRS = 65536
-"""A window has about this many pairs."""
+"""Approximate number of pairs in a window."""
 
 
 class Samples(NamedTuple):
     """Pairs to train on, int64 [P] each.
 
     Attributes:
-      pairs: indices into the store.
-      epochs: how many times each of them was in a window before.
+        pairs: indices into the store.
+        epochs: number of times that each pair was in an earlier window.
     """
 
     pairs: np.ndarray
     epochs: np.ndarray
 
     def at(self, index: np.ndarray | slice) -> "Samples":
-        """Return the samples at `index`."""
         return Samples(self.pairs[index], self.epochs[index])
 
 
 class Windows(Protocol):
-    """The samples of windows 0, 1, 2 ...; pickled.
+    """Samples of windows 0, 1, 2, ...; instances are pickled.
 
     Attributes:
-      key: further inputs of the samples, as JSON.
-      per_epoch: windows in an epoch.
+        key: further inputs of the samples, as JSON.
+        per_epoch: number of windows in an epoch.
     """
 
     @property
@@ -42,7 +44,7 @@ class Windows(Protocol):
     def per_epoch(self) -> int: ...
 
     def samples(self, window: int) -> Samples:
-        """Return the samples of a window, by pair and epoch ascending."""
+        """Return the samples of a window, sorted by pair and then by epoch."""
 
     def epoch(self, window: int) -> int:
         """Return the epoch in which a window begins."""
@@ -53,9 +55,9 @@ class EpochWindows:
     """`Windows` in which each epoch has every pair of a corpus once.
 
     Args:
-      pairs: pairs of the corpus.
-      per_epoch: windows in an epoch.
-      seed: seed of the permutations.
+        pairs: number of pairs in the corpus.
+        per_epoch: number of windows in an epoch.
+        seed: seed of the permutations.
     """
 
     pairs: int
@@ -77,10 +79,13 @@ class EpochWindows:
 
 
 def pairs_of_epoch(count: int, seed: int, epoch: int, begin: int, end: int) -> np.ndarray:
-    """Return the pairs at `begin` .. `end - 1` of an epoch's permutation of 0 .. count - 1; int64."""
+    """Return the pairs at `begin` .. `end` - 1 of an epoch's permutation of 0 .. count - 1.
+
+    The result is int64.
+    """
     return bijection(np.arange(begin, end), count, key_of(seed, 2, epoch))
 
 
 def windows_in(pairs: float) -> int:
-    """Return the number of windows into which so many pairs are divided."""
+    """Return the number of windows that divide a number of pairs."""
     return max(1, round(pairs / WINDOW_PAIRS))
