@@ -41,7 +41,10 @@ def config_of(schedule="wsd"):
 
 
 def train(config, workdir):
-    return api.train(config, workdir)
+    """Train in this process, which keeps its devices whatever mesh.cpu_devices says."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(api, "_prepare_process", lambda config: [])
+        return api.train(config, workdir)
 
 
 @pytest.fixture(scope="module")
