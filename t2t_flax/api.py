@@ -1,9 +1,10 @@
-"""The Python API: the commands as functions.
+"""Python API: the commands as functions.
 
 `config` is a preset's name, a config file (`FILE.py[:variant]`, or a run's config.json), an edited
-`t2t_flax.config.default_config()`, or a resolved `Config`; `overrides` is `{"model.dropout": 0.2}`. Mistakes raise
-`t2t_flax.errors.UserError`. Settings of the process (`mesh.cpu_devices`, the allocator) take effect only before JAX touches a
-device: call these functions before other JAX code. `load` and `explain` take the devices that there are.
+`t2t_flax.config.default_config()`, or a resolved `Config`. `overrides` is a dict such as
+`{"model.dropout": 0.2}`. Mistakes raise `t2t_flax.errors.UserError`. Process settings
+(`mesh.cpu_devices`, the allocator) take effect only before JAX touches a device, so call these
+functions before other JAX code. `load` and `explain` use the existing devices.
 """
 
 from __future__ import annotations
@@ -29,10 +30,13 @@ if TYPE_CHECKING:  # nothing heavy is imported before it is needed
 
 @dataclasses.dataclass(frozen=True)
 class TrainResult:
-    """How a training ended.
+    """Result of `train`.
 
-    reason: "steps" (all updates done), "patience" or a config key (stopped early), or the name of the signal that stopped it.
-    records: the evaluation record of each test set; empty if the run was stopped or has no test set.
+    Attributes:
+        reason: "steps" (all updates done), "patience" or a config key (stopped early), or the name
+            of the signal that stopped the run.
+        records: evaluation record of each test set; empty if the run was stopped or has no test
+            set.
     """
 
     workdir: epath.Path
@@ -46,11 +50,12 @@ class TrainResult:
 
 
 def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None) -> TrainResult:
-    """Train a new run or resume the one in the workdir, evaluate it, and return how it ended.
+    """Train a new run, or resume the one in the workdir, and evaluate it.
 
-    Checkpoints, metrics and records are written to the workdir exactly as by the command `train`. SIGTERM, SIGHUP and Ctrl-C
-    stop the run after a checkpoint (`result.finished` is then False); the same call goes on. A complete run is returned as it
-    is. Raises UserError, and `t2t_flax.errors.NonFiniteUpdate` where an update was not finite.
+    Checkpoints, metrics and records are written to the workdir, exactly as by the command `train`.
+    SIGTERM, SIGHUP and Ctrl-C stop the run after a checkpoint (`result.finished` is then False).
+    The same call continues it. For a complete run the stored result is returned. Raises UserError,
+    and `t2t_flax.errors.NonFiniteUpdate` where an update was not finite.
     """
     from etils import epath
 
@@ -86,7 +91,7 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, o
             return result
         with supervisor.exit_on_signal("waiting for the lock of the workdir"):
             stack.enter_context(workdir_lib.writing(workdir, "train", group))
-        if result := _completed(config, workdir, group):  # by the process that held the lock until now
+        if result := _completed(config, workdir, group):  # completed by the last holder of the lock
             return result
 
         # Refusals, before anything is written.
@@ -137,9 +142,10 @@ def train(config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, o
 def prepare(
     config: ConfigLike, workdir: epath.PathLike, overrides: Mapping[str, object] | None = None
 ) -> dict[str, int]:
-    """Train the tokenizer and write the token stores of a run, as `train` does when they are missing.
+    """Train the tokenizer and write the token stores of a run.
 
-    Returns the number of sentence pairs by split, `{"train": 90000, "valid": 1000}`; of several validation sets each has one.
+    `train` does the same when they are missing. Returns the number of sentence pairs by split, such
+    as `{"train": 90000, "valid": 1000}`, with one entry for each validation set.
     """
     from etils import epath
 
@@ -175,11 +181,14 @@ def evaluate(
 ) -> dict[str, dict[str, Any]]:
     """Decode and score test sets with a trained run.
 
-    Writes a record of each to WORKDIR/eval, or to OUTPUT/eval.
+    Writes one record for each set to WORKDIR/eval, or to OUTPUT/eval. Returns the records by name
+    of the set: `evaluate("runs/toy")["test"]["scores"]["sacrebleu"]["score"]`.
 
-    split: "valid" or "test" (every set of config.data.valid, of config.data.test), or the name of a set ("valid.NAME" of one of
-    several validation sets). step, average, best: as in `load`.
-    Returns the records by name of the set: `evaluate("runs/toy")["test"]["scores"]["sacrebleu"]["score"]`.
+    Args:
+        split: "valid" or "test" for all sets of config.data.valid or config.data.test, or the name
+            of one set, such as "valid.NAME" among several validation sets.
+        step, average, best: choice of checkpoints, see `load`.
+        output: folder for the records; default: the workdir.
     """
     from etils import epath
 
@@ -222,11 +231,15 @@ def load(
 ) -> TrainedModel:
     """Restore a trained run: `load("runs/toy").translate(["It is late."])`.
 
-    Any devices will do.
+    The devices may differ from the devices of the training. By default the parameters come from the
+    newest checkpoint. The result has the methods `translate(lines)` and `score(pairs)`.
 
-    `workdir` may also name a model of another form (`model_forms`). The parameters come from the newest checkpoint, from
-    checkpoint `step`, from the mean of the last `average` up to it, or from the `best` by eval.metric. The result has
-    `translate(lines)` and `score(pairs)`. overrides change how it decodes: `{"decode.beam_size": 8}`.
+    Args:
+        workdir: workdir of a run, or the name of a model in another form (`model_forms`).
+        step: use the checkpoint of this step.
+        average: use the mean of this many checkpoints, up to `step` or the newest.
+        best: use the best checkpoint by eval.metric.
+        overrides: decoding keys, such as `{"decode.beam_size": 8}`.
     """
     from t2t_flax.evaluation.restore import load as load_run
     from t2t_flax.evaluation.restore import stored_config
@@ -237,7 +250,10 @@ def load(
 
 
 def explain(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> str:
-    """Parameters by group, batches, learning rates and memory of a run of this config, as text."""
+    """Describe a run of this config as text.
+
+    Shows parameters by group, batches, learning rates and memory.
+    """
     resolved = resolve(config, overrides)
     _prepare_process(resolved, devices=False)
     from t2t_flax.training.model_summary import describe
@@ -248,7 +264,7 @@ def explain(config: ConfigLike, overrides: Mapping[str, object] | None = None) -
 def resolve(config: ConfigLike, overrides: Mapping[str, object] | None = None) -> Config:
     """Return the checked, frozen config.
 
-    Raises UserError that names an unknown key, a wrong value or an impossible combination.
+    Raises UserError, which names an unknown key, a wrong value or an impossible combination.
     """
     from t2t_flax import config as config_lib
     from t2t_flax.config.overrides import check_evaluation
@@ -264,7 +280,10 @@ def resolve(config: ConfigLike, overrides: Mapping[str, object] | None = None) -
 
 
 def _completed(config: Config, workdir: epath.Path, group: ProcessGroup) -> TrainResult | None:
-    """How the run ended if it is complete, as process 0 sees it; prints its summary."""
+    """Print the summary of a complete run and return its result, else None.
+
+    Process 0 decides whether the run is complete.
+    """
     from t2t_flax.json_file import parse_json
     from t2t_flax.training.workdir import completed
 
@@ -278,15 +297,16 @@ def _completed(config: Config, workdir: epath.Path, group: ProcessGroup) -> Trai
 
 
 def _as_text(overrides: Mapping[str, object] | None) -> dict[str, str]:
-    """Overrides as the command line has them; their types are checked by the keys."""
+    """Convert overrides to text, as on the command line. The keys check the types."""
     return {key: value if isinstance(value, str) else str(value) for key, value in (overrides or {}).items()}
 
 
 def _prepare_process(config: Config, *, devices: bool = True) -> list[str]:
-    """Apply the settings of the process.
+    """Apply the process settings of a config.
 
     Args:
-        devices: refuse another config.mesh.cpu_devices than the process has; else it keeps its devices.
+        devices: raise UserError if JAX already has devices and mesh.cpu_devices would change them.
+            False: keep them.
     """
     from t2t_flax.process_setup import prepare_process
 

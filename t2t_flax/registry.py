@@ -1,7 +1,8 @@
-"""Tables of components by name: commands, groups of config keys, layers, sources, hooks. Extensions add rows.
+"""Tables of components by name; extensions add rows.
 
-A row names a module, which is imported when it is used. So a run imports only the extensions that it uses, and a config is
-resolved without JAX.
+Components are commands, groups of config keys, layers, sources, hooks and more. A row names a
+module, which is imported only when it is used. A run therefore imports only the extensions that it
+needs, and resolving a config does not import JAX.
 """
 
 import dataclasses
@@ -12,10 +13,11 @@ from typing import Any, TypeVar
 
 @dataclasses.dataclass(frozen=True)
 class Command:
-    """A command of the command line.
+    """Command of the command line.
 
     Attributes:
-        module: has the function `run(argv)`, which returns the exit code.
+        module: module with the function `run(argv)`, which returns the exit code.
+        summary: line for help texts.
     """
 
     module: str
@@ -24,15 +26,15 @@ class Command:
 
 @dataclasses.dataclass(frozen=True)
 class SourceForm:
-    """A way to name a corpus in data.train, data.valid and data.test.
+    """Form in which data.train, data.valid and data.test name a corpus.
 
     Attributes:
         shown: text for messages.
-        module: has `open_spec`, as `t2t_flax.data.sources.text`, and perhaps `writes(spec, root)`, which returns whether
-            opening the source writes files to data.root.
+        module: module with `open_spec`, see `t2t_flax.data.sources.text`. An optional function
+            `writes(spec, root)` returns whether opening the source writes files to data.root.
         prefix: a spec that begins with `prefix:` has this form.
-        suffixes: one file with such an ending has this form. The ending of a compression and columns after a colon may
-            follow. A list of several files needs neither prefix nor suffix.
+        suffixes: endings of a file in this form. The ending of a compression and columns after a
+            colon may follow. A list of several files needs neither prefix nor suffix.
     """
 
     shown: str
@@ -43,13 +45,13 @@ class SourceForm:
 
 @dataclasses.dataclass(frozen=True)
 class ModelForm:
-    """A model that --workdir may name in place of a run.
+    """Form of a model that --workdir may name in place of a run.
 
     Attributes:
         shown: text for help.
-        module: has `folder_of(name)` and `open_model(folder)`, see `t2t_flax.model_forms`.
-        prefix: start of its names, with the colon.
-        file: file that a folder with such a model holds.
+        module: module with `folder_of(name)` and `open_model(folder)`, see `t2t_flax.model_forms`.
+        prefix: start of names in this form, with the colon.
+        file: name of a file in each folder with such a model.
     """
 
     shown: str
@@ -63,14 +65,14 @@ LINES, OUTPUTS = "source lines", "outputs"
 
 @dataclasses.dataclass(frozen=True)
 class Flag:
-    """A flag that an extension adds.
+    """Flag that an extension adds.
 
     Attributes:
-        commands: the command that has it, LINES = every command that reads source lines, or OUTPUTS = every one that also
-            prints translations.
-        metavar: name of its value in help texts; "" = no value.
-        key: dotted name of the config key that it sets.
-        module: without a key, `module:object` of a class as `cli.arguments.Change`.
+        commands: command with this flag. LINES = every command that reads source lines, OUTPUTS =
+            every command that also prints translations.
+        metavar: name of the value in help texts; "" = no value.
+        key: dotted name of the config key that the flag sets.
+        module: without `key`: `module:object` of a class as `cli.arguments.Change`.
     """
 
     commands: str
@@ -82,11 +84,11 @@ class Flag:
 
 @dataclasses.dataclass(frozen=True)
 class MetricRow:
-    """A metric that an extension adds.
+    """Metric that an extension adds.
 
     Attributes:
         module: `module:object` of a class as `tasks.Metric`.
-        keys: config keys; records may have the metric if one of them is set.
+        keys: config keys. Records may have the metric if one of these keys is set.
     """
 
     module: str
@@ -97,12 +99,13 @@ Row = TypeVar("Row")
 
 
 class Table(dict[str, Row]):
-    """Rows of one kind by name, such as decoders: `module`, `module:object`, or a record with a `module`.
+    """Rows of one kind by name, such as decoders.
 
-    The choices of a config key are the names in its table.
+    A row is `module`, `module:object`, or a record with a field `module`. The names in a table are
+    the choices of its config key.
 
     Attributes:
-        ignores: config keys without effect for a choice, by the row's name.
+        ignores: config keys without effect, by name of the chosen row.
     """
 
     def __init__(self, rows: Mapping[str, Row] | None = None):
@@ -110,14 +113,17 @@ class Table(dict[str, Row]):
         self.ignores: dict[str, tuple[str, ...]] = {}
 
     def add(self, name: str, row: Row, *, ignores: tuple[str, ...] = ()) -> None:
-        """Add a row. Raises ValueError for a name that another row has."""
+        """Add a row. Raises ValueError if another row has this name."""
         if self.setdefault(name, row) != row:
             raise ValueError(f"two rows are called {name!r}: {self[name]} and {row}")
         if ignores:
             self.ignores[name] = ignores
 
     def load(self, name: str) -> Any:
-        """Import the module of a row; return it, or its object. Raises ValueError for an unknown name."""
+        """Import the module of a row, and return the module or its object.
+
+        Raises ValueError for an unknown name.
+        """
         load_extensions()
         if name not in self:
             raise ValueError(f"{name!r} is none of {', '.join(self)}")
@@ -131,10 +137,10 @@ class Table(dict[str, Row]):
 
 
 class Features(dict[str, tuple[str, ...]]):
-    """Modules that are active, and imported, only in runs whose config sets one of their keys."""
+    """Modules by the config keys that activate them; inactive ones are not imported."""
 
     def add(self, module: str, *when: str) -> None:
-        """Add a module.
+        """Add a module that is active if one of the keys is set.
 
         Args:
             when: dotted names of keys. A key is set if its value, or an item of a tuple, is truthy.
@@ -142,7 +148,7 @@ class Features(dict[str, tuple[str, ...]]):
         self[module] = when
 
     def of(self, config: Any) -> Iterator[Any]:
-        """Import the modules for a run with this config."""
+        """Import and yield the modules that are active with this config."""
         load_extensions()
         for module, when in self.items():
             values = map(config.value, when)
@@ -166,13 +172,17 @@ SEARCHES = Table({
     "greedy": "t2t_flax.decoding.sampling:greedy",
     "sample": "t2t_flax.decoding.sampling:sample",
 })  # fmt: skip
-"""Choices of decode.strategy: functions (config, tokenizers) -> `decoding.search_loop.Search`. Hypotheses of a sentence: one with
-greedy, decode.n_best with sample, decode.beam_size with others.
+"""Choices of decode.strategy: functions (config, tokenizers) -> Search.
+
+The type is `decoding.search_loop.Search`. A sentence has one hypothesis with greedy, decode.n_best
+with sample, and decode.beam_size with others.
 """
 STEPS = Features()
-"""Modules with two functions. `step(inner, config, tokenizers)` wraps a step of decoding; both are a
-`decoding.translator.DecodeStep`. `prepare(config, tokenizers, lines, first_line)` returns source lines as the model reads them,
-and arrays [lines, ...] by name for `Sentences.more`.
+"""Modules that change a step of decoding, with two functions.
+
+`step(inner, config, tokenizers)` wraps a `decoding.translator.DecodeStep` and returns another one.
+`prepare(config, tokenizers, lines, first_line)` returns source lines as the model reads them, and
+arrays [lines, ...] by name for `Sentences.more`.
 """
 SOURCES = Table(
     {
@@ -188,73 +198,96 @@ SOURCES = Table(
 )
 """Forms of data.train, data.valid and data.test."""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
-"""Choices of data.tokenizer: subclasses of `data.tokenizers.Tokenizer` with `train`."""
+"""Choices of data.tokenizer: classes of `data.tokenizers.Tokenizer` with `train`."""
 TOKENIZER_FILES: Table[str] = Table()
-"""Classes of tokenizers by the `kind` in their JSON files. Other files are SentencePiece models."""
+"""Tokenizer classes by the `kind` in their JSON files.
+
+Files in other formats are SentencePiece models.
+"""
 MODEL_FORMS: Table[ModelForm] = Table()
-"""Models that --workdir may name in place of a run."""
+"""Forms of models that --workdir may name in place of a run."""
 ENSEMBLES = Features()
-"""At most one module, with one key, which further --workdir flags set: models that decode together with a run, separated by
-commas. `extend(loaded, choice, overrides, group)` returns one `TrainedModel` for all, see `evaluation.restore.load`.
+"""Module for models that decode together with a run; at most one.
+
+Repeated --workdir flags set its only key: the other models, separated by commas. The function
+`extend(loaded, choice, overrides, group)` returns one `TrainedModel` for all models, see
+`evaluation.restore.load`.
 """
 TASKS = Table({"translation": "t2t_flax.tasks.translation:Translation"})
 """Choices of data.task: subclasses of `tasks.Task`."""
 METRICS: Table[MetricRow] = Table()
 """Metrics that extensions add to the metrics of a task."""
 PRESET_MODULES: list[str] = []
-"""Modules with further presets, a dict `PRESETS` of `config.presets.Preset` by name."""
+"""Modules with more presets: a dict `PRESETS` of `config.presets.Preset` by name."""
 ATTENTION_KERNELS = Table({"einsum": "", "auto": ""})
-"""Choices of model.attention_kernel: plain products, the kernel of the platform, and kernels. A module has PLATFORM ("gpu" or
-"tpu"), `unavailable()` and `slower(length)`, which give a reason or "", `takes(q, k, v, mask)` and
-`attend(q, k, v, mask, scaled=...)`.
+"""Choices of model.attention_kernel: einsum, automatic choice, and kernels.
+
+A kernel's module has PLATFORM ("gpu" or "tpu"), `takes(q, k, v, mask)` and
+`attend(q, k, v, mask, scaled=...)`. Its functions `unavailable()` and `slower(length)` return a
+reason or "".
 """
 PARAMETERS = Features()
-"""Modules with `parameters(config) -> training.parameters.Parameters` and `explain(config)`, which returns lines for
-`explain`. A config may use one of them.
+"""Modules that change which parameters a run has and trains; a config may use one.
+
+They have `parameters(config) -> training.parameters.Parameters` and `explain(config)`, which
+returns lines for the command `explain`.
 """
 MIXERS = Table({"attention": "t2t_flax.models.attention:SelfAttention"})
 """Choices of model.mixer; see `t2t_flax.models.attention`."""
 SCORES = Table({"scaled_dot": "t2t_flax.models.attention:scaled_dot", "dot": "t2t_flax.models.attention:dot"})
-"""Choices of model.attention_score: functions that return a flax module, (q [..., T, N, H], k [..., S, N, H]) -> float32
-[..., N, T, S].
+"""Choices of model.attention_score: functions that return a flax module.
+
+The module maps q [..., T, N, H] and k [..., S, N, H] to float32 scores [..., N, T, S].
 """
 FEED_FORWARDS = Table({"dense": "t2t_flax.models.layers:FeedForward"})
 """Choices of model.feed_forward: flax modules with the interface of `FeedForward`."""
 ACTIVATIONS = Table({"relu": "flax.linen:relu", "gelu": "flax.linen:gelu", "swish": "flax.linen:swish"})
 """Choices of model.activation: functions of an array."""
 NORMS = Table({"layernorm": "t2t_flax.models.dense:LayerNorm"})
-"""Choices of model.norm_type: functions (epsilon, dtype) -> function or flax module, [..., D] -> [..., D]."""
+"""Choices of model.norm_type: functions (epsilon, dtype) -> norm.
+
+The norm is a function or flax module [..., D] -> [..., D].
+"""
 POSITIONS = Table(
     {
         name: f"t2t_flax.models.embeddings:{name.upper()}"
         for name in ("sinusoid_interleaved", "sinusoid_halves", "learned", "none")
     }
 )
-"""Choices of model.position: objects of the class `PositionScheme`."""
+"""Choices of model.position: instances of `PositionScheme`."""
 SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
-"""Choices of optimizer.schedule: functions config -> `t2t_flax.training.optimizer.Schedule`."""
+"""Choices of optimizer.schedule: functions config -> `optimizer.Schedule`."""
 OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
-"""Choices of optimizer.name: functions config -> optax transformation of gradients to a direction. All share what follows: weight
-decay and the learning rate. An optimizer that evaluates an average of its own ignores optimizer.ema_decay, and its function
-returns a `training.optimizer.AveragingDirection`.
+"""Choices of optimizer.name: functions config -> optax transformation.
+
+It turns gradients into a direction. Weight decay and the learning rate follow in the same way for
+all. An optimizer with its own average of the parameters returns a
+`training.optimizer.AveragingDirection` and ignores optimizer.ema_decay.
 """
 DATA_HOOKS = Features()
 """Modules with `hook(config) -> data.hooks.DataHook`."""
 FLAGS: Table[Flag] = Table()
-"""Flags that extensions add to commands of the core and to each other's."""
+"""Flags that extensions add to commands of the core or of other extensions."""
 HOOKS = Features()
-"""Modules with `hooks(setup, progress, group)`, which returns a list of `training.hooks.Hook`, and perhaps
-`check_installed(config)`.
+"""Modules with training hooks.
+
+`hooks(setup, progress, group)` returns a list of `training.hooks.Hook`. The function
+`check_installed(config)` is optional.
 """
 OBJECT_STORAGE: Table[str] = Table()
-"""At most one row: the module for paths in object stores, with a function for each of `filesystem.by_storage`."""
+"""Module for paths in object stores; at most one row.
+
+It has a function of the same name for each function with the decorator `filesystem.by_storage`.
+"""
 GROUPS: Table[type] = Table()
-"""Groups of config keys, `config.NAME.KEY`, that extensions declare: frozen dataclasses with fields made by `config.keys.key`.
-They may have two methods that raise UserError: `check(self, config)` for an impossible combination, and
-`check_change(self, stored, given, step)` for a change of mutable keys that a run cannot take over after update `step`.
+"""Groups of config keys (`config.NAME.KEY`) that extensions declare.
+
+They are frozen dataclasses whose fields `config.keys.key` makes. Two optional methods raise
+UserError: `check(self, config)` for an impossible combination, and `check_change(self, stored,
+given, step)` for a change of mutable keys that a run cannot take over after update `step`.
 """
 
 
 def load_extensions() -> None:
-    """Import the extensions. Each registers what it adds."""
+    """Import the extensions, which add their rows."""
     importlib.import_module("t2t_flax.extensions")

@@ -1,4 +1,4 @@
-"""Choose checkpoints of a run, restore their parameters one at a time, and average them (6.1)."""
+"""Choose checkpoints of a run, restore their parameters, and average them (6.1)."""
 
 import contextlib
 import dataclasses
@@ -25,13 +25,15 @@ log = logging.getLogger("t2t_flax")
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointChoice:
-    """Checkpoints of a run: by default the newest.
+    """Choice of checkpoints of a run; by default the newest.
 
     Args:
-        step: the checkpoint of this step.
-        average: the last regular checkpoints, up to `step`, which then is one of them.
-        best: the best one by eval.metric.
-        at_most: use fewer if there are fewer or some are damaged, and the newest if none has a metric.
+        step: choose the checkpoint of this step.
+        average: choose this many regular checkpoints (`regular_steps`), the last ones. With `step`
+            they end with that step, even if it is not a regular one.
+        best: choose the best checkpoint by eval.metric.
+        at_most: take fewer checkpoints if there are fewer or some are damaged, and the newest one
+            if no checkpoint has a metric.
     """
 
     step: int | None = None
@@ -46,12 +48,13 @@ class CheckpointChoice:
 
 @dataclasses.dataclass(frozen=True)
 class RestoredParams:
-    """Parameters, and the steps whose mean they are.
+    """Parameters of one checkpoint, or the mean of several.
 
     Args:
-        metric: eval.metric of the best checkpoint if that was asked for, higher is better.
+        steps: steps of these checkpoints.
+        metric: eval.metric if the best checkpoint was chosen, higher is better.
         config_changes: changes of optimization keys during the run (`config.overrides`).
-        dtype: type to which the parameters were rounded when they were stored.
+        dtype: dtype to which the parameters were rounded when they were stored.
     """
 
     params: Any
@@ -69,7 +72,9 @@ def restore_chosen(
     tokenizer: str,
     group: ProcessGroup | None,
 ) -> Iterator[RestoredParams]:
-    """Yield the chosen checkpoints, newest first, each restored on demand; the same on all processes.
+    """Yield the chosen checkpoints, newest first, each restored on demand.
+
+    All processes yield the same checkpoints.
 
     Args:
         config: config of the run.
@@ -77,7 +82,8 @@ def restore_chosen(
         tokenizer: digest of the run's tokenizer.
 
     Raises:
-        UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged; with `at_most`, if all are.
+        UserError: the choice cannot be satisfied, or a chosen checkpoint is damaged. With
+            `choice.at_most`, all chosen checkpoints are damaged.
     """
     if model := open_model(workdir):
         yield _only_part(workdir, model, choice, abstract, tokenizer)
@@ -113,13 +119,13 @@ def restore_params(
     """Restore the model's parameters onto the shardings of `abstract`.
 
     Args:
-        item: `ema` for their moving average.
+        item: "params", or "ema" for their moving average.
 
     Returns:
         (parameters, metadata).
 
     Raises:
-        DamagedCheckpoint: on all processes if one of them cannot read its part.
+        DamagedCheckpoint: on all processes, if one of them cannot read its part.
     """
     meta = checkpoints.meta(step)
     parameters = parameters_of(stored_config(meta))
@@ -130,7 +136,7 @@ def restore_params(
 def _chosen_steps(
     workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice
 ) -> tuple[list[int], float | None]:
-    """Return the chosen steps, newest first, and the metric of the best one if it was asked for."""
+    """Return the chosen steps, newest first, and the metric if `choice.best`."""
     steps, step, key = checkpoints.steps(), choice.step, config.eval.metric
     if not steps or (step is not None and step not in steps):
         what = "checkpoint" if step is None else f"checkpoint of step {step}"
@@ -156,17 +162,21 @@ def _chosen_steps(
 
 
 def regular_steps(config: Config, updates_per_epoch: int, last: int) -> Iterator[int]:
-    """Yield the steps that averages take, from `last` down: the scheduled ones and the end of the run.
+    """Yield the regular steps, which averages use, from `last` down.
 
-    The end is config.train.steps, unless checkpoints go by epochs. A run that is extended later therefore
-    averages the same checkpoints as one that was started with its length.
+    They are the scheduled steps and the end of the run. The end is config.train.steps, unless
+    checkpoints are scheduled by epochs. A run that is extended later therefore averages the same
+    checkpoints as a run that was started with the final length.
     """
     end = 0 if config.checkpoint.every_epochs else config.train.steps
     return (step for step in range(last, 0, -1) if step == end or is_scheduled(config, updates_per_epoch, step))
 
 
 def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints, choice: CheckpointChoice) -> list[int]:
-    """Return the steps to average, newest first. Raises UserError for missing ones; with `at_most` warns."""
+    """Return the steps to average, newest first.
+
+    Missing steps raise UserError, or log a warning with `choice.at_most`.
+    """
     steps = checkpoints.steps()
     last = steps[-1] if choice.step is None else choice.step
     meta = checkpoints.meta(last)
@@ -195,7 +205,10 @@ def _last_regular(workdir: epath.Path, config: Config, checkpoints: Checkpoints,
 def _only_part(
     workdir: epath.Path, model: StoredModel, choice: CheckpointChoice, abstract: Any, tokenizer: str
 ) -> RestoredParams:
-    """The parameters of a model without its run, if they satisfy the choice. Raises UserError."""
+    """Return the parameters of a model that is stored without its run.
+
+    Raises UserError if they do not satisfy the choice.
+    """
     if choice.step not in (None, *model.steps[:1]) or not choice.at_most and (choice.best or choice.average > 1):
         raise UserError(
             f"{workdir} is a model of step {' and '.join(map(str, model.steps))}, not a run with checkpoints: leave "
@@ -210,9 +223,10 @@ def _only_part(
 
 
 def mean(several: Iterable[RestoredParams]) -> RestoredParams:
-    """Return the mean in float32, weighted by numbers of checkpoints; parameters that are alone stay unchanged.
+    """Return the mean in float32, weighted by the number of checkpoints of each item.
 
-    Consumes them one by one and donates their arrays: at most two trees are in memory at once.
+    A single item is returned unchanged. Items are restored one by one and their arrays donated, so
+    at most two trees are in memory at once.
     """
     several = iter(several)
     first, other = next(several), next(several, None)

@@ -1,6 +1,6 @@
 """FLOPs of matrix products by formula, from the shapes of a model's kernels.
 
-XLA's count is not used: it counts the body of a loop once, and is per device.
+XLA's own count does not fit: it counts the body of a loop once, and one device only.
 """
 
 import math
@@ -18,10 +18,11 @@ from t2t_flax.training.parameters import Parameters, model_part, parameters_of
 
 
 class Tokens(NamedTuple):
-    """Tokens of an update, and the pairs of tokens that attention compares.
+    """Tokens of an update, and pairs of tokens that attention compares.
 
-    Real: summed over sentence pairs i, so `cross` is the sum of S_i * T_i. Padded: over rows. `target_self` counts both
-    triangles: a masked product computes both.
+    Real tokens are summed over sentence pairs i, so `cross` is the sum of S_i * T_i. Padded tokens
+    are summed over rows. `target_self` counts both triangles, because a masked product computes
+    both.
     """
 
     source: float
@@ -32,20 +33,27 @@ class Tokens(NamedTuple):
 
 
 def real_tokens(source_lengths: np.ndarray, target_lengths: np.ndarray) -> Tokens:
-    """Tokens of sentence pairs with these lengths, int [pairs]."""
+    """Count the tokens of sentence pairs with these lengths, int [pairs]."""
     s, t = source_lengths.astype(np.float64), target_lengths.astype(np.float64)
     return Tokens(s.sum(), t.sum(), (s * s).sum(), (t * t).sum(), (s * t).sum())
 
 
 def padded_tokens(rows: int, length: int) -> Tokens:
-    """Tokens of rows of `length` slots on each side, padding included."""
+    """Count the tokens of rows of `length` slots on each side, with padding."""
     slots = float(rows * length)
     return Tokens(slots, slots, slots * length, slots * length, slots * length)
 
 
 class Products(NamedTuple):
-    """Matrix products. source, target: multiply-adds of kernels, and of the softmax, for each token of that side. The others: in
-    how many layers pairs of tokens are compared, in products of queries with keys and of weights with values.
+    """Matrix products of a model.
+
+    Attributes:
+        source: multiply-adds of kernels for each source token.
+        target: multiply-adds of kernels and of the output softmax for each target token.
+        encoder_mixers: encoder layers whose mixers compare pairs of tokens, in products of queries
+            with keys and of weights with values. A backward pass counts a layer twice more.
+        decoder_mixers: the same for decoder layers.
+        cross_attentions: the same for cross-attention.
     """
 
     source: float
@@ -55,7 +63,7 @@ class Products(NamedTuple):
     cross_attentions: float
 
     def flops(self, model: Model, tokens: Tokens) -> float:
-        """FLOPs, 2 for each multiply-add."""
+        """Return the FLOPs, 2 for each multiply-add."""
         pairs = self.encoder_mixers * _compared(model, tokens.source, tokens.source_self)
         pairs += self.decoder_mixers * _compared(model, tokens.target, tokens.target_self)
         pairs += self.cross_attentions * tokens.cross
@@ -64,8 +72,10 @@ class Products(NamedTuple):
 
 
 def _compared(model: Model, tokens: float, pairs: float) -> float:
-    """Pairs that a mixer compares, of `pairs` in the same segment: all in self-attention, unless its class has the static method
-    `compared_pairs(model, tokens, pairs)`; none in other mixers, which have only kernels.
+    """Return how many of the `pairs` in the same segment a mixer compares.
+
+    Self-attention compares all pairs. Other mixers have only kernels and compare none. A mixer
+    class may give its own number in a static method `compared_pairs(model, tokens, pairs)`.
     """
     mixer = mixer_class(model)
     if hasattr(mixer, "compared_pairs"):
@@ -74,7 +84,12 @@ def _compared(model: Model, tokens: float, pairs: float) -> float:
 
 
 def forward_products(model: Model, vocab: int, params: Params) -> Products:
-    """The products of a forward pass of a model with parameters of these shapes. vocab: of the target."""
+    """Return the products of a forward pass.
+
+    Args:
+        vocab: size of the target vocabulary.
+        params: parameters, or their shapes.
+    """
     sides = {"source": 0.0, "target": model.d_model * vocab}
     for path, size in _kernels(params):
         sides[_side(path)] += size
@@ -83,10 +98,15 @@ def forward_products(model: Model, vocab: int, params: Params) -> Products:
 
 
 def training_products(config: Config, vocab: int, params: Params, parameters: Parameters | None = None) -> Products:
-    """The products of a forward and a backward pass of a run with parameters of these shapes.
+    """Return the products of a forward and a backward pass.
 
-    With frozen parameters: a kernel has a gradient if it is trained, and its input if a parameter is trained in its stack or
-    before it. What lies below the lowest trained layer of a stack is counted too.
+    With frozen parameters, a kernel has a gradient if it is trained. Its input has a gradient if a
+    parameter in the same stack or before it is trained. Layers below the lowest trained layer of a
+    stack are counted too.
+
+    Args:
+        vocab: size of the target vocabulary.
+        params: the run's parameters, or their shapes.
     """
     model, forward = config.model, forward_products(config.model, vocab, params)
     trained = _with_gradient(params, parameters or parameters_of(config))
@@ -110,8 +130,10 @@ def training_products(config: Config, vocab: int, params: Params, parameters: Pa
 
 
 def _with_gradient(params: Params, parameters: Parameters) -> set[str] | None:
-    """Paths of the model's parameters whose gradient is computed; None = all. The gradient of a kernel with adapters, which are
-    below its path, is computed whole: that of the adapters follows from it.
+    """Return the paths of the parameters whose gradient is computed; None = all.
+
+    They are parameters of the model. A kernel with adapters, which lie below its path, is one of
+    them: its whole gradient is computed, and the gradients of the adapters follow from it.
     """
     trained, frozen = (flatten_dict(tree, sep="/") for tree in parameters.split(params))
     if not frozen:
@@ -124,20 +146,26 @@ def _with_gradient(params: Params, parameters: Parameters) -> set[str] | None:
 
 
 def _kernels(params: Params) -> Iterator[tuple[str, int]]:
-    """(path, size) of each kernel of the layers; one entry is one multiply-add for each token."""
+    """Yield (path, size) of each kernel in the layers.
+
+    Each entry of a kernel is one multiply-add for each token.
+    """
     for path, leaf in flatten_dict(params, sep="/").items():
         if path.endswith("/kernel") and path.startswith(("encoder_", "decoder_")):
             yield path, math.prod(leaf.shape)
 
 
 def _side(path: str) -> str:
-    """Of whose tokens a kernel is applied to each: keys and values of cross-attention are made from the source."""
+    """Return the side whose tokens a kernel is applied to.
+
+    Keys and values of cross-attention are computed from the source.
+    """
     of_source = path.startswith("encoder") or "/cross_attention/key/" in path or "/cross_attention/value/" in path
     return "source" if of_source else "target"
 
 
 def explain_flops(config: Config, params: Params, vocab: int, parameters: Parameters) -> list[str]:
-    """Return a section of `explain`: FLOPs per target token at three lengths, and of the whole run."""
+    """Return a section of `explain`: FLOPs per target token and of the whole run."""
     products = training_products(config, vocab, params, parameters)
     frozen = "" if _with_gradient(params, parameters) is None else ", none for what is frozen"
     lines = [f"FLOPs of training per target token (forward and backward, 2 per multiply-add{frozen})"]

@@ -1,9 +1,10 @@
-"""The loss (5.4) and the metrics of training, as sums over real target tokens.
+"""Loss (5.4) and training metrics, as sums over real target tokens.
 
 Sums are added up over microbatches, devices and batches, then divided once by the sum "tokens".
 
-The backward pass is written out: softmax minus smoothed target, in the compute type, beside the loss. Left to
-differentiation, float32 logits would be read and written many times: a third of an update on a GPU.
+The backward pass is written out: softmax minus smoothed target, in the compute dtype, computed
+together with the loss. Automatic differentiation would read and write float32 logits many times,
+which takes a third of an update on a GPU.
 Letters: B batch, T target length, N tokens, C chunks, D d_model, V rows of the output table.
 """
 
@@ -22,18 +23,24 @@ from t2t_flax.models.dropout import Noise
 from t2t_flax.models.transformer import Transformer
 
 TOKEN_METRICS: dict[str, Callable[[jax.Array, jax.Array], jax.Array]] = {}
-"""Further metrics: (float32 logits [N, V], targets [N]) -> a value for each target token [N]. The mean over real target
-tokens is logged as NAME after updates and as valid_NAME after evaluations. No gradient.
+"""Extra metrics by name: (float32 logits [N, V], targets [N]) -> values [N].
+
+The mean over real target tokens is logged as NAME after updates and as valid_NAME after
+evaluations. Metrics get no gradient.
 """
 
 Sums = dict[str, jax.Array]
-"""float32 scalars: "loss" (smoothed) and "nll" in nats, "accuracy", the token metrics, and "tokens", the real targets."""
+"""float32 sums by name.
+
+They are "loss" (smoothed) and "nll" in nats, "accuracy", the token metrics, and "tokens", the
+number of real target tokens.
+"""
 
 
 def loss_sums(
     config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array], noise: Noise | None
 ) -> tuple[jax.Array, Sums]:
-    """(smoothed loss, all other sums) of rows [B, L]; float32."""
+    """Return (smoothed loss, all other sums) of rows [B, L], in float32."""
     hidden: Any = model.apply({"params": params}, batch, noise, method="hidden")
     if config.model.logit_scale == "rsqrt_d":
         hidden = (hidden.astype(jnp.float32) * config.model.d_model**-0.5).astype(hidden.dtype)
@@ -44,7 +51,10 @@ def loss_sums(
 
 
 def validation_sums(config: Config, model: Transformer, params: Params, batch: dict[str, jax.Array]) -> Sums:
-    """All sums of rows [B, L] without dropout, the smoothed "loss" among them, from float32 logits."""
+    """Return all sums of rows [B, L], from float32 logits and without dropout.
+
+    The smoothed loss is the sum "loss".
+    """
     hidden: Any = model.apply({"params": params}, batch, method="hidden")
     logits: Any = functools.partial(model.apply, {"params": params}, method="logits")
     sums, weights = _sums_and_weights(config, model, batch)
@@ -59,21 +69,26 @@ def _sums_and_weights(config: Config, model: Transformer, batch: dict[str, jax.A
 
 
 def zero_sums() -> tuple[jax.Array, Sums]:
-    """Return `loss_sums` of no tokens."""
+    """Return the result of `loss_sums` for zero tokens."""
     return jnp.zeros(()), {name: jnp.zeros(()) for name in ("nll", "accuracy", *TOKEN_METRICS, "tokens")}
 
 
 def means(sums: Sums) -> Sums:
-    """Each sum per real target token."""
+    """Divide each sum by the number of real target tokens."""
     return {name: value / sums["tokens"] for name, value in sums.items() if name != "tokens"}
 
 
 def token_sums(
     logits: jax.Array, targets: jax.Array, weights: jax.Array, *, config: Loss, vocab_size: int
 ) -> tuple[jax.Array, Sums]:
-    """(smoothed loss, all other sums but "tokens") over tokens of weight 1: logits [..., V], targets and weights [...].
+    """Return (smoothed loss, all other sums except "tokens"), weighted by token.
 
-    The loss alone has a gradient.
+    Only the loss has a gradient.
+
+    Args:
+        logits: [..., V].
+        targets: ids [...].
+        weights: [...], 1 for real target tokens and 0 for padding.
     """
     keys = config.label_smoothing, config.label_smoothing_over, vocab_size
     loss, sums = smoothed_cross_entropy(*keys, logits, targets, weights)
@@ -92,12 +107,19 @@ def smoothed_cross_entropy(
     targets: jax.Array,
     weights: jax.Array,
 ) -> tuple[jax.Array, Sums]:
-    """The sum of the smoothed loss in nats, and those of "nll" and "accuracy"; float32 scalars.
+    """Return the summed smoothed loss in nats, and the sums "nll" and "accuracy".
 
-    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes ("all"), or over all but
-    the target ("non_target"); logits [..., V] beyond `vocab_size` get no mass. Targets and weights, 0 or 1: [...].
-    Statistics are float32. Accuracy: 1 where the target has the highest logit, ties included. The gradient, of the
-    smoothed loss alone, has the type of the logits.
+    The smoothed target is (1 - eps) one-hot + eps uniform over the `vocab_size` real classes
+    ("all"), or over all of them except the target ("non_target"). Logits beyond `vocab_size` get no
+    mass. Statistics and results are float32. A token is accurate if its target has the highest
+    logit, ties included. Only the smoothed loss has a gradient, in the dtype of the logits.
+
+    Args:
+        label_smoothing: eps.
+        label_smoothing_over: "all" or "non_target".
+        logits: [..., V].
+        targets: ids [...].
+        weights: [...], 0 or 1.
     """
     return _cross_entropy(label_smoothing, label_smoothing_over, vocab_size, logits, targets, weights)[0]
 
@@ -112,7 +134,8 @@ def _cross_entropy(eps, over, vocab_size, logits, targets, weights):
     if eps:
         total, classes = (total, vocab_size) if over == "all" else (total - gold, vocab_size - 1)
         loss = (1 - eps) * nll + eps * jnp.sum((log_z - total / classes) * weights)
-    # XLA may skip the rounding of logits for one of the two and not for the other: equal ones would then differ.
+    # XLA may skip the rounding of one of the two logits and not of the other. Equal logits would
+    # then differ, so both are rounded here.
     gold, highest_logit = (jax.lax.reduce_precision(x, kind.nexp, kind.nmant) for x in (gold, highest))
     sums = {"nll": nll, "accuracy": jnp.sum((gold >= highest_logit) * weights)}
     return (loss, sums), (logits, targets, weights, highest, sum_exp)
@@ -120,11 +143,11 @@ def _cross_entropy(eps, over, vocab_size, logits, targets, weights):
 
 def _cross_entropy_gradient(eps, over, vocab_size, saved, cotangents):
     logits, targets, weights, highest, sum_exp = saved
-    share = eps / (vocab_size if over == "all" else vocab_size - 1)  # of a class that is not the target
+    share = eps / (vocab_size if over == "all" else vocab_size - 1)  # of each other class
     of_target = 1 - eps + (share if over == "all" else 0.0)
     classes = jnp.arange(logits.shape[-1])
     smoothed = jnp.where(classes == targets[..., None], of_target, share)
-    # A CPU computes these exponentials once, for the loss and here.
+    # On CPU, XLA computes these exponentials once for the loss and the gradient.
     exponentials = jnp.exp(_masked(logits, vocab_size) - highest[..., None])
     gradient = (exponentials / sum_exp[..., None] - smoothed) * (weights * cotangents[0])[..., None]
     if logits.shape[-1] > vocab_size:
@@ -136,13 +159,16 @@ smoothed_cross_entropy.defvjp(_cross_entropy, _cross_entropy_gradient)
 
 
 def _statistics(logits: jax.Array, for_total: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The maximum of logits [..., V], the sum of exp(logits - maximum), and the sum of `for_total`; [...]."""
+    """Reduce [..., V] to max(logits), sum of exp(logits - max), sum of `for_total`."""
     highest = logits.max(-1)
     return highest, jnp.exp(logits - highest[..., None]).sum(-1), for_total.sum(-1)
 
 
 def _statistics_in_one_pass(logits: jax.Array, for_total: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """As `_statistics`. XLA makes three passes of that on GPUs, each over all logits in memory."""
+    """Compute `_statistics` in one pass over the logits in memory.
+
+    On GPUs XLA would make three passes of `_statistics`.
+    """
 
     def join(a, b):
         highest = jnp.maximum(a[0], b[0])
@@ -154,7 +180,7 @@ def _statistics_in_one_pass(logits: jax.Array, for_total: jax.Array) -> tuple[ja
 
 
 def _masked(logits: jax.Array, vocab_size: int, value: float = -1e9) -> jax.Array:
-    """float32 logits [..., V], with `value` in place of those beyond the vocabulary."""
+    """Return float32 logits [..., V], with `value` beyond the vocabulary."""
     logits = logits.astype(jnp.float32)
     if logits.shape[-1] == vocab_size:
         return logits
@@ -162,7 +188,10 @@ def _masked(logits: jax.Array, vocab_size: int, value: float = -1e9) -> jax.Arra
 
 
 SumFunction = Callable[[jax.Array, jax.Array, jax.Array], tuple[jax.Array, Sums]]
-"""(logits [N, V], targets [N], weights [N]) -> (loss sum, other sums, which get no gradient)."""
+"""Function (logits [N, V], targets [N], weights [N]) -> (loss sum, other sums).
+
+Other sums get no gradient.
+"""
 
 
 def output_sums(
@@ -175,11 +204,15 @@ def output_sums(
     *,
     chunk: int,
 ) -> tuple[jax.Array, Sums]:
-    """`sums` of the logits hidden table^T + bias (3.4), of at most `chunk` tokens at once; the loss differentiates.
+    """Compute `sums` for the logits hidden table^T + bias (3.4), with a gradient.
 
-    At a vocabulary of 37,000 the logits of 25,000 tokens take 1.9 GB in bfloat16, and their gradient as much: here only
-    those of a chunk exist. The gradient is computed beside the loss, so logits are computed once. Products and logits are
-    in the type of `hidden`. The gradients of table and bias are summed in float32.
+    At a vocabulary of 37,000 the logits of 25,000 tokens take 1.9 GB in bfloat16, and their
+    gradient as much. Here only the logits of one chunk exist at a time. The gradient is computed
+    together with the loss, so logits are computed once. Products and logits have the dtype of
+    `hidden`. The gradients of table and bias are summed in float32.
+
+    Args:
+        chunk: limit of tokens whose logits exist at the same time.
     """
     return _output_sums(sums, table_VxD, bias_V, *_split(chunk, hidden_BxTxD, targets_BxT, weights_BxT))
 
@@ -187,7 +220,7 @@ def output_sums(
 def sums_without_gradient(
     sums: SumFunction, logits: Callable[[jax.Array], jax.Array], hidden_BxTxD, targets_BxT, weights_BxT, *, chunk: int
 ) -> tuple[jax.Array, Sums]:
-    """`sums` of `logits(hidden [N, D])`, of at most `chunk` tokens at once."""
+    """Compute `sums` for `logits(hidden [N, D])`, at most `chunk` tokens at a time."""
 
     def of_chunk(hidden, targets, weights):
         return sums(logits(hidden), targets, weights), None
@@ -196,7 +229,10 @@ def sums_without_gradient(
 
 
 def _split(chunk: int, *arrays_BxT: jax.Array) -> list[jax.Array]:
-    """Arrays [B, T, ...] as [C, N, ...] with N at most `chunk`; the last chunk is padded with zeros."""
+    """Reshape arrays [B, T, ...] to [C, N, ...], where N is at most `chunk`.
+
+    The last chunk is padded with zeros.
+    """
     tokens = arrays_BxT[0].shape[0] * arrays_BxT[0].shape[1]
     # Chunks of equal size: 2,070 tokens in chunks of 512 would be padded to 2,560.
     chunk = min(chunk, 8 * math.ceil(tokens / math.ceil(tokens / chunk) / 8))
@@ -240,7 +276,10 @@ _output_sums.defvjp(_forward, _backward)
 
 
 def _over_chunks(function, *chunks_CxN):
-    """`function(chunk) -> (terms, outputs)` over all chunks: terms are summed over chunks, outputs stacked."""
+    """Call `function(chunk) -> (terms, outputs)` for all chunks.
+
+    Terms are summed over the chunks, outputs are stacked.
+    """
     if len(chunks_CxN[0]) == 1:
         terms, outputs = function(*(x[0] for x in chunks_CxN))
         return terms, jax.tree.map(lambda x: x[None], outputs)

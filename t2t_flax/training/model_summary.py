@@ -1,4 +1,7 @@
-"""Summaries of a config, without reading data, and of a run: parameters, batches, schedule, memory, devices."""
+"""Summaries of a config or a run: parameters, batches, schedule, memory, devices.
+
+The summary of a config reads no data.
+"""
 
 import dataclasses
 import platform
@@ -24,7 +27,7 @@ _FILL = 0.97
 
 
 def describe(config: Config) -> str:
-    """Parameters by group, batch shapes, the schedule at a few updates, memory and FLOPs."""
+    """Describe a config: parameters, batch shapes, schedule, memory and FLOPs."""
     sizes, parameters = (config.data.vocab_size,) * 2, parameters_of(config)
     state = state_on_one_device(config, sizes)
     parts = [
@@ -40,7 +43,7 @@ def describe(config: Config) -> str:
 
 
 def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
-    """Lines on the data, the model, the batches and the devices of a run."""
+    """Return lines about the data, the model, the batches and the devices of a run."""
     config, corpus, batches = setup.config, setup.corpus, setup.batches
     data, sizes = config.data, corpus.tokenizers.vocab_sizes
     trained, frozen = (count_params(part, config, *sizes) for part in setup.parameters.split(setup.abstract.params))
@@ -58,7 +61,7 @@ def describe_run(setup: TrainingSetup, group: ProcessGroup) -> list[str]:
 
 
 def state_on_one_device(config: Config, sizes: tuple[int, int]) -> TrainState:
-    """Shapes and dtypes of the train state for these vocabulary sizes."""
+    """Return shapes and dtypes of the train state for these vocabulary sizes."""
     model = make_model(config, *sizes)
     one = mesh_lib.make_mesh(dataclasses.replace(config.mesh, data=1, fsdp=1, tensor=1), jax.devices()[:1])
     return abstract_state(config, model, make_optimizer(config), one)[0]
@@ -100,7 +103,7 @@ def _sources(config: Config) -> list[str]:
 
 
 def _dropped(config: Config) -> list[str]:
-    """Which training pairs are dropped."""
+    """Describe the training pairs that are dropped."""
     d = config.data
     rules = [f"pairs of more than {d.max_length} tokens a side"] if d.on_too_long == "drop" else []
     return [*rules, "pairs with an empty side"]

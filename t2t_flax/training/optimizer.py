@@ -17,7 +17,7 @@ from t2t_flax.registry import OPTIMIZERS, SCHEDULES
 from t2t_flax.training.parameters import Parameters, Scales, parameters_of, path_names, scaled
 
 LARGEST_RATE = 1e32
-"""Limit of the rate: the sum of a million updates a few times this large is finite."""
+"""Limit of the rate. A million updates a few times this large have a finite sum."""
 Schedule = Callable[[jax.Array | int], jax.Array]
 """Function t -> float32 learning rate, where t = update - 1 + schedule_first_step."""
 

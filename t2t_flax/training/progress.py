@@ -22,10 +22,15 @@ from t2t_flax.filesystem import atomic_write, by_storage
 
 
 class Progress:
-    """`update` shows the step, free text and the remaining time; `say` prints a line above the bar.
+    """Progress bar. `update` moves it; `say` prints a line above it.
 
-    `unit`: of the steps; "" for work without steps. `quiet`: show nothing. `eta`:
-    show the remaining time, where the work so far predicts it.
+    The bar shows the step, free text and the remaining time.
+
+    Args:
+        total: number of steps; None = unknown.
+        unit: name of the steps; "" for work without steps.
+        quiet: show nothing.
+        eta: show the remaining time; False where the work so far does not predict it.
     """
 
     def __init__(
@@ -54,10 +59,11 @@ class Progress:
         self._bar.stop()
 
     def update(self, done: int, text: str = "", *, total: int | None = None, line_every: float = 10.0) -> None:
-        """Move the bar. Without a terminal, print a line at most every `line_every` seconds.
+        """Move the bar. Without a terminal, print a line now and then.
 
         Args:
-            total: new total, if it is known.
+            total: new total, if it has become known.
+            line_every: seconds between two lines, at least.
         """
         self._total = total or self._total
         self._bar.update(self._task, completed=done, total=self._total, text=text, amount=self._amount(done))
@@ -68,7 +74,7 @@ class Progress:
             self.say(f"{self._name}{count}  {text}{self._eta(done, now)}".rstrip())
 
     def say(self, text: str) -> None:
-        """Prints a line."""
+        """Print a line above the bar."""
         self._console.print(text, markup=False)
         sys.stdout.flush()
 
@@ -84,7 +90,7 @@ class Progress:
 
 @contextlib.contextmanager
 def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
-    """Show progress bars, one after the other: `bar(name, done, total, unit)` moves one."""
+    """Show progress bars, one at a time; `bar(name, done, total, unit)` moves one."""
     with contextlib.ExitStack() as stack:
         shown: dict[str, Progress] = {}
 
@@ -101,18 +107,19 @@ def bars(*, quiet: bool = False, eta: bool = True) -> Iterator[Report]:
 def seconds_since_start() -> float:
     """Return the age of this process.
 
-    On Linux from numbers that count from the boot: psutil adds the time of the boot, which moves with the wall clock.
+    On Linux it is computed from numbers that count from the boot. psutil would add the time of the
+    boot, which moves with the wall clock.
     """
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return time.time() - psutil.Process().create_time()
-    start = stat.read_text().rpartition(")")[2].split()[19]  # field 22 of proc(5); the name may contain spaces
+    start = stat.read_text().rpartition(")")[2].split()[19]  # field 22, proc(5); the name may hold spaces
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
 
 
 @contextlib.contextmanager
 def measure(bucket: str, seconds: dict[str, float]) -> Iterator[None]:
-    """Add the time that the block takes to a bucket of `seconds`, see `TrainProgress`."""
+    """Add the time of the block to a bucket of `seconds`, see `TrainProgress`."""
     start = time.perf_counter()
     try:
         yield
@@ -122,10 +129,13 @@ def measure(bucket: str, seconds: dict[str, float]) -> Iterator[None]:
 
 @dataclasses.dataclass
 class Rate:
-    """Tokens, token slots and seconds of the updates since the last line of metrics.jsonl."""
+    """Speed of the updates since the last line of metrics.jsonl.
+
+    Counts target tokens, token slots and seconds.
+    """
 
     seconds: dict[str, float]
-    """By bucket, see `measure`."""
+    """Seconds by bucket, see `measure`."""
     since: float = 0.0
     tokens: int = 0
     slots: int = 0
@@ -144,14 +154,14 @@ class Rate:
 
     @property
     def tokens_per_second(self) -> float:
-        """Target tokens a second."""
+        """Target tokens per second of training, waits for data included."""
         return self.tokens / max(self._busy() - self.since, 1e-9)
 
     def __str__(self) -> str:
         return f"{self.tokens_per_second:,.0f} tok/s  fill {self.tokens / self.slots:.0%}"
 
     def describe(self, batch: Batch) -> dict[str, float]:
-        """Return values for a line of metrics.jsonl, about the last batch too."""
+        """Return the speed and facts on the last batch for a line of metrics.jsonl."""
         return {
             "epoch": batch.epoch,
             "source_tokens": batch.source_tokens,
@@ -165,16 +175,19 @@ log = logging.getLogger("t2t_flax")
 
 
 class MetricsWriter:
-    """Appends to WORKDIR/metrics.jsonl.
+    """Writer that appends lines to WORKDIR/metrics.jsonl.
 
-    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if it had never stopped. It grows where
-    `open_growing_files` says.
+    Lines after `resume_step` are dropped, so that the file of a resumed run reads as if the run had
+    never stopped. `open_growing_files` decides where the file grows.
+
+    Args:
+        evaluation_due: also drop the evaluation of `resume_step`, which will be repeated.
     """
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
         workdir = epath.Path(workdir)
-        # The resumed run writes again what came after the checkpoint at `resume_step`: a change of the config, and an
-        # evaluation of which the checkpoint does not know.
+        # The resumed run repeats the lines that followed the checkpoint at `resume_step`: a change of
+        # the config, and an evaluation that the checkpoint does not include.
         rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
         kept = [
             line
@@ -191,12 +204,12 @@ class MetricsWriter:
         self._file = path.open("a")
 
     def write(self, step: int, values: dict[str, Any]) -> None:
-        """Appends `{"step": step, ...}`."""
+        """Append the line {"step": step, ...}."""
         self._file.write(json.dumps({"step": step} | values) + "\n")
         self._file.flush()
 
     def send(self) -> None:
-        """Returns when the lines so far are stored."""
+        """Wait until the lines so far are stored."""
         self._files.send()
 
     def close(self) -> None:
@@ -205,9 +218,9 @@ class MetricsWriter:
 
 
 def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
-    """Read the lines of WORKDIR/metrics.jsonl, without a last line that a kill has cut.
+    """Read the lines of WORKDIR/metrics.jsonl.
 
-    Damaged lines are left out with a warning.
+    A last line that a kill has cut is left out. Damaged lines are left out with a warning.
     """
     path, valid, damaged = epath.Path(workdir) / "metrics.jsonl", [], []
     try:
@@ -229,7 +242,7 @@ def read_metrics(workdir: str | epath.Path) -> list[dict[str, Any]]:
 
 
 class GrowingFiles:
-    """A workdir on disk: `local` is the workdir itself."""
+    """Growing files of a workdir on disk: `local` is the workdir itself."""
 
     def __init__(self, workdir: epath.Path):
         self.local = Path(workdir)
@@ -243,5 +256,5 @@ class GrowingFiles:
 
 @by_storage
 def open_growing_files(workdir: epath.Path) -> GrowingFiles:
-    """Where files of a workdir can grow: in `local`."""
+    """Return the place where files of a workdir can grow, in its folder `local`."""
     return GrowingFiles(workdir)

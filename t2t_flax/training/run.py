@@ -1,4 +1,4 @@
-"""Decisions of a run: its start, the work due after an update, the best evaluation, its end."""
+"""Decisions of a run: start, work due after an update, best evaluation, end."""
 
 import dataclasses
 import math
@@ -16,7 +16,7 @@ from t2t_flax.training.progress import read_metrics
 from t2t_flax.training.train_state import init_state
 
 MOST_SKIPPED = 10
-"""Updates in a row that are skipped with train.non_finite = skip."""
+"""Limit of consecutive skipped updates with train.non_finite = skip."""
 
 
 def restore_or_init(
@@ -61,7 +61,13 @@ def checkpoint_meta(setup: TrainingSetup, progress: TrainProgress) -> dict[str, 
 
 
 class DueAfterUpdate(NamedTuple):
-    """Work after an update: validation loss, decoding of the validation set, a scheduled checkpoint."""
+    """Work that is due after an update.
+
+    Attributes:
+        loss: compute the validation losses.
+        decoding: decode the validation sets.
+        checkpoint: save a scheduled checkpoint.
+    """
 
     loss: bool
     decoding: bool
@@ -73,7 +79,7 @@ class DueAfterUpdate(NamedTuple):
 
 
 def due_after(setup: TrainingSetup, step: int) -> DueAfterUpdate:
-    """Return the work after update `step`, a function of the config and the step."""
+    """Return the work after update `step`: a function of the config and the step."""
     c, epoch = setup.config, setup.batches.updates_per_epoch
 
     def every(*intervals: int) -> bool:
@@ -87,14 +93,17 @@ def due_after(setup: TrainingSetup, step: int) -> DueAfterUpdate:
 
 
 def reason_to_end(config: Config, progress: TrainProgress, step: int, signal: str = "") -> str:
-    """Return the reason to end after `step`, as in `TrainingEnd`; "" if the run continues."""
+    """Return the reason to end after `step` (see `TrainingEnd`), or "" to continue."""
     if config.eval.patience and progress.evaluations_without_better >= config.eval.patience:
         return "patience"
     return signal or ("steps" if step >= config.train.steps else "")
 
 
 def skip_or_fail(config: Config, progress: TrainProgress, step: int, loss: float, norm: float) -> str:
-    """Count an update that was not finite; return why. Raises NonFiniteUpdate where it ends the run."""
+    """Count an update that was not finite, and return a description of it.
+
+    Raises NonFiniteUpdate where it ends the run.
+    """
     progress.skipped_in_a_row += 1
     why = f"update {step}: loss {loss}, gradient norm {norm}"
     if math.isfinite(loss) and math.isfinite(norm):
@@ -108,9 +117,13 @@ def skip_or_fail(config: Config, progress: TrainProgress, step: int, loss: float
 
 
 def note_metric(progress: TrainProgress, values: dict[str, float], step: int, name: str) -> float | None:
-    """Update `progress` for patience and the best checkpoint; return the metric, higher is better.
+    """Update the best metric and the patience in `progress`; return the metric.
 
-    Returns None for an evaluation without the metric, and for a metric that is not finite, which counts as worse than any.
+    The sign is such that higher is better. Returns None if `values` lack the metric. A metric that
+    is not finite counts as worse than any other, and also returns None.
+
+    Args:
+        name: config.eval.metric.
     """
     value = values.get(f"valid_{name}")
     if value is None:
@@ -124,7 +137,7 @@ def note_metric(progress: TrainProgress, values: dict[str, float], step: int, na
 
 
 def worse_than_start(setup: TrainingSetup) -> str:
-    """Return a note if eval.metric is worse at the end than before the first update, else ""."""
+    """Return a note if eval.metric got worse since before the first update, else ""."""
     name = f"valid_{setup.config.eval.metric}"
     values = [(line["step"], line[name]) for line in read_metrics(setup.workdir) if name in line]
     if not values or values[0][0]:

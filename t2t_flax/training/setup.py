@@ -1,4 +1,4 @@
-"""Build the parts of a run, compile its programs for each batch shape, and put its batches on devices."""
+"""Set up a run: build its parts, compile its programs, and prefetch its batches."""
 
 import concurrent.futures
 import contextlib
@@ -37,9 +37,12 @@ from t2t_flax.training.train_step import make_train_step
 
 
 def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices: list | None = None) -> TrainingSetup:
-    """Build the parts on `devices` (default: all), without initializing parameters.
+    """Build the parts of a run without initializing parameters.
 
     Raises UserError where the mesh does not fit the config.
+
+    Args:
+        devices: default: all.
     """
     mesh = mesh_lib.make_mesh(config.mesh, devices)
     mesh_lib.check_divisibility(config, mesh)
@@ -52,13 +55,13 @@ def set_up_training(config: Config, workdir: epath.Path, corpus: Corpus, devices
 
 
 class Program(NamedTuple):
-    """A function to be compiled for several shapes.
+    """Function to be compiled for several batch shapes.
 
     Attributes:
-        function: a jitted function.
-        inputs: its abstract arguments for a shape.
-        describe: its name for a shape, and what to do where it does not fit in memory.
-        options: options of XLA.
+        function: jitted function.
+        inputs: shape -> abstract arguments.
+        describe: shape -> (name, advice if the program does not fit in memory).
+        options: XLA options.
     """
 
     function: jax.stages.Wrapped
@@ -68,7 +71,7 @@ class Program(NamedTuple):
 
 
 def train_program(setup: TrainingSetup) -> Program:
-    """The train step of a run."""
+    """Return the train step of a run as a `Program`."""
     parts = setup.config, setup.model, setup.tx, setup.mesh, setup.shardings, setup.parameters
     rows = mesh_lib.named(setup.mesh, mesh_lib.MICRO_ROWS)
 
@@ -83,21 +86,23 @@ def train_program(setup: TrainingSetup) -> Program:
 
 
 _MOST_AT_ONCE = 8
-"""The most programs compiled at the same time; each needs memory of the host."""
+"""Limit of programs that compile at the same time: each needs host memory."""
 
 
 def compile_programs(
     program: Program, shapes: Sequence[Shape], mesh: jax.sharding.Mesh, *, besides: PyTree = ()
 ) -> dict[tuple[int, ...], jax.stages.Compiled]:
-    """Compile a program for each shape, the largest first: {(microbatches, rows, length): program}.
+    """Compile a program for each shape: {(microbatches, rows, length): program}.
 
-    Programs are lowered one after the other, and compiled on up to 8 cores; for GPUs one after the other, because XLA
-    chooses kernels by running them on the device.
+    Programs are lowered one after the other, the largest first, and compiled on up to 8 cores. For
+    GPUs they are also compiled one after the other, because XLA chooses kernels by running them on
+    the device. Raises UserError where a program does not fit in memory, and starts no more.
 
-    Raises UserError where a program does not fit in memory beside the arrays `besides`, and starts no further one.
+    Args:
+        besides: other arrays that stay on the devices.
     """
     at_once = 1 if mesh.devices.flat[0].platform == "gpu" else min(num_cores(), _MOST_AT_ONCE)
-    available = device_memory()  # on CPUs before compilers take some of it
+    available = device_memory()  # on CPUs, read before compilation takes some of it
     pool = concurrent.futures.ThreadPoolExecutor(at_once, "compile")
     compiled: dict[Shape, concurrent.futures.Future[jax.stages.Compiled]] = {}
     try:
@@ -113,7 +118,10 @@ def compile_programs(
 
 
 def device_memory() -> int | None:
-    """Bytes that this process can use on one device, or None; a CPU device has a share of the free memory."""
+    """Return the bytes that this process can use on one device; None = unknown.
+
+    Each CPU device gets an equal share of the host's free memory.
+    """
     device = jax.local_devices()[0]
     if device.platform == "cpu":
         return psutil.virtual_memory().available // jax.local_device_count()
@@ -121,9 +129,10 @@ def device_memory() -> int | None:
 
 
 def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
-    """Bytes on a device by use, and the `peak` of all uses; None where the compiler does not say.
+    """Return the bytes on one device by use; None where the compiler does not say.
 
-    Uses: argument, output, alias (results in place of arguments), temp, generated_code.
+    The uses are argument, output, alias (outputs that reuse arguments), temp and generated_code.
+    `peak` is their total, in which reused bytes count once.
     """
     analysis = compiled.memory_analysis()
     if analysis is None:
@@ -134,16 +143,19 @@ def program_memory(compiled: jax.stages.Compiled) -> dict[str, int] | None:
 
 
 def resident_bytes(tree: PyTree) -> int:
-    """Bytes on one device of arrays, or of abstract arrays with shardings."""
+    """Return the bytes on one device of arrays, or of abstract arrays with shardings."""
     return sum(math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def check_fits_in_memory(
     compiled: jax.stages.Compiled, available: int | None, name: str, advice: str, *, besides: PyTree = ()
 ) -> None:
-    """Raise UserError if a program needs more bytes than are available (None = unknown).
+    """Raise UserError if a program needs more bytes than are available.
 
     Args:
+        available: bytes on one device; None = unknown.
+        name: name of the program for the message.
+        advice: end of the message.
         besides: other arrays that stay on the devices.
     """
     needed = program_memory(compiled)
@@ -155,14 +167,17 @@ def check_fits_in_memory(
 
 
 def batch_struct(size: tuple[int, ...], sharding: jax.sharding.NamedSharding) -> dict[str, jax.ShapeDtypeStruct]:
-    """Abstract arrays of a batch: int32 of shape `size`."""
+    """Abstract arrays of a batch, each int32 of shape `size`."""
     struct = jax.ShapeDtypeStruct(size, np.int32, sharding=sharding)
     names = ("", "_segments", "_positions")
     return dict.fromkeys([side + name for side in ("source", "target") for name in names], struct)
 
 
 def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | None:
-    """Return a function that computes the losses of the validation sets; None if no loss is ever due."""
+    """Return the function (params, after_batch) -> losses of the validation sets.
+
+    None if the config never asks for them.
+    """
     if not (setup.corpus.valid and (setup.config.eval.every_steps or setup.config.eval.every_epochs)):
         return None
     besides = setup.abstract.opt_state, setup.abstract.ema
@@ -176,9 +191,9 @@ def validation_loss(setup: TrainingSetup) -> Callable[..., dict[str, float]] | N
 
 
 def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Return {metric: mean over the sets, "metric/SET": value of a named set} from {set: {metric: value}}.
+    """Average {set: {metric: value}} over sets: {metric: mean, "metric/SET": value}.
 
-    Every set counts equally, whatever its size.
+    All sets have the same weight, whatever their size. Only named sets get a value of their own.
     """
     first, *_ = values.values()
     mean = {metric: float(np.mean([of_set[metric] for of_set in values.values()])) for metric in first}
@@ -187,12 +202,17 @@ def with_means(values: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
 
 
 class ValidationLoss:
-    """Losses and token metrics over a whole store, without dropout; compiled once for each shape.
+    """Losses and token metrics over a whole store, without dropout.
 
-    `params`: parameters, or their abstract shapes and shardings. `split`: of the store, as in `split_source`. `besides`: other
-    arrays on the devices while it runs, such as the optimizer state. `programs`: compiled for other stores of the run, to
-    which new ones are added. Raises UserError, naming the pair, where a pair is longer than the positions, and where a
-    program does not fit in memory.
+    Programs are compiled once for each shape. Raises UserError, with the pair's place, where a pair
+    is longer than the learned positions, and where a program does not fit in memory.
+
+    Args:
+        params: parameters, or their abstract shapes and shardings.
+        split: name of the store, as in `split_source`.
+        besides: other arrays on the devices during the evaluation, such as the optimizer state.
+        programs: compiled programs by shape, shared with other stores of the run. New ones are
+            added.
     """
 
     def __init__(
@@ -235,7 +255,11 @@ class ValidationLoss:
         self._programs.update(compile_programs(program, new, mesh, besides=besides))
 
     def _longest(self, limit: int | None = None) -> str:
-        """Describes the longest pair of the store, or the longest of at most `limit` tokens."""
+        """Describe the longest pair of the store.
+
+        Args:
+            limit: describe the longest pair of at most this many tokens.
+        """
         longer = np.maximum(*self._store.lengths)
         i = int(np.argmax(np.where(longer <= limit, longer, 0) if limit else longer))
         source = split_source(task_of(self._config), self._split)
@@ -245,7 +269,7 @@ class ValidationLoss:
         return f"config.data.{self._split}: {where} has {tokens[0]} source and {tokens[1]} target tokens"
 
     def __call__(self, params: Params, after_batch: Callable[[], None] = lambda: None) -> dict[str, float]:
-        """{"loss": ..., "nll": ..., and each token metric: ...}, per real target token of the store."""
+        """Return loss, nll and the token metrics, per real target token of the store."""
         sharding = mesh_lib.named(self._mesh, mesh_lib.ROWS)
         sums = []
         for shape, batches in self._parts:
@@ -260,33 +284,42 @@ class ValidationLoss:
 
 
 _LEAST_AHEAD, _MOST_AHEAD, _AHEAD_BYTES = 3, 64, 256 << 20
-"""Batches that wait, and their bytes, which the least may exceed."""
+"""Least and most batches to prefetch, and their bytes.
+
+The least number is prefetched even if it has more bytes.
+"""
 _BYTES_PER_SLOT = 24
-"""int32 ids, segments and positions of two sides."""
+"""Bytes of int32 ids, segments and positions on two sides."""
 _FILLING = 8
-"""Threads that fill arrays: NumPy does most of it without the interpreter's lock."""
+"""Most threads that fill arrays. NumPy mostly works without the interpreter lock."""
 
 
 class Prefetcher:
-    """Batches `first` to `last - 1` as global arrays, made ahead. A batch is a function of its number, so prefetched batches are
-    no state that a checkpoint would need.
+    """Prefetch batches `first` to `last - 1` as global arrays.
 
-    Windows of updates are laid out in a thread, or in processes where `num_workers` asks for several; arrays are filled in
-    threads.
+    A batch is a function of its number, so checkpoints do not store prefetched batches. A thread
+    lays out windows of updates, or several processes if `num_workers` asks for them. Threads fill
+    the arrays.
     """
 
     def __init__(self, batches: Batches, mesh: jax.sharding.Mesh, first: int, last: int, num_workers: int = 0):
-        """num_workers: processes, see config.data.num_workers; also threads."""
+        """Start nothing yet: `with` starts the threads and processes.
+
+        Args:
+            num_workers: number of processes, see config.data.num_workers; also the least number of
+                threads that fill arrays, up to 8.
+        """
         self._batches, self._mesh, self._numbers = batches, mesh, iter(range(first, last))
-        # Where the devices are the cores of this host, they take all of these, and much longer than a layout takes.
+        # CPU devices keep all cores of this host busy, for much longer than a layout takes.
         cores = 1 if mesh.devices.flat[0].platform == "cpu" else num_cores()
         self._processes = num_workers
         self._laying_out = concurrent.futures.ThreadPoolExecutor(1, "layouts")
         self._filling = concurrent.futures.ThreadPoolExecutor(min(_FILLING, max(cores, num_workers)), "batches")
         self._prefetched: queue.SimpleQueue[concurrent.futures.Future[DeviceBatch]] = queue.SimpleQueue()
         self._taken: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """True for each batch that was taken, for which a thread starts another: the one that trains must not wait for locks.
-        Last False.
+        """True for each batch that `next` took, at the end False.
+
+        A thread starts a new batch for each True: the training thread must not wait for locks.
         """
         self._starting = threading.Thread(target=self._start_for_taken, name="batches ahead", daemon=True)
 
@@ -309,12 +342,15 @@ class Prefetcher:
         self._stack.__exit__(*error)
 
     def wait(self) -> None:
-        """Returns when the first batch is laid out: where no plan was kept, all updates before it are counted first."""
+        """Wait until the first batch is laid out.
+
+        Where no plan was stored, all updates before it must be counted first.
+        """
         if self._first:
             concurrent.futures.wait([self._first])
 
     def next(self) -> DeviceBatch:
-        """The next batch. Raises any error of the thread."""
+        """Return the next batch. Raises the errors of the threads that make it."""
         batch = self._prefetched.get().result()
         self._taken.put(True)
         return batch
@@ -324,7 +360,7 @@ class Prefetcher:
             self._start_next()
 
     def _start_next(self) -> concurrent.futures.Future[Batch] | None:
-        """The next batch as it is laid out; None after the last."""
+        """Start the next batch and return the future of its layout; None after the last."""
         if (k := next(self._numbers, None)) is None:
             return None
         laid_out = self._laying_out.submit(self._batches.batch, k)
@@ -336,7 +372,7 @@ class Prefetcher:
 
 
 def put_batch(batch: Batch, mesh: jax.sharding.Mesh) -> DeviceBatch:
-    """The batch on the mesh; this process builds only the rows of its own devices."""
+    """Put a batch on the mesh; each process builds only the rows of its devices."""
     size = micro, rows, length = batch.shape.micro, batch.shape.rows, batch.shape.length
     arrays = mesh_lib.to_global(batch.rows, size, mesh_lib.named(mesh, mesh_lib.MICRO_ROWS))
     return DeviceBatch(arrays, batch)

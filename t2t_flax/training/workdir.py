@@ -1,4 +1,4 @@
-"""The workdir of a run: validation, locking, completion, and protection against starting over.
+"""Workdir of a run: checks, lock, completion, protection against starting over.
 
 config.json       the resolved config
 tokenizer/        tokenizer.model, or source.model and target.model
@@ -6,7 +6,7 @@ data/             token stores, unless config.data.cache names another folder
 checkpoints/N/    the state after update N
 metrics.jsonl     a line for every log.every_steps updates and every evaluation
 eval/             records of evaluations
-trained.json      written with the first checkpoint and never removed, so that a run never silently starts over
+trained.json      written with the first checkpoint, never removed: no run may silently start over
 complete.json     written at the end, with the final scores
 diverged.json     the update that was not finite, until the run trains again
 .lock             held by the writing process
@@ -40,11 +40,14 @@ from t2t_flax.training.checkpoints import TRAINED, finished_steps
 log = logging.getLogger("t2t_flax")
 _TOKENIZER = ("tokenizer.model", "source.model", "target.model")
 _UNOWNED = (LOCK, f"{LOCK}-*", ".shared-*", "*.partial-*", "*.log", "*.out", "*.err", "lost+found", ".nfs*")
-"""Allowed before a run starts in a folder: its own marker files, and the log of its output."""
+"""Files that a new workdir may hold: locks, markers and logs of the run's output."""
 
 
 def check_run_folder(workdir: epath.Path) -> Config | None:
-    """Return the config in a workdir; None for a new or empty one. Raises UserError for another folder."""
+    """Return the config in a workdir; None for a new or empty folder.
+
+    Raises UserError for a folder that is not a run.
+    """
     check_writable(workdir, "give a new folder")
     if os.path.exists(workdir) and not os.path.isdir(workdir):
         raise UserError(f"--workdir={workdir} is a file: give a folder.")
@@ -63,7 +66,10 @@ def check_run_folder(workdir: epath.Path) -> Config | None:
 
 
 def read_config(workdir: epath.PathLike) -> Config | None:
-    """Return the config in a workdir; None if there is none. Raises UserError for another config.json."""
+    """Return the config in a workdir; None if there is none.
+
+    Raises UserError if config.json is not a config of this program.
+    """
     path = epath.Path(workdir) / "config.json"
     try:
         text = read_if_exists(path)
@@ -75,7 +81,7 @@ def read_config(workdir: epath.PathLike) -> Config | None:
 
 
 def read_model_config(folder: epath.PathLike) -> Config | None:
-    """Return the config in a workdir, or beside a model of another form; None if there is neither."""
+    """Return the config in a workdir or of a model in another form; None if absent."""
     stored = read_config(folder)
     if stored is None and (model := open_model(folder)):
         return model.config
@@ -84,10 +90,10 @@ def read_model_config(folder: epath.PathLike) -> Config | None:
 
 @contextlib.contextmanager
 def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None) -> Iterator[None]:
-    """Hold the lock of a workdir that passed `check_run_folder`; process 0 holds it for all.
+    """Hold the lock of a workdir within the block; process 0 holds it for all.
 
-    Removes unfinished files of killed writers. Raises UserError, naming the process, if another one writes
-    there.
+    The workdir has passed `check_run_folder`. Removes unfinished files of killed writers. Raises
+    UserError, with the name of the process, if another process writes there.
     """
     lock = lock_folder(workdir, command) if group is None or group.is_lead else None
     try:
@@ -100,16 +106,20 @@ def writing(workdir: epath.Path, command: str, group: ProcessGroup | None = None
 
 
 def _remove_unfinished(workdir: epath.Path) -> None:
-    """Remove half-written files whose writers are gone. `evaluate` writes without the lock of the workdir."""
+    """Remove half-written files whose writers are gone.
+
+    A file of a living writer stays: `evaluate` writes without the lock of the workdir.
+    """
     for folder, name in (("", r"\w+\.jsonl?|tokenizer"), ("tokenizer", r"\w+\.model"), ("eval", ".+")):
-        with contextlib.suppress(OSError):  # on a file system without locks nobody knows
+        with contextlib.suppress(OSError):  # without file locks, a living writer is not seen
             delete(workdir / folder, f"(?:{name}){PARTIAL}")
 
 
 def check_config(workdir: epath.Path, config: Config) -> None:
-    """Raise UserError for another folder, another config, and a run whose checkpoints are gone.
+    """Raise UserError if the run in the workdir cannot continue with this config.
 
-    Before the first checkpoint any config may replace the stored one.
+    Reasons are a folder that is not a run, a change of fixed keys, and lost checkpoints. Before the
+    first checkpoint any config may replace the stored one.
     """
     stored, path = check_run_folder(workdir), workdir / "config.json"
     if stored and (steps := checkpoint_steps(workdir)):
@@ -125,26 +135,28 @@ def check_config(workdir: epath.Path, config: Config) -> None:
 
 
 def adopt_config(workdir: epath.Path, config: Config, *, train: bool = True) -> None:
-    """Store the resolved config in a workdir without a checkpoint. Raises as `check_config`.
+    """Store the resolved config in a workdir without a checkpoint.
 
-    A run with one keeps its config until `begin`, because something may still refuse the change.
+    A run with a checkpoint keeps its config until `begin`, because the change may still be refused.
+    Raises the errors of `check_config`.
 
     Args:
-        train: False: only its data will be prepared.
+        train: False if only the data will be prepared; metrics.jsonl then stays.
     """
     check_config(workdir, config)
     if checkpoint_steps(workdir):
         return
     _remove_tokenizer(workdir / "tokenizer")
-    if train:  # from an attempt without a checkpoint, whose updates are repeated
+    if train:  # of an earlier attempt without a checkpoint: its updates are repeated
         (workdir / "metrics.jsonl").unlink(missing_ok=True)
     atomic_write(workdir / "config.json", config_lib.to_json(config))
 
 
 def begin(workdir: epath.Path, config: Config) -> None:
-    """Mark the run as training: write config.json, remove complete.json and diverged.json.
+    """Mark the run as training.
 
-    Call it after restoring and compiling, when nothing can refuse the config any more.
+    Writes config.json, and removes complete.json and diverged.json. Call it after restoring and
+    compiling, when nothing can refuse the config any more.
     """
     (workdir / "complete.json").unlink(missing_ok=True)
     (workdir / MARKER).unlink(missing_ok=True)
@@ -157,7 +169,10 @@ def checkpoint_steps(workdir: epath.Path) -> list[int]:
 
 
 def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
-    """Raise UserError for a run that had a checkpoint and has none now, unless it was killed before its first."""
+    """Raise UserError for a run that had a checkpoint and has none now.
+
+    A run that was killed before its first checkpoint passes.
+    """
     folder = workdir / "checkpoints"
     if os.path.islink(folder) and not os.path.exists(folder):
         raise UserError(f"{folder} links to {os.readlink(folder)}, which does not exist: is that disk mounted?")
@@ -170,14 +185,14 @@ def _check_nothing_lost(workdir: epath.Path, stored: Config | None) -> None:
 
 
 def _remove_tokenizer(folder: epath.Path) -> None:
-    """Other files in the folder stay."""
+    """Remove the tokenizer's files, and the folder if no other file is in it."""
     delete(folder, f"(?:{'|'.join(map(re.escape, _TOKENIZER))})(?:{PARTIAL})?")
     with contextlib.suppress(OSError):
         os.rmdir(folder)
 
 
 def completed(workdir: epath.Path, config: Config) -> str | None:
-    """Return the message for a workdir whose run is complete; None if the run is not."""
+    """Return a message if the run in a workdir is complete, else None."""
     text, stored = read_if_exists(workdir / "complete.json"), read_config(workdir)
     if text is None or stored is None:
         return None
@@ -207,7 +222,7 @@ def completed(workdir: epath.Path, config: Config) -> str | None:
 
 
 def _also_needed(config: Config, key: str, value: float) -> str:
-    """Return what else must change with a key: the refusal of this value alone; "" if nothing must."""
+    """Return the error if other keys must change with this key, else ""."""
     try:
         check_combinations(config.with_values({key: value}))
     except UserError as error:
@@ -216,11 +231,11 @@ def _also_needed(config: Config, key: str, value: float) -> str:
 
 
 MARKER = "diverged.json"
-"""{"step", "reason"} in the workdir of a diverged run; removed when it trains again."""
+"""File with {"step", "reason"} of a diverged run; removed when it trains again."""
 
 
 def advice(config: Config, workdir: epath.Path) -> str:
-    """Return flags to try after a divergence, and the checkpoint from which the run resumes."""
+    """Return advice after a divergence: flags to try, and where the run resumes."""
     o, steps = config.optimizer, checkpoint_steps(workdir)
     name = "lr_scale" if o.schedule == "noam" else "peak_lr"
     current, norm = getattr(o, name), o.max_grad_norm
@@ -243,5 +258,5 @@ def advice(config: Config, workdir: epath.Path) -> str:
 
 
 def mark(workdir: epath.Path, error: NonFiniteUpdate) -> None:
-    """Write the marker."""
+    """Write diverged.json."""
     atomic_write(workdir / MARKER, json.dumps({"step": error.step, "reason": str(error)}, indent=2) + "\n")
