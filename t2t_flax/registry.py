@@ -198,7 +198,7 @@ SOURCES = Table(
 )
 """Forms of data.train, data.valid and data.test."""
 TOKENIZERS = Table({name: "t2t_flax.data.tokenizers:SentencePieceTokenizer" for name in ("bpe", "unigram")})
-"""Choices of data.tokenizer: classes of `data.tokenizers.Tokenizer` with `train`."""
+"""Choices of data.tokenizer: `data.tokenizers.Tokenizer` classes with `train`."""
 TOKENIZER_FILES: Table[str] = Table()
 """Tokenizer classes by the `kind` in their JSON files.
 
@@ -256,7 +256,7 @@ POSITIONS = Table(
 )
 """Choices of model.position: instances of `PositionScheme`."""
 SCHEDULES = Table({name: f"t2t_flax.training.optimizer:{name}" for name in ("noam", "inverse_sqrt", "constant")})
-"""Choices of optimizer.schedule: functions config -> `optimizer.Schedule`."""
+"""Choices of optimizer.schedule: config -> `training.optimizer.Schedule`."""
 OPTIMIZERS = Table({"adam": "t2t_flax.training.optimizer:adam"})
 """Choices of optimizer.name: functions config -> optax transformation.
 

@@ -59,8 +59,11 @@ TRAINED = "trained.json"
 _ITEMS = ("params", "opt_state", "ema")
 _UNFINISHED = ".orbax-checkpoint-tmp"
 _MISSING = (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, None)
+"""Error numbers of an OSError that means damage; None = no number."""
 _OTHER = (jax.errors.JaxRuntimeError, MemoryError, ImportError, NotImplementedError)
+"""Errors that never mean damage."""
 _PARSING = (ValueError, LookupError, EOFError, TypeError, AttributeError, zlib.error)
+"""Errors that parsers raise for damaged files."""
 
 
 class DamagedCheckpoint(UserError):

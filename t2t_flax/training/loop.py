@@ -159,7 +159,7 @@ def train(
                 checkpoints.save(state, checkpoint_meta(setup, progress), metric)
 
     def end(step: int) -> None:
-        """Close metrics.jsonl and the hooks of a run that has stopped or diverged."""
+        """Close metrics.jsonl, and call the end hooks of a run that stopped or diverged."""
         if writer:
             writer.close()
         call_hooks(hooks, "end", step, {})

@@ -24,6 +24,7 @@ from t2t_flax.training.precision import compute_dtype
 from t2t_flax.training.train_state import abstract_state, count_params, make_model, parameter_groups
 
 _FILL = 0.97
+"""Typical share of real tokens in packed rows."""
 
 
 def describe(config: Config) -> str:

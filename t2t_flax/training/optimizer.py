@@ -1,7 +1,8 @@
 """Optimizer and learning rate (5.3).
 
 Adam and the schedules are functions of the config, and rows of `registry.OPTIMIZERS` and
-`registry.SCHEDULES`.
+`registry.SCHEDULES`. A row of OPTIMIZERS computes a direction: the update before weight decay and
+the learning rate.
 """
 
 import math
@@ -37,10 +38,9 @@ class AveragingDirection(optax.GradientTransformation):
 def make_optimizer(config: Config, parameters: Parameters | None = None) -> optax.GradientTransformation:
     """Make the optimizer of a config.
 
-    It chains clipping by the global norm, the direction (the row of OPTIMIZERS, such as Adam),
-    decoupled weight decay, and the learning rate. The tree of its state does not depend on
-    `max_grad_norm`, which may change when a run is resumed. Raises ValueError for an unknown
-    optimizer or schedule.
+    It chains clipping by the global norm, the direction, decoupled weight decay, and the learning
+    rate. The tree of its state does not depend on `max_grad_norm`, which may change when a run is
+    resumed. Raises ValueError for an unknown optimizer or schedule.
 
     Args:
         parameters: default: `parameters_of(config)`.
@@ -92,9 +92,7 @@ def adam(config: Config) -> optax.GradientTransformation:
 
 
 def has_bounded_updates(o: Optimizer) -> bool:
-    """Return whether each update is at most a fixed multiple of the learning rate.
-
-    This holds for finite gradients.
+    """Return whether finite gradients bound each update by a multiple of the rate.
 
     By Cauchy-Schwarz, Adam's m / sqrt(v) before bias correction is at most
     (1 - b1) / sqrt((1 - b2) (1 - b1^2 / b2)). Weight decay has no bound: it moves a parameter by a

@@ -113,7 +113,8 @@ def seconds_since_start() -> float:
     stat = Path("/proc/self/stat")
     if not stat.exists():
         return time.time() - psutil.Process().create_time()
-    start = stat.read_text().rpartition(")")[2].split()[19]  # field 22, proc(5); the name may hold spaces
+    # Field 22 of proc(5). The process name before ")" may contain spaces.
+    start = stat.read_text().rpartition(")")[2].split()[19]
     return time.clock_gettime(time.CLOCK_BOOTTIME) - int(start) / os.sysconf("SC_CLK_TCK")
 
 
@@ -186,8 +187,8 @@ class MetricsWriter:
 
     def __init__(self, workdir: epath.Path, *, resume_step: int, evaluation_due: bool = False):
         workdir = epath.Path(workdir)
-        # The resumed run repeats the lines that followed the checkpoint at `resume_step`: a change of
-        # the config, and an evaluation that the checkpoint does not include.
+        # The resumed run repeats the lines that followed the checkpoint at `resume_step`: a change
+        # of the config, and an evaluation that the checkpoint does not include.
         rewritten = ("config_changed", *(("valid_",) if evaluation_due else ()))
         kept = [
             line

@@ -295,7 +295,7 @@ _FILLING = 8
 
 
 class Prefetcher:
-    """Prefetch batches `first` to `last - 1` as global arrays.
+    """Batches `first` to `last - 1`, prefetched as global arrays.
 
     A batch is a function of its number, so checkpoints do not store prefetched batches. A thread
     lays out windows of updates, or several processes if `num_workers` asks for them. Threads fill

@@ -99,7 +99,7 @@ def abstract_state(
     with mesh_lib.use(mesh):
         step, opt_state, ema = jax.eval_shape(functools.partial(_others, config, tx, parameters), params)
     shardings = TrainState(
-        mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # shardings, not arrays
+        mesh_lib.named(mesh, mesh_lib.REPLICATED),  # type: ignore[arg-type]  # shardings
         _shardings(params),
         optimizer_shardings(opt_state, params, _shardings(in_optimizer), mesh),
         ema and _shardings(params),
