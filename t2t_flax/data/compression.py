@@ -1,4 +1,4 @@
-"""Compressed files, known by their first bytes."""
+"""Compressed files, recognised by their first bytes."""
 
 import bz2
 import gzip
@@ -18,26 +18,33 @@ FORMS = {
     ".xz": re.compile(rb"\xfd7zXZ\0"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2aM\x18"),
 }
-"""The first bytes of each form of compression, by its suffix."""
+"""Patterns of the first bytes of each compressed form, by its suffix."""
 SUFFIXES = tuple(FORMS)
 HEAD = 10
-"""Bytes that tell the form."""
+"""Number of bytes that tell the form."""
 _BLOCK = 1 << 16
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f\x7f]")
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)
-"""Errors of damaged data; .bz2 and .zst also raise an OSError without a number (`is_damage`)."""
+"""Errors of damaged data.
+
+.bz2 and .zst also raise an OSError without a number (`is_damage`).
+"""
 
 
 def form_of(head: bytes, suffix: str = "") -> str:
-    """The suffix of the compression of a file that begins with these bytes; "" for none. A file with such a `suffix` that
-    begins neither as any form nor as text is damaged data of it.
+    """Return a file's form of compression, as a suffix; "" for none.
+
+    Args:
+        head: first bytes of the file.
+        suffix: suffix of the file's name. If it is one of a form, and the file begins neither as
+            any form nor as text, the file is damaged data in that form.
     """
     damaged = suffix if suffix in FORMS and (not head or _CONTROL.search(head)) else ""
     return next((form for form, first in FORMS.items() if first.match(head)), damaged)
 
 
 def decompressed(raw: IO[bytes], form: str) -> Any:
-    """The uncompressed bytes of an open file, streamed; a context."""
+    """Return a context with the uncompressed bytes of an open file, streamed."""
     if form == ".gz":
         return gzip.GzipFile(fileobj=raw)
     if form in (".bz2", ".xz"):
@@ -45,15 +52,17 @@ def decompressed(raw: IO[bytes], form: str) -> Any:
         return io.BufferedReader(_Blocks(_blocks(raw, make)), _BLOCK)
     if form == ".zst":
         require("pyarrow", "arrow", "a .zst file")
-        import pyarrow  # 0.1 s
+        import pyarrow  # takes 0.1 s
 
         return io.BufferedReader(pyarrow.CompressedInputStream(pyarrow.PythonFile(raw, "r"), "zstd"))
     return raw
 
 
 def _blocks(raw: IO[bytes], make: Callable[[], Any]) -> Iterator[bytes]:
-    """Yield the uncompressed bytes of one or more streams. Raises an error of damaged data where bz2.open and lzma.open take
-    what follows a stream for nothing: damage near the start of a later stream would drop the rest of the file.
+    """Yield the uncompressed bytes of one or more streams.
+
+    bz2.open and lzma.open ignore unknown bytes after a stream. This function raises an error of
+    damaged data there: damage near the start of a later stream would drop the rest of the file.
     """
     stream = make()
     while data := raw.read(_BLOCK):
@@ -87,7 +96,7 @@ class _Blocks(io.RawIOBase):
 
 
 def is_damage(error: Exception, form: str) -> bool:
-    """Return whether a read failed because of damaged data, not of the disk or the network."""
+    """Return whether damaged data made a read fail, not the disk or the network."""
     if isinstance(error, _DAMAGED):
         return True
     unnumbered = isinstance(error, OSError) and error.errno is None

@@ -1,4 +1,4 @@
-"""Data of a run: its tokenizers and token stores, prepared once and identified by digest."""
+"""Tokenizers and token stores of a run, prepared once and identified by digest."""
 
 import contextlib
 import hashlib
@@ -75,11 +75,11 @@ def batches_of(config: Config, corpus: Corpus, *, shards: int = 1) -> Batches:
 
 log = logging.getLogger("t2t_flax")
 _CHECKED_TARGETS = 2000
-"""Number of targets that `prepare` checks for text that the tokenizer cannot write."""
+"""Targets that `prepare` checks for text that the tokenizer cannot write."""
 _SHOWN = 20
-"""Characters of a target that are shown before and after a place that cannot be written."""
+"""Characters shown before and after the place that cannot be written."""
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
-"""Seconds that other processes wait for process 0. If it fails, they stop waiting earlier."""
+"""Seconds that other processes wait for process 0. Its failure ends the wait earlier."""
 
 
 def prepare_corpus(
@@ -352,7 +352,7 @@ def _check_symbols(tokenizer: Tokenizer, symbols: Mapping[str, str]) -> None:
 
 
 def _check_languages(tokenizer: Tokenizer, source: Source) -> None:
-    """Raise UserError if the first text of a part lacks the symbol of its target language."""
+    """Raise UserError if a part's first text lacks the symbol of its target language."""
     for part in source.parts if tokenizer.target_languages else ():
         first = next((text for text, _ in part.pairs() if text.strip()), "")
         if tokenizer.lacks_language(first):
@@ -402,7 +402,7 @@ def _trained_tokenizers(task: DataTask, cache: epath.Path, source: Source, repor
     cached = cache / f"tokenizer-{_digest(text.fingerprint(), settings)}"
     if not TokenizerPair.is_complete(cached):
         with exclusive_writer(cached, "prepare"):
-            if not TokenizerPair.is_complete(cached):  # another process may finish it during the wait
+            if not TokenizerPair.is_complete(cached):  # still missing after the wait
                 task.train_tokenizers(text).save(cached)
     return TokenizerPair.load(cached)
 

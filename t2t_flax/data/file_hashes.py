@@ -1,4 +1,7 @@
-"""Hashes of source files; an index beside the cache spares the reading of unchanged ones."""
+"""Hashes of source files, with an index that spares reading unchanged files.
+
+The index lies beside the cache.
+"""
 
 import contextlib
 import hashlib
@@ -23,33 +26,40 @@ from t2t_flax.locks import exclusive_writer
 INDEX = "file_hashes-2.json"
 _BLOCK = 1 << 20
 _LARGE = 64 << 20
-"""Bytes of all files above which progress is shown."""
+"""Total bytes of the files above which progress is shown."""
 _SETTLED = 2.0
-"""Seconds after its last change from which a file enters the index: a change within one tick of the file system's clock would
-not show in its times.
+"""Seconds that a file must stay unchanged before it enters the index.
+
+A change within one tick of the file system's clock would not show in the file's times.
 """
 
 
 class FileHash(NamedTuple):
-    """sha256 (hex) of a file's bytes. lines: line ends among them; 0 in compressed ones."""
+    """Hash of a file.
+
+    Attributes:
+        sha256: sha256 of the file's bytes, in hex.
+        lines: number of line ends in the file; 0 for a compressed one.
+    """
 
     sha256: str
     lines: int
 
 
 _known: dict[str, tuple[list, FileHash]] = {}
-"""The state of each file and its hash then."""
+"""State of each file when it was hashed, and its hash."""
 
 
 def file_sha256(path: epath.PathLike) -> str:
-    """sha256 (hex) of a file's bytes. An unchanged file is read once in a process. Raises UserError for a file that changes
-    meanwhile.
+    """Return the sha256 (hex) of a file's bytes.
+
+    An unchanged file is read once in a process. Raises UserError for a file that changes meanwhile.
     """
     return hash_files([path])[0].sha256
 
 
 def known_lines(path: epath.Path) -> int | None:
-    """Line ends of a file that was hashed in this process; None if they are not known."""
+    """Return the line ends of a file that this process has hashed; None if unknown."""
     known = _known.get(_name(path))
     return known[1].lines or None if known else None
 
@@ -57,7 +67,11 @@ def known_lines(path: epath.Path) -> int | None:
 def hash_files(
     paths: Iterable[epath.PathLike], index: epath.Path | None = None, report: Report = silent
 ) -> list[FileHash]:
-    """The hash of each file. Those that neither this process nor the file `index` knows are read, side by side, and enter it."""
+    """Return the hash of each file.
+
+    Files that neither this process nor the file `index` knows are read in parallel and enter the
+    index.
+    """
     paths = [*map(epath.Path, dict.fromkeys(paths))]
     states = [file_state(path) for path in paths]
     stored = _read(index)
@@ -65,7 +79,7 @@ def hash_files(
     if not new:
         return [_known[_name(path)][1] for path in paths]
     with exclusive_writer(index, "prepare") if index else contextlib.nullcontext():
-        stored = _read(index)  # by a process that has held the lock until now
+        stored = _read(index)  # another process may have held the lock until now
         new = [i for i in new if not _recall(paths[i], states[i], stored)]
         found = dict(zip(new, _hash([paths[i] for i in new], report), strict=True))
         for i in new:
@@ -75,7 +89,7 @@ def hash_files(
             if (state := states[i]) and _is_settled(paths[i], state):
                 stored[_name(paths[i])] = [state, *found[i]]
         if index and new:
-            with contextlib.suppress(OSError):  # a folder that another account prepared, without write permission
+            with contextlib.suppress(OSError):  # not writable: another account prepared it
                 atomic_write(index, json.dumps(stored, indent=0) + "\n")
     return [found[i] if i in found else _known[_name(path)][1] for i, path in enumerate(paths)]
 
@@ -115,7 +129,7 @@ def _hash(paths: list[epath.Path], report: Report) -> list[FileHash]:
     say = report if sum(sizes) > _LARGE else silent
     say("hash the files", 0, len(paths), "files")
     hashes = []
-    with ThreadPoolExecutor(num_cores()) as threads:  # hashlib and NumPy let threads run side by side
+    with ThreadPoolExecutor(num_cores()) as threads:  # hashlib and NumPy release the GIL
         for done, one in enumerate(threads.map(_hash_file, paths), 1):
             hashes.append(one)
             say("hash the files", done, len(paths), "files")

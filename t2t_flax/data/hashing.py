@@ -1,4 +1,7 @@
-"""Integer hashing for orders that must be the same on every machine and with every NumPy version."""
+"""Integer hashing for reproducible orders.
+
+The orders are the same on every machine and with every NumPy version.
+"""
 
 import numpy as np
 
@@ -6,7 +9,7 @@ _MASK = (1 << 64) - 1
 
 
 def key_of(*parts: int) -> int:
-    """One 64-bit key from several integers; the order of the parts matters."""
+    """Return one 64-bit key from several integers; their order matters."""
     key = 0x243F6A8885A308D3
     for part in parts:
         key = int(mix(np.array([(key ^ (part & _MASK)) & _MASK], np.uint64))[0])
@@ -14,7 +17,11 @@ def key_of(*parts: int) -> int:
 
 
 def keys_of(key: int, *parts: np.ndarray) -> np.ndarray:
-    """uint64 [n]: a key for each row of `parts`, integers [n], under `key`; the order of the parts matters."""
+    """Return a key for each row of `parts` under `key`, uint64 [n].
+
+    Args:
+        *parts: integers [n]; the order of the parts matters.
+    """
     keys = np.full(parts[0].shape, key, np.uint64)
     for part in parts:
         keys = mix(keys ^ part.astype(np.uint64))
@@ -22,7 +29,7 @@ def keys_of(key: int, *parts: np.ndarray) -> np.ndarray:
 
 
 def mix(x: np.ndarray) -> np.ndarray:
-    """splitmix64 (Steele, Lea, Flood 2014): uint64 -> uint64, a bijection."""
+    """Apply splitmix64 (Steele, Lea, Flood 2014): uint64 -> uint64, a bijection."""
     with np.errstate(over="ignore"):
         x = x + np.uint64(0x9E3779B97F4A7C15)
         x = (x ^ (x >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
@@ -31,20 +38,21 @@ def mix(x: np.ndarray) -> np.ndarray:
 
 
 def hashes(count: int, key: int) -> np.ndarray:
-    """uint64 [count], one value for each index under `key`."""
+    """Return one value for each index under `key`, uint64 [count]."""
     return mix(np.arange(count, dtype=np.uint64) ^ np.uint64(key))
 
 
 def permutation(count: int, key: int) -> np.ndarray:
-    """int64 [count], a permutation of 0 .. count-1 fixed by `key`."""
+    """Return a permutation of 0 .. count - 1 fixed by `key`, int64 [count]."""
     return np.argsort(hashes(count, key))  # no two are equal
 
 
 def bijection(index: np.ndarray, size: int, key: int) -> np.ndarray:
-    """A permutation of 0 .. size-1 evaluated at `index` alone, without storing it.
+    """Evaluate a permutation of 0 .. size - 1 at `index` alone, without storing it.
 
-    A four-round Feistel network over the smallest even number of bits that holds `size`; values that fall outside are
-    sent through it again until they fall inside (cycle walking), so it stays a bijection.
+    It is a four-round Feistel network over the smallest even number of bits that holds `size`.
+    Values that fall outside are sent through it again until they fall inside (cycle walking), so it
+    stays a bijection.
     """
     half = max(1, ((size - 1).bit_length() + 1) // 2)
     low = np.uint64((1 << half) - 1)

@@ -1,4 +1,4 @@
-"""Data hooks of extensions: `hook(config)` in the modules of `registry.DATA_HOOKS`."""
+"""Data hooks of extensions: `hook(config)` of the modules in `registry.DATA_HOOKS`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -17,7 +17,10 @@ from t2t_flax.registry import DATA_HOOKS
 
 
 class DataHook:
-    """Changes of an extension to the data of a run. Hooks run in the order of registration."""
+    """Changes of an extension to the data of a run.
+
+    Hooks run in the order of registration.
+    """
 
     def config_of_set(self, config: Config, name: str) -> Config:
         """Return the config for reading and scoring one data set.
@@ -38,7 +41,10 @@ class DataHook:
         return source
 
     def symbols(self) -> Mapping[str, str]:
-        """Return the control symbols that the source tokenizer needs, with their config keys."""
+        """Return the control symbols that the source tokenizer needs.
+
+        The values are the config keys that ask for them.
+        """
         return {}
 
     def tokenizer_folder(self) -> epath.Path | None:
@@ -46,7 +52,7 @@ class DataHook:
         return None
 
     draws = False
-    """True if `draw` reads the pairs in place of the store, which then keeps their texts."""
+    """True if `draw` reads the pairs in place of the store. The store then keeps texts."""
 
     def draw(self, store: TokenStore | None, tokenizers: TokenizerPair) -> PairReader | None:
         """Return a reader of the training pairs, or None before there is a store.
@@ -96,7 +102,11 @@ def data_hooks(config: Config) -> list[DataHook]:
 
 
 def config_of_set(config: Config, name: str) -> Config:
-    """Return the config for reading and scoring a training source, validation or test set."""
+    """Return the config for reading and scoring one data set.
+
+    Args:
+        name: name of a source of data.train, of a validation set or of a test set.
+    """
     for hook in data_hooks(config):
         config = hook.config_of_set(config, name)
     return config
@@ -109,16 +119,16 @@ def trained_tokens(config: Config) -> int:
 
 
 def control_symbols(config: Config) -> dict[str, str]:
-    """Return the control symbols that the source tokenizer needs, with their config keys.
+    """Return the control symbols that the source tokenizer needs, sorted.
 
-    They are sorted.
+    The values are the config keys that ask for them.
     """
     symbols = {symbol: key for hook in data_hooks(config) for symbol, key in hook.symbols().items()}
     return dict(sorted(symbols.items()))
 
 
 def draws_pairs(config: Config) -> bool:
-    """Return whether training pairs are drawn anew in each epoch, which needs their texts."""
+    """Return whether training pairs are drawn anew in each epoch, from their texts."""
     return any(hook.draws for hook in data_hooks(config))
 
 

@@ -1,4 +1,7 @@
-"""Tokenizes a source into a token store, in worker processes, and decides which pairs are dropped."""
+"""Tokenization of a source into a token store, in worker processes.
+
+It also decides which pairs are dropped.
+"""
 
 import collections
 import contextlib
@@ -27,26 +30,43 @@ from t2t_flax.filesystem import is_remote
 from t2t_flax.locks import exclusive_writer
 
 RECIPE_VERSION = 2
-"""Version of the tokenized sentences, which checkpoints refer to; the files have their own FORMAT_VERSION."""
+"""Version of the tokenized sentences, which checkpoints refer to.
+
+The files have their own FORMAT_VERSION.
+"""
 CHUNK_PAIRS = 2000
-"""Pairs that a process tokenizes at a time."""
+"""Number of pairs that a process tokenizes at a time."""
 INLINE_PAIRS = 60_000
-"""Pairs tokenized before worker processes start: starting them takes seconds, these pairs about two."""
+"""Number of pairs that are tokenized before worker processes start.
+
+Starting the processes takes seconds, and these pairs take about two.
+"""
 CHUNKS_IN_FLIGHT = 3
 """Chunks queued or in progress per process."""
 
 COUNTS = ("pairs_read", "dropped", "truncated", "empty", "too_long")
-"""Beside those of sources and filters, by their reason. A pair that is dropped counts under the first reason that applies, empty
-and too_long among them, so that the counts of all reasons add up to `dropped`."""
+"""Counts of every store, beside the counts for reasons of sources and filters.
+
+A dropped pair counts under the first reason that applies. `empty` and `too_long` are reasons as
+well, so the counts of all reasons add up to `dropped`.
+"""
 
 EMPTY = "with an empty side"  # in messages, after a number
 
 Unread = tuple[str, str] | str
-"""The texts of a pair, or the reason why it is dropped before it is tokenized."""
+"""Texts of a pair, or the reason why it is dropped before it is tokenized."""
 
 
 class Pair(NamedTuple):
-    """A pair without an empty side: its texts and their ids, without a tag and EOS, and the number of its part of the source."""
+    """Pair of texts without an empty side.
+
+    Attributes:
+        source: source text, without its tag.
+        target: target text.
+        source_ids: ids of the source, without tag and EOS.
+        target_ids: ids of the target, without EOS.
+        part: number of the source's part that has the pair.
+    """
 
     source: str
     target: str
@@ -56,40 +76,60 @@ class Pair(NamedTuple):
 
 
 class PairFilter:
-    """Finds training pairs that are dropped for one reason; a picklable object, of which each worker process has a copy."""
+    """Filter that drops training pairs for one reason.
+
+    It is picklable, and each worker process has a copy.
+    """
 
     reason: ClassVar[str]
-    """A word, in lists of dropped pairs and as a count of a token store's meta.json."""
+    """Word for lists of dropped pairs and for the count in a token store's meta.json."""
     shown: ClassVar[str]
-    """In messages, after a number: "repeated"."""
+    """Text for messages, after a number: "repeated"."""
     needs_tokens: ClassVar[bool] = False
-    """Whether it reads the ids; if so, the text on which a tokenizer is trained is not filtered by it."""
+    """True if the filter reads ids.
+
+    It then does not filter the text that trains a tokenizer.
+    """
 
     def as_stored(self) -> dict[str, Any]:
-        """Return the filter's part of a store's recipe, as JSON. Raises UserError for a missing package."""
+        """Return the filter's part of a store's recipe, as JSON.
+
+        Raises UserError for a missing package.
+        """
         return {}
 
     def rows(
         self, parts: Sequence[Source], rows: Sequence[Iterator[Unread]], report: Report
     ) -> Sequence[Iterator[Unread]]:
-        """The rows of each part, with the reason in place of those that are dropped because of others; `rows`: as the filters
-        before this one leave them. The parts may be read before, once.
+        """Return the rows of each part, with the reason in place of each dropped pair.
+
+        This method drops pairs because of other pairs. It may read the parts before, once.
+
+        Args:
+            rows: rows that the filters before this one leave.
         """
         return rows
 
     def drops(self, pairs: Sequence[Pair]) -> Sequence[bool]:
-        """Return which pairs of a chunk are dropped. Called in worker processes, in any order."""
+        """Return which pairs of a chunk are dropped.
+
+        Worker processes call it, in any order.
+        """
         return [False] * len(pairs)
 
 
 @dataclass(frozen=True)
 class Policies:
-    """How pairs that are too long or have an empty side are handled.
+    """Handling of pairs that are too long or have an empty side.
 
-    max_length: tokens of either side, EOS included. on_too_long: "drop" the pair | "truncate" each side to its first
-    max_length - 1 tokens and EOS | "keep". empty_lines (a side without a token, or only whitespace): "drop" | "keep".
-    source_eos: whether source sentences end with EOS. filters: drop further pairs. keep_texts: whether the store has the texts
-    of its pairs, too.
+    Attributes:
+        max_length: maximum tokens of either side, EOS included.
+        on_too_long: "drop" the pair, "truncate" each side to its first max_length - 1 tokens and
+            EOS, or "keep" it.
+        empty_lines: "drop" or "keep" a pair with a side that has no token or only whitespace.
+        source_eos: True if source sentences end with EOS.
+        filters: filters that drop further pairs.
+        keep_texts: True if the store keeps the texts of its pairs, too.
     """
 
     max_length: int
@@ -100,7 +140,7 @@ class Policies:
     keep_texts: bool = False
 
     def as_stored(self) -> dict[str, Any]:
-        """Return the policies as JSON; part of the digest of a store."""
+        """Return the policies as JSON; part of a store's digest."""
         stored = {name: value for name, value in vars(self).items() if name not in ("filters", "keep_texts")}
         stored |= {"keep_texts": True} if self.keep_texts else {}
         for pair_filter in self.filters:
@@ -110,14 +150,17 @@ class Policies:
 
 @dataclass
 class Encoder:
-    """Tokenizes chunks of pairs under the policies; pickled once for each worker process."""
+    """Tokenizer of chunks of pairs under the policies.
+
+    It is pickled once for each worker process.
+    """
 
     tokenizers: TokenizerPair
     policies: Policies
     part: int = 0
-    """Part of the source that the pairs come from."""
+    """Number of the source's part that has the pairs."""
     tag: str = ""
-    """Before the source sentences, its space included; filters do not see it."""
+    """Text before the source sentences, its space included; filters do not see it."""
 
     def __call__(self, pairs: list[Unread]) -> Chunk:
         policies = self.policies
@@ -151,7 +194,12 @@ class Encoder:
         return chunk
 
     def _reasons(self, pairs: list[Unread], encoded: list[list[list[int]]]) -> tuple[list[str], list[int]]:
-        """(the first reason for which each pair is dropped, "" if it is kept; the pairs that are too long)."""
+        """Return the reasons for dropping pairs, and the pairs that are too long.
+
+        Returns:
+            (first reason that applies to each pair, "" if it is kept; indices of the pairs that are
+            too long).
+        """
         policies, symbols = self.policies, len(self.tokenizers.source.split(self.tag)[0])
         reasons, whole, long = [], {}, []
         for i, (pair, ids) in enumerate(zip(pairs, encoded, strict=True)):
@@ -190,19 +238,24 @@ def prepare_split(
     report: Report = silent,
     name: str = "pairs",
 ) -> TokenStore:
-    """The token store of `source` at `folder`: opened if it was written from the same data, otherwise written. For a
-    folder in an object store, this host's copy of it. name: of the split, for `report`.
+    """Return the token store of `source` at `folder`, and write it if needed.
 
-    num_workers: processes that tokenize, 0 = one per core; the bytes do not depend on it. meta.json counts pairs_read,
-    pairs (kept), truncated, dropped and, by reason, those dropped; of several sources also each one's. Raises UserError if no
-    pair of a source is left, and for a source that changes meanwhile.
+    A store that was written from the same data is opened. For a folder in an object store, this
+    host's copy is returned. meta.json counts pairs_read, pairs (kept), truncated, dropped and, by
+    reason, the dropped pairs; for several sources also the counts of each one. Raises UserError if
+    no pair of a source is left, and for a source that changes meanwhile.
+
+    Args:
+        num_workers: number of processes that tokenize, 0 = one per core. The bytes do not depend on
+            it.
+        name: name of the split, for `report`.
     """
     recipe, digest = recipe_of(source.fingerprint(), tokenizers, policies, tags_of(source))
     if store := find_store(folder, digest):
         return store
     local = local_path(folder, digest)
     with exclusive_writer(local, "prepare") as alone:
-        if not find_store(local, digest):  # not written by another process during the wait
+        if not find_store(local, digest):  # another process may have written it during the wait
             _write(source, tokenizers, local, policies, recipe, digest, alone, num_workers, report, name)
             upload(folder, local)
         return TokenStore.open(local, epath.Path(folder))
@@ -212,13 +265,17 @@ def _write(
     source: Source, tokenizers: TokenizerPair, local: Path, policies: Policies, recipe: dict[str, Any], digest: str,
     alone: bool, num_workers: int, report: Report, name: str,
 ) -> None:  # fmt: skip
-    """Writes the store at `local`. alone: whether no other process does."""
+    """Write the store at `local`.
+
+    Args:
+        alone: True if no other process writes it.
+    """
     shown = dict(source.reasons) | {f.reason: f.shown for f in policies.filters}
     sizes = [*tokenizers.vocab_sizes, *([BYTES, BYTES] if policies.keep_texts else [])]
     of_sources: list[collections.Counter[str]] = [collections.Counter() for _ in source.parts]
     encode = functools.partial(encode_all, Encoder(tokenizers, policies), source, num_workers, report=report)
     check = functools.partial(_check_unchanged, source, recipe["source_fingerprint"])
-    # Of files in object stores that takes a request each: once, at the end, will do.
+    # In object stores each file takes a request, so one check at the end is enough.
     often = (lambda: None) if any(map(is_remote, source.files)) else check
     # Without a lock another process may write the same shards.
     kept = (
@@ -252,7 +309,10 @@ def _write(
 
 
 def _check_unchanged(source: Source, fingerprint: str) -> None:
-    """Raises UserError if the source does not have this fingerprint any more. Files that look as before are not read again."""
+    """Raise UserError if the source no longer has this fingerprint.
+
+    Files that look as before are not read again.
+    """
     with contextlib.suppress(FileNotFoundError):
         if source.fingerprint() == fingerprint:
             return
@@ -264,7 +324,12 @@ def _check_unchanged(source: Source, fingerprint: str) -> None:
 def recipe_of(
     fingerprint: str, tokenizers: TokenizerPair, policies: Policies, tags: Sequence[str] = ()
 ) -> tuple[dict[str, Any], str]:
-    """(the inputs and settings that determine a store, their sha256). fingerprint, tags: of the source, see `tags_of`."""
+    """Return the inputs and settings that determine a store, and their sha256.
+
+    Args:
+        fingerprint: fingerprint of the source.
+        tags: tags of the source, see `tags_of`.
+    """
     recipe = {
         "format_version": RECIPE_VERSION,
         "source_fingerprint": fingerprint,
@@ -277,7 +342,7 @@ def recipe_of(
 
 
 def tags_of(source: Source) -> list[str]:
-    """The tag of each part of a source."""
+    """Return the tag of each part of a source."""
     return [part.tag for part in source.parts]
 
 
@@ -295,10 +360,10 @@ def encode_all(
     skip: int = 0,
     report: Report = silent,
 ) -> Generator[Chunk, None, None]:
-    """Yield the chunks of a source, in order; never more than a few in memory.
+    """Yield the chunks of a source in order, with only a few in memory.
 
     Args:
-      skip: number of first chunks that are read, but neither tokenized nor yielded.
+        skip: number of first chunks that are read, but neither tokenized nor yielded.
     """
     for number, (part, pairs) in enumerate(
         zip(source.parts, rows_of(source.parts, encoder.policies.filters, report), strict=True)
@@ -317,7 +382,10 @@ def _chunks_of(pairs: Iterator[Unread]) -> Iterator[list[Unread]]:
 def rows_of(
     parts: Sequence[Source], filters: Sequence[PairFilter], report: Report = silent
 ) -> Sequence[Iterator[Unread]]:
-    """The rows of each part of a source, with the reason in place of those that filters drop because of others."""
+    """Return the rows of each part of a source, as the filters leave them.
+
+    The reason stands in place of a pair that a filter drops because of other pairs.
+    """
     rows: Sequence[Iterator[Unread]] = [part.rows() for part in parts]
     for pair_filter in filters:
         rows = pair_filter.rows(parts, rows, report)

@@ -1,4 +1,7 @@
-"""Let a killed preparation of data go on: tokenized chunks are kept in shards until their store is written."""
+"""Shards of tokenized chunks, so that a killed preparation of data can continue.
+
+They are kept until their store is written.
+"""
 
 import collections
 import contextlib
@@ -18,11 +21,11 @@ from t2t_flax.filesystem import PARTIAL, delete, list_names, list_numbers
 from t2t_flax.locks import exclusive_writer
 
 SHARD_CHUNKS = 50
-"""Chunks of a shard, which a killed preparation does not tokenize again."""
+"""Number of chunks in a shard, which a killed preparation does not tokenize again."""
 SUFFIX = ".shards-"
 _KEY = "[0-9a-f]{12}"
 _WEEK = 7 * 24 * 3600.0
-"""Seconds after which shards of other stores are removed, with which no preparation went on."""
+"""Seconds after which unused shards of other stores are removed."""
 
 
 @dataclass
@@ -30,10 +33,10 @@ class Chunk:
     """Tokenized pairs of one part of a source.
 
     Attributes:
-      part: number of the part.
-      sides: (ids [total], lengths [pairs]) of source and target, int32, and of their texts if these are kept, uint8 and
-        int32.
-      dropped: (index, reason) of each dropped pair.
+        part: number of the part.
+        sides: (ids [total], lengths [pairs]) of source and target, int32, and of their texts if
+            these are kept, uint8 and int32.
+        dropped: (index, reason) of each dropped pair.
     """
 
     part: int
@@ -50,17 +53,18 @@ def kept_chunks(
     digest: str,
     check: Callable[[], None],
 ) -> Iterator[Iterator[Chunk]]:
-    """Yield all chunks of a store; the caller is the only writer of the store.
+    """Yield all chunks of a store. The caller is the only writer of the store.
 
     Args:
-      encode: (n) -> the chunks of the source after the first n, in order.
-      store: folder of the future store; the shards are in `STORE.shards-KEY` until the block ends without an error.
-      digest: of the future store and its chunks. Shards with another digest are removed.
-      check: raises UserError if the source has changed; called before a shard is written.
+        encode: (n) -> the chunks of the source after the first n, in order.
+        store: folder of the future store. The shards are in `STORE.shards-KEY` until the block ends
+            without an error.
+        digest: digest of the future store and its chunks. Shards with another digest are removed.
+        check: raises UserError if the source has changed; called before a shard is written.
     """
     key = hashlib.sha256(f"{digest} {SHARD_CHUNKS}".encode()).hexdigest()[:12]
     folder = store.with_name(f"{store.name}{SUFFIX}{key}")
-    with contextlib.suppress(OSError):  # another account's
+    with contextlib.suppress(OSError):  # owned by another account
         delete(store.parent, rf"{re.escape(store.name + SUFFIX)}(?!{key}){_KEY}")
     delete(folder, rf"\d+{PARTIAL}")
     _remove_forgotten(store.parent)
@@ -74,7 +78,7 @@ def kept_chunks(
 
 def _remove_forgotten(folder: Path) -> None:
     for match in filter(None, map(re.compile(rf"(.+){re.escape(SUFFIX)}{_KEY}").fullmatch, list_names(folder))):
-        with contextlib.suppress(UserError, OSError):  # it is being written, or another account's
+        with contextlib.suppress(UserError, OSError):  # being written, or owned by another account
             if time.time() - (folder / match[0]).stat().st_mtime > _WEEK:
                 with exclusive_writer(folder / match[1], "prepare", wait=False):
                     delete(folder, re.escape(match[0]))
@@ -106,7 +110,10 @@ def _write(folder: Path, chunks: Sequence[Chunk], vocab_sizes: Sequence[int]) ->
 
 
 def _read(folder: Path) -> Iterator[Chunk]:
-    """Yield a chunk for each part of the source in a shard; the first one has the sentences of all."""
+    """Yield a chunk for each part of the source in a shard.
+
+    The first chunk has the sentences of all parts.
+    """
     store = TokenStore.open(folder)
     sides = [(ids, lengths) for ids, _, lengths in store.all_sides()]
     for part, counts in store.meta["counts"].items():

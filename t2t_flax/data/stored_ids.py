@@ -1,4 +1,4 @@
-"""Sentences of a token store, whose ids are read from its files when they are needed."""
+"""Sentences of a token store, with ids that are read from its files when needed."""
 
 import functools
 import io
@@ -16,12 +16,14 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import file_state
 
 _READ_AHEAD = 1 << 25
-"""Bytes; the end of the process waits for no more."""
+"""Bytes read ahead at a time. The end of the process waits for no more than these."""
 
 
 class StoredIds:
-    """The ids of a side of a store, [tokens], memory-mapped; those of a larger store are read from the file, so that none stay in
-    memory. Pickled as the path, which the process that has the store open does not open again.
+    """Ids of one side of a store, [tokens], memory-mapped.
+
+    The ids of a larger store are read from the file, so that none stay in memory. The pickle holds
+    the path. A process that has the store open does not open the path again.
     """
 
     def __init__(self, path: Path, mapped: np.ndarray, is_small: bool):
@@ -35,7 +37,7 @@ class StoredIds:
 
     @functools.cached_property
     def _file(self) -> io.FileIO:
-        """From the first read on."""
+        """Opened file. The first access starts to read it ahead."""
         assert self._opened
         threading.Thread(target=_read_ahead, args=(self._opened,), daemon=True).start()
         return self._opened
@@ -44,7 +46,10 @@ class StoredIds:
         return self._mapped[part]
 
     def take(self, index: np.ndarray) -> np.ndarray:
-        """The ids at `index` [N]; neighbours are read together. Raises UserError if the file has become shorter."""
+        """Return the ids at `index` [N]. Neighbours are read together.
+
+        Raises UserError if the file has become shorter.
+        """
         if self._opened is None or not len(index):
             return self._mapped.take(index)
         first = np.flatnonzero(np.diff(index, prepend=index[0] - 2) != 1)
@@ -57,7 +62,10 @@ class StoredIds:
 
 
 _in_use: weakref.WeakValueDictionary[tuple, StoredIds] = weakref.WeakValueDictionary()
-"""By path and state of the file, which another process may have replaced or deleted since."""
+"""Open ids by path and state of the file.
+
+Another process may have replaced or deleted the file since.
+"""
 
 
 def _of_file(key: tuple, dtype: np.dtype, is_small: bool) -> StoredIds:
@@ -65,8 +73,9 @@ def _of_file(key: tuple, dtype: np.dtype, is_small: bool) -> StoredIds:
 
 
 def _read_ahead(file: io.FileIO) -> None:
-    """Has the kernel read a file into its cache, if that is large enough: one sentence after another would take minutes, since
-    each is from another place.
+    """Let the kernel read a file into its cache if a quarter of the memory holds it.
+
+    Reading one sentence after another would take minutes, since each is in another place.
     """
     size = os.fstat(file.fileno()).st_size
     if hasattr(os, "posix_fadvise") and size <= os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 4:
@@ -82,7 +91,6 @@ class Sentences(NamedTuple):
     lengths: np.ndarray
 
     def at(self, index: np.ndarray) -> "Sentences":
-        """Return the sentences at `index`."""
         return Sentences(self.ids, self.offsets[index], self.lengths[index])
 
 
@@ -99,11 +107,11 @@ def joined(parts: Sequence[Sentences]) -> Sentences:
 
 
 def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """begins[0] .. begins[0] + lengths[0] - 1, then those of the next, int64."""
+    """Return begins[0] .. begins[0] + lengths[0] - 1, then the same for the others, int64."""
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
 
 
 def damaged(folder: os.PathLike | str, problem: str) -> UserError:
-    """The error of a store whose files have changed."""
+    """Return the error for a store whose files have changed."""
     return UserError(f"the token store {folder} is damaged: {problem}; delete the folder and run prepare again")

@@ -1,4 +1,7 @@
-"""Token stores: the tokenized pairs of a split in a folder, which is written whole or not at all and then memory-mapped."""
+"""Token stores: the tokenized pairs of a split in a folder.
+
+A store is written whole or not at all, and then memory-mapped.
+"""
 
 import contextlib
 import functools
@@ -20,39 +23,57 @@ from t2t_flax.filesystem import atomic_directory, by_storage, file_state, is_rem
 from t2t_flax.json_file import parse_json
 
 FORMAT_VERSION = 2
-"""Version of the files; a store of another one is written again."""
+"""Version of the files. A store of another version is written again."""
 SIDES = ("source", "target")
 TEXTS = ("source_text", "target_text")
-"""Further sides of a store that keeps the texts of its pairs: their bytes in UTF-8, as ids."""
+"""Further sides of a store that keeps the texts of its pairs.
+
+Their ids are UTF-8 bytes.
+"""
 BYTES = 256
 LENGTH, OFFSET = np.dtype("<i4"), np.dtype("<i8")
 VERIFIED = ".verified"
-"""File in a store's folder with the verified checksums, and the files' size, times and inode at that time."""
+"""File in a store's folder with the checksums that were verified.
+
+It also has the files' size, times and inode at that time.
+"""
 _BLOCK = 1 << 20
 _SMALL = 1 << 28
-"""Bytes of a store whose pages may all be in the memory of a process. Those of a larger one soon would be: of a cached file the
-kernel maps 64 KiB, or 2 MiB, around each place that is read.
+"""Maximum bytes of a store whose pages may all be in the memory of a process.
+
+The pages of a larger store would soon all be there: around each place that is read, the kernel maps
+64 KiB or 2 MiB of a cached file.
 """
 _PAIRS_MAPPED = 1 << 23
-"""Neighbouring pairs of a larger store of which lengths and offsets are mapped at a time: 200 MB."""
+"""Neighbouring pairs of a larger store that are mapped at a time.
+
+Their lengths and offsets take 200 MB.
+"""
 _SENTENCES_MAPPED = 1 << 10
 _Arrays = tuple[np.ndarray, np.ndarray, np.ndarray]
 
 
 class TokenStore:
-    """A finished store. `source_lengths`, `target_lengths`: int32 [num_pairs], EOS counted, memory-mapped."""
+    """Finished token store.
+
+    Attributes:
+        source_lengths, target_lengths: int32 [num_pairs], EOS counted, memory-mapped.
+    """
 
     def __init__(self, folder: Path, meta: dict, origin: epath.Path | None = None):
         self.folder, self.meta = folder, meta
         self.origin = origin or epath.Path(folder)
-        """The location that all hosts share: an object store, of which `folder` is a local copy, or `folder` itself."""
+        """Location that all hosts share.
+
+        It is an object store with the local copy `folder`, or `folder` itself.
+        """
         self.num_pairs: int = meta["pairs"]
         self.digest: str = meta.get("digest", "")
-        """Identifies the inputs of the store: corpus, tokenizers, policies."""
+        """Digest of the store's inputs: corpus, tokenizers, policies."""
         self.is_small = (
             sum(path.stat().st_size for path in map(folder.joinpath, files_of(meta)) if path.exists()) <= _SMALL
         )
-        """Whether all of it may be mapped at once."""
+        """True if the whole store may be mapped at once."""
         self._maps: list[mmap.mmap] = []
         self._sides = {side: self._map(side) for side in stored_sides(meta)}
         self._ids = [StoredIds(folder / f"{side}.ids", self._sides[side][0], self.is_small) for side in SIDES]
@@ -61,7 +82,10 @@ class TokenStore:
 
     @classmethod
     def open(cls, folder: os.PathLike | str, origin: epath.Path | None = None) -> "TokenStore":
-        """Raises UserError if there is none at `folder`, its files are damaged or another version wrote it."""
+        """Open the store at `folder`.
+
+        Raises UserError if there is none, its files are damaged or another version wrote it.
+        """
         folder = Path(folder)
         meta = read_meta(folder)
         if meta is None:
@@ -79,13 +103,18 @@ class TokenStore:
         return _reopen, (self.folder, self.origin)
 
     def all_sides(self) -> list[_Arrays]:
-        """(ids [tokens], offsets [num_pairs], lengths [num_pairs]) of the source and the target sentences, and of their texts if
-        it has them, memory-mapped.
+        """Return (ids [tokens], offsets [num_pairs], lengths [num_pairs]) of each side.
+
+        The sides are the source and the target sentences, and their texts if the store has them.
+        All arrays are memory-mapped.
         """
         return list(self._sides.values())
 
     def sentences(self, pairs: np.ndarray) -> tuple[Sentences, Sentences]:
-        """The source and the target sentences of pairs, in their order; fast if they ascend. Their ids are not read yet."""
+        """Return the source and the target sentences of pairs, in their order.
+
+        This is fast if the pairs ascend. The ids are not read yet.
+        """
         arrays, parts = [array for side in SIDES for array in self._sides[side][1:]], []
         for part in np.split(pairs, np.flatnonzero(np.diff(pairs // _PAIRS_MAPPED)) + 1):
             parts.append([array[part] for array in arrays])
@@ -94,29 +123,35 @@ class TokenStore:
         return Sentences(self._ids[0], source_offsets, source_lengths), Sentences(self._ids[1], *of_target)
 
     def texts(self, i: int) -> tuple[str, str]:
-        """The source (its tag included) and the target text of pair i, of a store that keeps them."""
+        """Return the source text (its tag included) and the target text of pair i.
+
+        The store must keep texts.
+        """
         source, target = (self._sentence(side, i).tobytes().decode() for side in TEXTS)
         return source, target
 
     def _release(self) -> None:
-        """Unmaps the pages of a larger store that were read so far from this process; they stay in the file cache."""
+        """Unmap the pages of a larger store that this process has read so far.
+
+        They stay in the file cache.
+        """
         if not self.is_small and hasattr(mmap, "MADV_DONTNEED"):
             for mapped in self._maps:
                 mapped.madvise(mmap.MADV_DONTNEED)
 
     @property
     def longest(self) -> int:
-        """Tokens of the longest side of a pair, from meta.json."""
+        """Number of tokens on the longest side of a pair, from meta.json."""
         return max(self.meta[side]["longest"] for side in SIDES)
 
     @property
     def pairs_of_sources(self) -> list[int]:
-        """Pairs of each source of which the store was written, in order."""
+        """Number of pairs from each source of the store, in order."""
         return self.meta.get("pairs_of_sources", [self.num_pairs])
 
     @property
     def mean_length(self) -> float:
-        """Tokens of a pair's side on average, on the side that has more."""
+        """Mean number of tokens of a pair on the side that has more."""
         return max(self.meta[side]["tokens"] for side in SIDES) / self.num_pairs
 
     @property
@@ -125,12 +160,12 @@ class TokenStore:
         return self.source_lengths, self.target_lengths
 
     def describe(self) -> str:
-        """A line with the numbers of pairs and tokens, and of dropped and truncated pairs."""
+        """Return a line that counts pairs, tokens, dropped pairs and truncated pairs."""
         source, target = (self.meta[side]["tokens"] for side in SIDES)
         return f"{self.num_pairs:,} pairs, {source:,} + {target:,} tokens{self._notes(self.meta)}"
 
     def describe_sources(self, names: Sequence[str]) -> list[str]:
-        """A line for each source of which the store was written, if there are several, with its pairs and those dropped."""
+        """Return a line for each of several sources, with its pairs and dropped pairs."""
         counts = self.meta.get("counts_of_sources", [])
         return [
             f"{name}: {pairs:,} pairs{self._notes(of_source)}"
@@ -143,11 +178,11 @@ class TokenStore:
         return f" (of {counts['pairs_read']:,}: {notes})" if notes else ""
 
     def source(self, i: int) -> np.ndarray:
-        """Ids of source sentence i, EOS last."""
+        """Return the ids of source sentence i, EOS last."""
         return self._sentence("source", i)
 
     def target(self, i: int) -> np.ndarray:
-        """Ids of target sentence i, EOS last."""
+        """Return the ids of target sentence i, EOS last."""
         return self._sentence("target", i)
 
     def _sentence(self, side: str, i: int) -> np.ndarray:
@@ -172,13 +207,13 @@ class TokenStore:
             return np.zeros(0, dtype)
         mapped = np.memmap(path, dtype, "r")
         self._maps.append(mapped._mmap)  # type: ignore[attr-defined]
-        # As a plain array: every slice of the memmap class costs microseconds, and it is sliced for each sentence.
+        # A plain array: a slice of np.memmap costs microseconds, and each sentence is one.
         return np.asarray(mapped)
 
 
 @functools.lru_cache(8)
 def _reopen(folder: Path, origin: epath.Path) -> TokenStore:
-    """A store that another process has opened, and verified."""
+    """Return a store that another process has opened and verified."""
     meta = read_meta(folder)
     assert meta, f"{folder} was open a moment ago"
     return TokenStore(folder, meta, origin)
@@ -186,41 +221,45 @@ def _reopen(folder: Path, origin: epath.Path) -> TokenStore:
 
 @by_storage
 def find_store(folder: epath.PathLike, digest: str) -> TokenStore | None:
-    """The finished store at `folder` if it has this digest; None if there is none, or one of an older format. Raises UserError
-    for a damaged store and for a folder of something else.
+    """Return the finished store at `folder` if it has this digest, else None.
+
+    A store of an older format gives None, too. Raises UserError for a damaged store and for a
+    folder with something else.
     """
     return TokenStore.open(Path(folder), epath.Path(folder)) if matches(read_meta(epath.Path(folder)), digest) else None
 
 
 @by_storage
 def local_path(folder: epath.PathLike, digest: str) -> Path:
-    """Where the store `folder` is written and memory-mapped."""
+    """Return the path at which the store `folder` is written and memory-mapped."""
     return Path(folder)
 
 
 @by_storage
 def upload(folder: epath.PathLike, local: Path) -> None:
-    """Copies a finished local store into its object store, if `folder` is in one."""
+    """Copy a finished local store into its object store, if `folder` is in one."""
 
 
 def stored_sides(meta: Mapping[str, Any]) -> list[str]:
-    """The sides of a store by its meta.json."""
+    """Return the sides of a store, from its meta.json."""
     return [side for side in (*SIDES, *TEXTS) if side in meta]
 
 
 def files_of(meta: Mapping[str, Any]) -> list[str]:
-    """The names of a store's files beside meta.json."""
+    """Return the names of a store's files beside meta.json."""
     return [f"{side}.{part}" for side in stored_sides(meta) for part in ("ids", "lengths", "offsets")]
 
 
 def matches(meta: dict | None, digest: str) -> bool:
-    """Whether the metadata are of a store with this digest in today's format."""
+    """Return whether metadata belong to a store with this digest in today's format."""
     return meta is not None and (meta.get("digest"), meta["format_version"]) == (digest, FORMAT_VERSION)
 
 
 def read_meta(folder: Path | epath.Path) -> dict | None:
-    """meta.json of the store at `folder`; None if nothing is there, or, in an object store, if it is not complete yet.
-    Raises UserError if it is not a store.
+    """Return meta.json of the store at `folder`, or None.
+
+    None means that nothing is there or, in an object store, that the store is not complete yet.
+    Raises UserError if the folder is not a store.
     """
     text = read_if_exists(folder / "meta.json")
     if text is None:
@@ -241,8 +280,10 @@ def read_meta(folder: Path | epath.Path) -> dict | None:
 
 
 def _verify(folder: Path, meta: dict[str, Any]) -> None:
-    """Compares every file with its checksum in `meta`, in constant memory; reads nothing if the files are unchanged since they
-    were last verified. Raises UserError that names the first damaged file.
+    """Compare every file with its checksum in `meta`, in constant memory.
+
+    Reads nothing if the files are unchanged since they were last verified. Raises UserError that
+    names the first damaged file.
     """
     state = {name: [meta["crc32"][name], *(file_state(folder / name) or ())] for name in files_of(meta)}
     with contextlib.suppress(OSError, ValueError):
@@ -264,12 +305,16 @@ def _checksum(path: Path) -> int:
 
 
 class StoreWriter:
-    """Context that writes a store into a sibling of `folder` and renames it when the block ends without an error.
+    """Context that writes a store into a sibling of `folder`, then renames it.
 
-    An older store at `folder` stays readable until then. After an error the new one is removed. The caller sees to it that no
-    other process writes there (`locks.exclusive_writer`). Raises ValueError for ids outside of the vocabulary.
+    The sibling is renamed when the block ends without an error. An older store at `folder` stays
+    readable until then. After an error the new one is removed. The caller ensures that no other
+    process writes there (`locks.exclusive_writer`). Raises ValueError for ids outside the
+    vocabulary.
 
-    vocab_sizes: of source and target, and `BYTES` for each of their texts if these are kept.
+    Args:
+        vocab_sizes: vocabulary sizes of source and target, and `BYTES` for each of their texts if
+            these are kept.
     """
 
     def __init__(self, folder: os.PathLike | str, *, vocab_sizes: Sequence[int]):
@@ -282,7 +327,7 @@ class StoreWriter:
         self._tokens, self._longest = [0] * len(vocab_sizes), [0] * len(vocab_sizes)
         self._checksums = dict.fromkeys(files_of(dict.fromkeys(self._names)), 0)
         self.meta: dict = {}
-        """Entries for meta.json, to be added by the caller before the block ends."""
+        """Entries for meta.json, which the caller adds before the block ends."""
 
     def __enter__(self) -> "StoreWriter":
         read_meta(self.folder)  # raises instead of replacing a foreign folder
@@ -297,7 +342,12 @@ class StoreWriter:
         self._stack.__exit__(*error)
 
     def write(self, *sides: tuple[np.ndarray, np.ndarray]) -> None:
-        """Appends pairs; each side is (ids [total], lengths [pairs]), the sentences one after another, EOS included."""
+        """Append pairs.
+
+        Args:
+            *sides: (ids [total], lengths [pairs]) of each side, the sentences one after another,
+                EOS included.
+        """
         for n, (side, (ids, lengths)) in enumerate(zip(self._names, sides, strict=True)):
             ids = np.asarray(ids)
             if len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < self._vocab_sizes[n]:

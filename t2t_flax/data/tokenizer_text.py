@@ -1,4 +1,4 @@
-"""The text on which a tokenizer is trained: what the filters of training pairs keep."""
+"""Text that trains a tokenizer: the pairs that the filters of training pairs keep."""
 
 import itertools
 import operator
@@ -11,13 +11,19 @@ from t2t_flax.data.sources import Source, counted, draw_pairs
 from t2t_flax.errors import UserError
 
 CHARACTERS_OF_TOKEN = 16
-"""Most characters of a piece in SentencePiece's models."""
+"""Maximum number of characters of a piece in SentencePiece's models."""
 
 
 class TokenizerText(Source):
-    """The pairs of a source that have text on both sides and that the policies can keep, tags included: a side with more
-    characters than `Policies.max_length` tokens may have is too long. Filters of tokens are left out, since there is no
-    tokenizer yet. report: told how far the source is read, and when a sample is complete, of which a tokenizer is then trained.
+    """Pairs of a source that train a tokenizer, tags included.
+
+    The pairs have text on both sides, and the policies can keep them. A side is too long if it has
+    more characters than `Policies.max_length` tokens may have. Filters of tokens are left out,
+    since there is no tokenizer yet.
+
+    Args:
+        report: receives how far the source is read. It is also told when a sample is complete and
+            the training of a tokenizer follows.
     """
 
     def __init__(self, source: Source, policies: Policies, report: Report = silent):
@@ -40,7 +46,11 @@ class TokenizerText(Source):
         return self.source.fingerprint()
 
     def sample(self, count):
-        """Filters see only pairs that were drawn, so that a sample is smaller by those that they drop."""
+        """Return a sample of the pairs.
+
+        Filters see only the pairs that were drawn, so the pairs that they drop make the sample
+        smaller.
+        """
         numbered = (zip(itertools.repeat(number), pairs) for number, pairs in enumerate(self.candidates()))
         drawn = draw_pairs(itertools.chain.from_iterable(numbered), count).pairs
         of_parts = itertools.groupby(drawn, key=operator.itemgetter(0))
@@ -51,7 +61,10 @@ class TokenizerText(Source):
         return kept
 
     def candidates(self) -> Iterator[Iterator[tuple[str, str]]]:
-        """The pairs of each part that have text on both sides and are not dropped because of others."""
+        """Yield an iterator over the pairs of each part that the filters may keep.
+
+        The pairs have text on both sides, and no filter drops them because of other pairs.
+        """
         self._dropped = Counter[str]()
         numbers, count = itertools.count(), self.source.expected_count
         for of_part in rows_of(self.source.parts, self.filters, self.report):
@@ -59,7 +72,10 @@ class TokenizerText(Source):
             yield filter(None, map(self._with_text, rows))
 
     def _with_text(self, row: Unread) -> tuple[str, str] | None:
-        """The pair; None, counted, for one that is dropped, has an empty side or is too long."""
+        """Return the pair, or None if it is dropped, has an empty side or is too long.
+
+        Pairs without a result are counted.
+        """
         if isinstance(row, str) or not all(map(str.strip, row)):
             self._dropped[row if isinstance(row, str) else "empty"] += 1
             return None
@@ -73,7 +89,11 @@ class TokenizerText(Source):
         return row
 
     def kept(self, number: int, pairs: Iterable[tuple[str, str]]) -> Iterator[tuple[str, str]]:
-        """Of these pairs of part `number`, those that the filters keep."""
+        """Yield the pairs that the filters keep.
+
+        Args:
+            number: number of the source's part that has the pairs.
+        """
         part, rest = self.source.parts[number], iter(pairs)
         while chunk := [*itertools.islice(rest, CHUNK_PAIRS)]:
             for one in self.filters:
@@ -83,7 +103,7 @@ class TokenizerText(Source):
             yield from chunk
 
     def nothing_left(self) -> UserError:
-        """The error of a text without pairs."""
+        """Return the error for a text without pairs."""
         shown = {
             **self.source.reasons,
             "empty": EMPTY,

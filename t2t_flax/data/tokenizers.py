@@ -1,4 +1,7 @@
-"""Text to token ids and back: SentencePiece models. Ids 0, 1 and 2 are PAD, EOS and UNK, whatever the tokenizer."""
+"""Tokenizers: text to token ids and back, with SentencePiece models.
+
+Ids 0, 1 and 2 are PAD, EOS and UNK in every tokenizer.
+"""
 
 import abc
 import contextlib
@@ -21,27 +24,32 @@ from t2t_flax.json_file import half_character, parse_json
 from t2t_flax.registry import TOKENIZER_FILES, TOKENIZERS, load_extensions
 
 SPECIAL = ("<pad>", "</s>", "<unk>")
-# Part of the model's bytes, and it changes unigram pieces: so a constant, not the number of cores.
+# A constant, not the number of cores: it is in the model's bytes and changes unigram pieces.
 _NUM_THREADS = 4
 _MAX_SENTENCE_BYTES = 1 << 20
 _LANGUAGE = re.compile(r"<2([A-Za-z][\w-]*)>")
 
 
 def languages_of(symbols: Iterable[str]) -> set[str]:
-    """The codes of those of the control symbols that name a target language: {"de"} of `<2de>`."""
+    """Return the target languages that control symbols name: {"de"} for `<2de>`."""
     return {match[1] for symbol in symbols if (match := _LANGUAGE.fullmatch(symbol))}
 
 
 class Tokenizer(abc.ABC):
-    """Maps text to ids in [0, vocab_size) and back. `data`: the content of its file.
+    """Map text to ids in [0, vocab_size) and back.
 
-    control_symbols: their ids. A text may begin with one or several, each followed by a space or the end of the text; anywhere
-    else they are ordinary text.
+    Attributes:
+        control_symbols: id of each control symbol. A text may begin with one or several, each
+            followed by a space or the end of the text; anywhere else they are ordinary text.
+        data: content of the tokenizer's file.
     """
 
     control_symbols: Mapping[str, int] = {}
     READS_ALL: ClassVar[bool] = False
-    """Whether `train` is given all text, not at most `data.tokenizer_sentences` sentences."""
+    """True if `train` receives all text.
+
+    Otherwise it receives at most `data.tokenizer_sentences` sentences.
+    """
 
     def __init__(self, data: bytes):
         self.data = data
@@ -54,7 +62,10 @@ class Tokenizer(abc.ABC):
 
     @staticmethod
     def train(texts: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "Tokenizer":
-        """A tokenizer for the texts, under the keys of `data`. Raises UserError if there is no text."""
+        """Train a tokenizer on the texts, under the keys of `data`.
+
+        Raises UserError if there is no text.
+        """
         raise NotImplementedError
 
     @property
@@ -63,43 +74,53 @@ class Tokenizer(abc.ABC):
 
     @abc.abstractmethod
     def encode_text(self, text: str) -> list[int]:
-        """Ids of a text without control symbols, without EOS."""
+        """Return the ids of a text without control symbols, without EOS."""
 
     def encode(self, text: str) -> list[int]:
-        """Ids of the text, without EOS."""
+        """Return the ids of a text, without EOS."""
         symbols, rest = self.split(text)
         return [*symbols, *self.encode_text(rest)]
 
     def split(self, text: str) -> tuple[list[int], str]:
-        """(ids of the control symbols with which a text begins, the rest of the text)."""
+        """Return (ids of the control symbols at the start of a text, rest of the text)."""
         symbols, rest = split_symbols(text, self.control_symbols)
         return [self.control_symbols[symbol] for symbol in symbols], rest
 
     @functools.cached_property
     def target_languages(self) -> dict[str, int]:
-        """Ids of the control symbols such as `<2de>`, by code: the language to write (Johnson et al. 2017, section 3). If there
-        are any, source texts begin with one.
+        """Ids of control symbols such as `<2de>` by language code.
+
+        They name the language to write (Johnson et al. 2017, section 3). If there are any, source
+        texts begin with one.
         """
         return {code: self.control_symbols[f"<2{code}>"] for code in sorted(languages_of(self.control_symbols))}
 
     def lacks_language(self, text: str) -> bool:
-        """Whether a source text should begin with the symbol of a target language and does not; a blank one need not."""
+        """Return whether a source text lacks the symbol of a target language that it needs.
+
+        A blank text needs no symbol.
+        """
         languages = self.target_languages
         return bool(languages and text.strip()) and not set(self.split(text)[0]) & set(languages.values())
 
     @abc.abstractmethod
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of the ids; PAD, EOS and control symbols have none. Raises IndexError for ids outside the vocabulary."""
+        """Return the text of the ids; PAD, EOS and control symbols have none.
+
+        Raises IndexError for ids outside the vocabulary.
+        """
 
     def changes(self, text: str) -> bool:
-        """Whether decoding the text's ids gives another text, spaces apart: one that a model can never write. Unicode
-        normalization and unknown characters are the causes.
+        """Return whether decoding the text's ids gives another text, apart from spaces.
+
+        A model can never write such a text. Unicode normalization and unknown characters are the
+        causes.
         """
         return self.decode(self.encode_text(text)).split() != text.split()
 
     @abc.abstractmethod
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """The vocabulary entry of each id, for display."""
+        """Return the vocabulary entry of each id, for display."""
 
     def save(self, path: epath.PathLike) -> None:
         atomic_write(path, self.data)
@@ -110,12 +131,15 @@ class Tokenizer(abc.ABC):
 
 @functools.lru_cache(4)
 def _loaded(kind: Callable[[bytes], Tokenizer], data: bytes) -> Tokenizer:
-    """Return the tokenizer of a pickle; equal ones are one object, so that what was computed for it is found again."""
+    """Return the tokenizer of a pickle.
+
+    Equal tokenizers are one object, so that cached results for it are found again.
+    """
     return kind(data)
 
 
 def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
-    """(those of the control symbols with which a text begins, the rest of the text)."""
+    """Return (control symbols at the start of a text, rest of the text)."""
     found: list[str] = []
     while symbols and (first := text.partition(" "))[0] in symbols:
         found.append(first[0])
@@ -124,7 +148,10 @@ def split_symbols(text: str, symbols: Iterable[str]) -> tuple[list[str], str]:
 
 
 def encode(processor: Any, text: str, **options: Any) -> list[Any]:
-    """Encodes a text with a `SentencePieceProcessor`. Raises UserError for half of a surrogate pair."""
+    """Encode a text with a `SentencePieceProcessor`.
+
+    Raises UserError for half of a surrogate pair.
+    """
     try:
         return processor.encode(text, **options)
     except RuntimeError as error:
@@ -132,15 +159,16 @@ def encode(processor: Any, text: str, **options: Any) -> list[Any]:
 
 
 class SentencePieceTokenizer(Tokenizer):
-    """A SentencePiece model, readable by every tool that reads those. One that was trained with other special ids is renumbered
-    to ours.
+    """Tokenizer with a SentencePiece model, which every SentencePiece tool can read.
+
+    A model that was trained with other special ids is renumbered to ours.
     """
 
     def __init__(self, data: bytes):
         from sentencepiece import SentencePieceProcessor
 
         super().__init__(data)
-        if not data:  # which would be a model without pieces
+        if not data:  # an empty file would give a model without pieces
             raise ValueError("the file is empty")
         self._processor = model = SentencePieceProcessor(model_proto=data)
         special = [model.pad_id(), model.eos_id(), model.unk_id(), model.bos_id()]
@@ -173,12 +201,15 @@ class SentencePieceTokenizer(Tokenizer):
 
     @staticmethod
     def train(texts: Iterable[str], data: Data, control_symbols: Sequence[str] = ()) -> "SentencePieceTokenizer":
-        """Trains a SentencePiece model under the keys of `data`: tokenizer ("bpe" | "unigram"), vocab_size, character_coverage,
-        byte_fallback, normalization and split_digits. The same texts and keys give the same bytes; control symbols at the
-        beginning of texts do not count.
+        """Train a SentencePiece model under the keys of `data`.
 
-        normalization "identity" also keeps runs of spaces, so that decoding restores the text exactly. Raises UserError if there
-        is no text, or vocab_size is too large or too small for it.
+        The keys are tokenizer ("bpe" | "unigram"), vocab_size, character_coverage, byte_fallback,
+        normalization and split_digits. The same texts and keys give the same bytes. Control symbols
+        at the beginning of texts do not count.
+
+        normalization "identity" also keeps runs of spaces, so that decoding restores the text
+        exactly. Raises UserError if there is no text, or vocab_size is too large or too small for
+        it.
         """
         from sentencepiece import SentencePieceTrainer
 
@@ -230,7 +261,10 @@ def _vocab_size_error(message: str, data: Data, sentences: int) -> UserError | N
 
 
 def load_tokenizer(path: epath.PathLike) -> Tokenizer:
-    """The tokenizer in a file. Raises UserError if there is no such file, or it is not a tokenizer."""
+    """Return the tokenizer in a file.
+
+    Raises UserError if there is no such file, or it is not a tokenizer.
+    """
     path = epath.Path(path)
     if not path.exists():
         raise UserError(f"there is no tokenizer at {path}")
@@ -244,14 +278,14 @@ def load_tokenizer(path: epath.PathLike) -> Tokenizer:
         return TOKENIZER_FILES.load(kind)(data) if kind in TOKENIZER_FILES else SentencePieceTokenizer(data)
     except UserError:
         raise
-    except Exception as error:  # any error that the library raises for another or a damaged file
+    except Exception as error:  # the library raises any error for another or a damaged file
         raise UserError(
             f"{path} is not a tokenizer; expected a SentencePiece model, or a vocabulary that t2t_flax wrote ({error})."
         ) from error
 
 
 class TokenizerPair:
-    """The tokenizers of both sides; with a joint vocabulary they are the same object."""
+    """Tokenizers of both sides. With a joint vocabulary they are the same object."""
 
     def __init__(self, source: Tokenizer, target: Tokenizer):
         self.source, self.target = source, target
@@ -263,12 +297,14 @@ class TokenizerPair:
 
     @property
     def vocab_sizes(self) -> tuple[int, int]:
-        """(source, target)."""
+        """Vocabulary sizes (source, target)."""
         return self.source.vocab_size, self.target.vocab_size
 
     def save(self, folder: epath.PathLike) -> None:
-        """Writes tokenizer.model if joint, else source.model and target.model. A new folder appears complete; in an object store
-        it is complete (`is_complete`) once its last file is there.
+        """Write tokenizer.model if joint, else source.model and target.model.
+
+        A new folder appears complete. In an object store it is complete (`is_complete`) once its
+        last file is there.
         """
         folder = epath.Path(folder)
         files = {"tokenizer.model": self.source}
@@ -290,7 +326,10 @@ class TokenizerPair:
 
     @staticmethod
     def load(path: epath.PathLike) -> "TokenizerPair":
-        """Reads what `save` wrote, or one model file as the joint tokenizer. Raises UserError if there is none."""
+        """Read the files that `save` wrote, or one model file as the joint tokenizer.
+
+        Raises UserError if there is none.
+        """
         path = epath.Path(path)
         joint = path / "tokenizer.model" if path.is_dir() else path
         if joint.exists():
@@ -303,8 +342,10 @@ class TokenizerPair:
 
 
 def train_tokenizers(source: Source, data: Data, control_symbols: Sequence[str] = ()) -> TokenizerPair:
-    """Trains one tokenizer on the sentences of both sides (section 5.1) or, without `data.joint_vocabulary`, one for each side,
-    of which that of the source has the control symbols. Raises UserError as `Tokenizer.train`.
+    """Train one tokenizer on both sides (section 5.1), or one for each side.
+
+    Without `data.joint_vocabulary` there is one for each side, and the source's has the control
+    symbols. Raises UserError as `Tokenizer.train` does.
     """
     kind, joint = TOKENIZERS.load(data.tokenizer), data.joint_vocabulary
     sample = None if kind.READS_ALL else source.sample(max(1, data.tokenizer_sentences // (2 if joint else 1)))

@@ -1,4 +1,4 @@
-"""Worker processes, which compute ahead of the process that uses their results."""
+"""Worker processes that compute ahead of the process that uses their results."""
 
 import collections
 import ctypes
@@ -15,26 +15,32 @@ from typing import Any, Generic, TypeVar
 from t2t_flax.errors import UserError
 
 _GRACE = 60.0
-"""Seconds that the parent has to end its workers after a SIGTERM or SIGHUP to all processes of a host."""
+"""Seconds for the parent to end its workers after a signal to a whole host.
+
+The signal is SIGTERM or SIGHUP.
+"""
 
 _AFTER_CLOSING = 5.0
-"""Seconds for a result that is being sent: half of one would keep the parent waiting."""
+"""Seconds to send a result. Half a result would keep the parent waiting."""
 
 Result = TypeVar("Result")
 
 
 class Workers(Generic[Result]):
-    """Context of up to `count` processes that call `function`, a picklable object of which each of them has a copy. `does`, in
-    messages: "tokenizes".
+    """Context of up to `count` processes that call `function`.
 
     They start when they are needed, leave Ctrl-C to this process, and end with it, however it ends.
+
+    Args:
+        function: picklable object; each process has a copy.
+        does: verb for messages: "tokenizes".
     """
 
     def __init__(self, function: Callable[..., Result], count: int, *, does: str):
         self._does = does
         # Spawned, because a fork of a process in which JAX runs threads can hang.
         context = multiprocessing.get_context("spawn")
-        # Not an Event: to set one waits for those that wait for it, forever for one that was killed.
+        # Not an Event: setting one waits for its waiters, and forever for a waiter that was killed.
         self._closed = context.RawValue(ctypes.c_bool, False)
         self._pool = ProcessPoolExecutor(count, context, initializer=_start, initargs=(function, self._closed))
 
@@ -45,20 +51,22 @@ class Workers(Generic[Result]):
         self.close()
 
     def close(self) -> None:
-        """Waits for calls in progress, not for those in the queue."""
+        """Wait for calls in progress and cancel the queued ones."""
         self._closed.value = True
         self._pool.shutdown(cancel_futures=True)
 
     def submit(self, *arguments: Any) -> Future[Result]:
-        """Has a process call `function(*arguments)`. Raises UserError as `result` does."""
+        """Let a process call `function(*arguments)`. Raises UserError as `result` does."""
         try:
             return self._pool.submit(_call, *arguments)
         except BrokenProcessPool:
             raise self._broken() from None
 
     def result(self, call: Future[Result]) -> Result:
-        """Waits for a call. Raises what `function` raises, UserError where a process was killed or does not start, and
-        CancelledError where the context has ended.
+        """Wait for a call and return its result.
+
+        Raises the errors of `function`, UserError if a process was killed or does not start, and
+        CancelledError if the context has ended.
         """
         try:
             return call.result()
@@ -66,8 +74,10 @@ class Workers(Generic[Result]):
             raise self._broken() from None
 
     def map(self, calls: Iterable[tuple], in_flight: int) -> Generator[Result, None, None]:
-        """The results of `function(*call)`, in order. At most `in_flight` calls are queued, in progress, or waiting to be taken.
-        Raises as `result`.
+        """Yield the results of `function(*call)`, in order.
+
+        At most `in_flight` calls are queued, in progress, or waiting to be taken. Raises as
+        `result` does.
         """
         pending: collections.deque[Future[Result]] = collections.deque()
         for call in calls:
@@ -85,7 +95,7 @@ class Workers(Generic[Result]):
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
+    """Return the number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
@@ -112,7 +122,8 @@ def _exit_with_parent() -> None:
 
 
 def _exit_after_parent() -> None:
-    # A signal to all processes of a host: the parent has time to end its workers. To the rest of a pool of which one was killed.
+    # After a signal to all processes of a host, the parent has time to end its workers. A signal
+    # also reaches the rest of a pool when one of its workers was killed.
     end = time.monotonic() + _GRACE
     while not _closed.value and time.monotonic() < end:
         time.sleep(0.1)

@@ -158,7 +158,7 @@ class Batches:
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:
-        """Within the block, lay out windows ahead in `count` processes if `count` is above 1."""
+        """Within the block, lay out windows ahead in `count` processes, if above 1."""
         if count < 2:
             yield
             return

@@ -16,7 +16,10 @@ from t2t_flax.data.stored_ids import Sentences
 from t2t_flax.data.token_store import TokenStore
 
 VERSION = 8
-"""Version of `data.batching` and `data.hashing`. Cached counts of another version are not used."""
+"""Version of `data.batching` and `data.hashing`.
+
+Cached counts of another version are not used.
+"""
 
 Size = tuple[int, int]
 """(row length, number of rows) of an update."""
@@ -178,7 +181,7 @@ class Layouter:
         return Layout(order, samples.pairs[order], *at, ends, sizes[shuffled], sides)
 
     def _buckets(self, longer: np.ndarray, key: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Divide pairs into updates of similar lengths, one pair in a row, longest pairs first.
+        """Divide pairs into updates of similar lengths, longest first, one pair in a row.
 
         Returns:
             Block of each pair, row of each pair, and index into `sizes` for each block.
@@ -210,7 +213,10 @@ def _inverse(order: np.ndarray) -> np.ndarray:
 
 
 def bucket_edges(longest: int) -> list[int]:
-    """Return row lengths from 8 up, multiples of 4, each about 25 % longer than the previous one."""
+    """Return row lengths from 8 up, each about 25 % longer than the one before.
+
+    They are multiples of 4.
+    """
     edges = [8]
     while edges[-1] < longest:
         edges.append(max(edges[-1] + 4, 4 * round(edges[-1] * 1.25 / 4)))

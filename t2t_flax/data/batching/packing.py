@@ -1,4 +1,4 @@
-"""Packing: place pairs in rows by first fit, longest pairs first, and fill the arrays."""
+"""Packing: place pairs in rows by first fit, longest first, and fill the arrays."""
 
 import itertools
 
@@ -17,10 +17,13 @@ because a row may have more room on one side.
 def first_fit(
     source_lengths: np.ndarray, target_lengths: np.ndarray, pack_length: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Pack pairs into rows of `pack_length` tokens a side: longest first, first row with room.
+    """Pack pairs into rows by first fit: longest pairs first, first row with room.
 
     Pairs with equal numbers of tokens on the longer side are placed together, as if each were as
     long as the longest of them. Each pair must fit into an empty row.
+
+    Args:
+        pack_length: tokens of a row on each side.
 
     Returns:
         Row of each pair, its start in the row's source and its start in the row's target, int64
@@ -34,7 +37,7 @@ def first_fit(
     rows: list[np.ndarray] = []
 
     def place(pairs: np.ndarray, candidates: np.ndarray, counts: np.ndarray) -> np.ndarray:
-        """Put pairs into each candidate row, as many as `counts` says, and return the rest."""
+        """Put pairs into candidate rows, `counts` of them in each, and return the rest."""
         ends = np.minimum(np.cumsum(counts), len(pairs))
         used = int(np.searchsorted(ends, ends[-1])) + 1
         into, ends, now = candidates[:used], ends[:used], pairs[: ends[-1]]
@@ -76,7 +79,7 @@ def first_fit(
 
 
 def _by_length(source: np.ndarray, target: np.ndarray) -> tuple[np.ndarray, list[int]]:
-    """Sort pairs into groups with equal tokens on the longer side, longest groups first.
+    """Sort pairs into groups of equal length on the longer side, longest groups first.
 
     Within a group, pairs with a longer source come last.
 

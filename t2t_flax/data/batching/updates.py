@@ -64,7 +64,7 @@ class Stream(Protocol):
         """Return update k >= 0. Calls may come in any order."""
 
     def use(self, workers: Workers[Layout] | None, ahead: int) -> None:
-        """Let `workers` lay out windows from now on, `ahead` of them before they are needed."""
+        """Let `workers` lay out windows from now on, `ahead` of them in advance."""
 
 
 class UpdateStream:
@@ -165,7 +165,7 @@ class UpdateStream:
         return partial(self._workers.result, self._workers.submit(self.layouter, window))
 
     def _kept(self) -> list[int]:
-        """Return the number of blocks in each of the first windows, counted by an earlier start."""
+        """Return the number of blocks in each window that an earlier start counted."""
         with contextlib.suppress(OSError, ValueError, TypeError, LookupError):
             counts = [int(count) for count in parse_json(self._path.read_text())["blocks"]]
             if min(counts) > 0:
@@ -176,7 +176,7 @@ class UpdateStream:
         """Write the counts, less often as their number grows."""
         self._written = len(self._ends)
         self._keep_at = self._written + max(_KEPT_EVERY, self._written // 16)
-        with contextlib.suppress(OSError):  # another account prepared the folder and denies writing
+        with contextlib.suppress(OSError):  # not writable: another account prepared it
             atomic_write(self._path, json.dumps({"blocks": np.diff(self._ends, prepend=0).tolist()}))
 
 

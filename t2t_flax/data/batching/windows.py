@@ -1,4 +1,4 @@
-"""Windows: parts of an endless sequence of seeded permutations of the pairs of a corpus.
+"""Windows: parts of an endless sequence of seeded permutations of a corpus.
 
 A window holds the pairs that are laid out at once.
 """
@@ -79,9 +79,9 @@ class EpochWindows:
 
 
 def pairs_of_epoch(count: int, seed: int, epoch: int, begin: int, end: int) -> np.ndarray:
-    """Return the pairs at `begin` .. `end` - 1 of an epoch's permutation of 0 .. count - 1.
+    """Return positions `begin` .. `end` - 1 of an epoch's permutation.
 
-    The result is int64.
+    The permutation has the pairs 0 .. count - 1; the result is int64.
     """
     return bijection(np.arange(begin, end), count, key_of(seed, 2, epoch))
 

@@ -1,4 +1,6 @@
-"""Data sources: sentence pairs in a fixed order, streamed. Text files, the built-in corpus, and what extensions add to
+"""Data sources: sentence pairs in a fixed order, streamed.
+
+The sources are text files, the built-in corpus, and the forms that extensions add to
 `registry.SOURCES`.
 """
 
@@ -25,21 +27,27 @@ from t2t_flax.registry import SOURCES, load_extensions
 _FILE = re.compile(r"(?:\w+://)?[^:]*")
 _UNSEEN = ("Zs", "Zl", "Zp", "Cc", "Cf")
 _BLOCK = 4096
-"""Pairs drawn at a time."""
+"""Number of pairs drawn at a time."""
 Item = TypeVar("Item")
 Row = tuple[str, ...] | str
-"""Source, target and further references of a pair, or the reason why its source drops it."""
+"""Source, target and further references of a pair, or the reason for dropping it."""
 
 
 class Source(abc.ABC):
-    """A corpus of (source, target) sentences in a fixed order."""
+    """Corpus of (source, target) sentences in a fixed order."""
 
     reference_count = 1
-    """Target sides of each sentence; training and its losses use the first."""
+    """Number of target sides of each sentence. Training and its losses use the first."""
     tag = ""
-    """Words before each source sentence that is not blank, with a space; the fingerprint does not depend on them."""
+    """Words before each source sentence that is not blank, followed by a space.
+
+    The fingerprint does not depend on them.
+    """
     reasons: Mapping[str, str] = {}
-    """The reasons for which the source drops pairs, and how each is shown after a number: "with a low score"."""
+    """Reasons for dropping pairs.
+
+    The values show them after a number: "with a low score".
+    """
 
     pair_a_line = False
     """True if each line of the first file is a pair."""
@@ -49,31 +57,44 @@ class Source(abc.ABC):
         self.files = tuple(files)
         """Files whose content the fingerprint covers."""
         self.count = count
-        """Number of pairs, dropped ones too; None until it is known (a text file is counted by its first full reading)."""
+        """Number of pairs, dropped ones too; None until it is known.
+
+        A text file is counted by its first full reading.
+        """
 
     @abc.abstractmethod
     def read(self) -> Iterator[Row]:
-        """The sentences as they are stored, streamed in order: source, target, further references, or one of `reasons`. May be
+        """Yield the sentences as they are stored, in order.
+
+        A row has source, target and further references, or is one of `reasons`. The stream may be
         empty. Raises UserError with the location.
         """
 
     @abc.abstractmethod
     def fingerprint(self) -> str:
-        """sha256 (hex) of the content, wherever it is stored."""
+        """Return the sha256 (hex) of the content, wherever it is stored."""
 
     def expected_count(self) -> int | None:
-        """The number of pairs, for progress: `count`, or the lines of a file that was hashed; None if neither is known."""
+        """Return the number of pairs, for progress; None if it is unknown.
+
+        It is `count`, or the number of lines of a file that was hashed.
+        """
         if self.count is None and self.pair_a_line and self.files[0].suffix not in SUFFIXES:
             return known_lines(self.files[0])
         return self.count
 
     def where(self, i: int) -> str:
-        """The location of pair i (from 0, dropped ones counted), for error messages: 'train.en line 17'."""
+        """Return the location of pair i for error messages: 'train.en line 17'.
+
+        Pairs are numbered from 0, dropped ones counted.
+        """
         return f"{self.spec} pair {i + 1}"
 
     def rows(self) -> Iterator[tuple[str, str] | str]:
-        """The pairs in order, each text on one line, or one of `reasons` in place of a pair; in constant memory, each call starts
-        over. The target is the first reference with text. Raises UserError if there are none.
+        """Yield the pairs in order, each text on one line; dropped ones as a reason.
+
+        The reason is one of `reasons`. The target is the first reference with text. Memory is
+        constant, and each call starts over. Raises UserError if there are no pairs.
         """
         count = 0
         for row in self.read():
@@ -84,7 +105,10 @@ class Source(abc.ABC):
         self.count = count
 
     def pairs(self) -> Iterator[tuple[str, str]]:
-        """The pairs of `rows` that the source does not drop. Raises UserError if there are none."""
+        """Yield the pairs of `rows` that the source does not drop.
+
+        Raises UserError if there are none.
+        """
         dropped, kept = collections.Counter[str](), False
         for row in self.rows():
             if isinstance(row, str):
@@ -96,26 +120,27 @@ class Source(abc.ABC):
             raise UserError(f"{self.spec}: no pair is left of {dropped.total():,}: {counted(dropped, self.reasons)}")
 
     def sample(self, count: int) -> list[tuple[str, str]]:
-        """At most `count` of the pairs, drawn uniformly by their positions, in order."""
+        """Return at most `count` pairs, drawn uniformly by their positions, in order."""
         return draw_pairs(self.pairs(), count).pairs
 
     def without_tag(self, text: str) -> str:
-        """A source sentence without the source's tag."""
+        """Return a source sentence without the source's tag."""
         return text.removeprefix(f"{self.tag} ") if self.tag else text
 
     @property
     def parts(self) -> tuple["Source", ...]:
-        """The sources of a `JoinedSource`, in order; else this one."""
+        """Sources of a `JoinedSource`, in order; otherwise this one."""
         return (self,)
 
     def references(self) -> Iterator[tuple[str, ...]]:
-        """All target sides of each pair, in order."""
+        """Return all target sides of each pair, in order."""
         return (tuple(map(one_line, row[1:])) for row in self.read() if not isinstance(row, str))
 
 
 class DerivedSource(Source):
-    """The rows of another source, some or all of them, perhaps changed. What refers to a row, such as a message, names its place
-    in the files.
+    """Rows of another source, some or all of them, perhaps changed.
+
+    Messages and other references to a row name its place in the files.
     """
 
     def __init__(self, source: Source):
@@ -131,7 +156,10 @@ class DerivedSource(Source):
 
 
 class ScoredPairs(DerivedSource):
-    """The pairs of a validation or test set that can be scored; the others have no text on one side."""
+    """Pairs of a validation or test set that can be scored.
+
+    The other pairs have no text on one side.
+    """
 
     def __init__(self, source: Source):
         super().__init__(source)
@@ -162,7 +190,7 @@ class JoinedSource(Source):
 
     @property
     def count(self):  # type: ignore[override]
-        """The sum of the parts' counts; None until all are known."""
+        """Sum of the parts' counts; None until all are known."""
         return total(part.count for part in self._parts)
 
     def expected_count(self):
@@ -188,17 +216,19 @@ def counted(counts: Mapping[str, Any], shown: Mapping[str, str]) -> str:
 
 
 def total(counts: Iterable[int | None]) -> int | None:
-    """The sum; None if a count is not known."""
+    """Return the sum; None if a count is not known."""
     known = [*counts]
     return None if None in known else sum(filter(None, known))
 
 
 @dataclasses.dataclass(frozen=True)
 class Context:
-    """The arguments of a source's `open_spec` other than the spec.
+    """Arguments of a source's `open_spec` other than the spec.
 
-    root: folder of relative paths. languages: (source, target).
-    label: the spec with its config key, for error messages.
+    Attributes:
+        root: folder of relative paths.
+        languages: (source, target).
+        label: spec with its config key, for error messages.
     """
 
     root: str
@@ -208,22 +238,29 @@ class Context:
 
 @dataclasses.dataclass
 class Drawn(Generic[Item]):
-    """Pairs drawn from `seen`, in order; draws: their numbers, the smallest of all."""
+    """Pairs drawn at random, in order.
+
+    Attributes:
+        seen: number of pairs to draw from.
+        pairs: the drawn pairs.
+        draws: random number of each drawn pair. The pairs with the smallest numbers are drawn.
+    """
 
     seen: int
     pairs: list[Item]
     draws: list[int]
 
     def cut(self, count: int) -> None:
-        """Leaves at most `count` of the pairs, drawn uniformly."""
+        """Keep at most `count` of the pairs, drawn uniformly."""
         smallest = np.argsort(np.array(self.draws, np.uint64), kind="stable")[:count]
         kept = np.sort(smallest).tolist()
         self.pairs, self.draws = [self.pairs[i] for i in kept], [self.draws[i] for i in kept]
 
 
 def draw_pairs(pairs: Iterable[Item], count: int, key: int = 0) -> Drawn[Item]:
-    """At most `count` of the pairs, drawn uniformly, each by a hash of its position and `key`. Holds at most twice as many and a
-    block.
+    """Draw at most `count` pairs uniformly, by a hash of each position and `key`.
+
+    Holds at most twice as many pairs, and a block.
     """
     drawn, highest, rest = Drawn[Item](0, [], []), np.uint64((1 << 64) - 1), iter(pairs)
     while block := [*itertools.islice(rest, _BLOCK)]:
@@ -251,15 +288,22 @@ def has_text(text: str) -> bool:
 
 
 def one_line(text: str) -> str:
-    """The text with a space for each line end, since a sentence is a line of the files that are translated and scored."""
+    """Return the text with a space for each line end.
+
+    A sentence is one line of the files that are translated and scored.
+    """
     return text.replace("\r", " ").replace("\n", " ")
 
 
 def open_source(spec: str, *, root: str = "", source_language: str, target_language: str, key: str = "") -> Source:
-    """The source that `spec` names, in one of the forms of `registry.SOURCES`, or as text files.
+    """Return the source that `spec` names.
 
-    root: folder of relative paths. key: the config key that holds `spec`, for error messages. Raises
-    UserError for an unknown form and for a source that does not exist.
+    `spec` has one of the forms of `registry.SOURCES`, or names text files. Raises UserError for an
+    unknown form and for a source that does not exist.
+
+    Args:
+        root: folder of relative paths.
+        key: config key that holds `spec`, for error messages.
     """
     label = f"{key} = {spec!r}" if key else repr(spec)
     module = _module_of(spec)
@@ -271,7 +315,7 @@ def open_source(spec: str, *, root: str = "", source_language: str, target_langu
 
 
 def _module_of(spec: str) -> Any:
-    """The module of the form that a spec has; None if it has none."""
+    """Return the module for the form of a spec; None if it has no known form."""
     load_extensions()
     name = _uncompressed(file_part(spec))
     for form in SOURCES.values():
@@ -287,8 +331,11 @@ def _uncompressed(spec: str) -> str:
 
 
 def file_part(spec: str) -> str:
-    """Return the files of a spec: the part before the colon that begins columns, if there is one."""
-    return _FILE.match(spec.strip())[0]  # type: ignore[index]  # it matches everything
+    """Return the files of a spec.
+
+    They stand before the colon that begins columns, if there is one.
+    """
+    return _FILE.match(spec.strip())[0]  # type: ignore[index]  # it matches every text
 
 
 def _prefix(spec: str) -> str:

@@ -1,4 +1,7 @@
-"""Patterns of files in the spec of a source, with *, ? and [...]: all files that match, one after the other."""
+"""File patterns with *, ? and [...] in the spec of a source.
+
+All files that match are read, one after the other.
+"""
 
 import fnmatch
 import functools
@@ -20,8 +23,10 @@ _WILDCARD = re.compile(r"\*|\?|\[!?.[^]]*\]")
 
 
 def open_files(spec: str, patterns: Sequence[str], context: Context, open_one: Callable[..., Source]) -> Source:
-    """The source `open_one(spec, path of each pattern)`; where the patterns match several files, all of them in the order of
-    their names. Files of several patterns belong together if their wildcards match the same. Raises UserError for a file that is
+    """Return the source `open_one(spec, path of each pattern)`.
+
+    If the patterns match several files, all are read in the order of their names. Files of several
+    patterns belong together if their wildcards match the same. Raises UserError for a file that is
     missing, cannot be read twice or has no partner.
     """
     found = [matching_files(pattern, context) for pattern in patterns]
@@ -37,7 +42,10 @@ def open_files(spec: str, patterns: Sequence[str], context: Context, open_one: C
 
 
 class SeveralFiles(Source):
-    """The pairs of several files of one form, one after the other; single ones may be empty."""
+    """Pairs of several files of one form, one file after the other.
+
+    Single files may be empty.
+    """
 
     def __init__(self, spec: str, sources: Sequence[Source]):
         super().__init__(
@@ -73,13 +81,15 @@ class SeveralFiles(Source):
 
 @functools.cache
 def _say_empty(spec: str, *files: epath.Path) -> None:
-    """Once: a corpus is read several times."""
+    """Log a warning once, since a corpus is read several times."""
     log.warning("%s of %s: no pairs, the file is empty", ", ".join(map(os.fspath, files)), spec)
 
 
 def matching_files(pattern: str, context: Context) -> dict[tuple[str, ...], epath.Path]:
-    """The files whose paths match a pattern, sorted, by what its wildcards match: each within one name, hidden files apart. A
-    file that has the pattern for its name is that file. Raises UserError if there is none.
+    """Return the files that match a pattern, sorted, by the text of its wildcards.
+
+    Each wildcard matches within one name. Hidden files need a pattern that begins with a dot. If a
+    file has the pattern as its name, only that file is returned. Raises UserError if there is none.
     """
     if not glob.has_magic(pattern) or path_of(pattern, context).exists():
         return {(): existing_file(pattern, context)}
@@ -106,7 +116,7 @@ def matching_files(pattern: str, context: Context) -> dict[tuple[str, ...], epat
 
 
 def _regex(name: str) -> re.Pattern[str]:
-    """A pattern for one name, with a group for each wildcard."""
+    """Return a regular expression for one name, with a group for each wildcard."""
     parts, end = [], 0
     for match in _WILDCARD.finditer(name):
         parts += [re.escape(name[end : match.start()]), f"({_of_wildcard(match[0])})"]

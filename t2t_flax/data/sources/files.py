@@ -1,4 +1,4 @@
-"""The files that the spec of a source names."""
+"""Files named in the spec of a source."""
 
 import glob
 import os
@@ -11,7 +11,10 @@ from t2t_flax.filesystem import expand_home
 
 
 def existing_file(name: str, context: Context) -> epath.Path:
-    """The path of a file named in a spec. Raises UserError if it is not a file that can be read repeatedly."""
+    """Return the path of a file named in a spec.
+
+    Raises UserError if it is not a file that can be read repeatedly.
+    """
     path = path_of(name, context)
     if not path.exists():
         hint = relative_to(name, context)
@@ -25,7 +28,7 @@ def existing_file(name: str, context: Context) -> epath.Path:
 
 
 def check_rereadable(path: epath.Path, label: str) -> None:
-    """Raises UserError for a pipe or a device, which can be read only once."""
+    """Raise UserError for a pipe or a device, which can be read only once."""
     if os.path.exists(path) and not os.path.isfile(path):
         raise UserError(
             f"{label}: {path} is a pipe or a device, and a corpus is read more than once: save it to a file"
@@ -33,7 +36,7 @@ def check_rereadable(path: epath.Path, label: str) -> None:
 
 
 def path_of(name: str, context: Context) -> epath.Path:
-    """The path of a file named in a spec."""
+    """Return the path of a file named in a spec."""
     return epath.Path(context.root or ".") / epath.Path(expand_home(name, context.label))
 
 

@@ -1,4 +1,7 @@
-"""Text files as sources: 'SRC,TGT' with one sentence a line, plain or compressed (.gz, .bz2, .xz, .zst)."""
+"""Text files as sources: 'SRC,TGT' with one sentence a line.
+
+The files are plain or compressed (.gz, .bz2, .xz, .zst).
+"""
 
 import codecs
 import itertools
@@ -14,7 +17,10 @@ from t2t_flax.errors import UserError
 
 
 class TextSource(Source):
-    """A file of source sentences and one or more of references; line i of each translates line i of the first."""
+    """File of source sentences and one or more files of references.
+
+    Line i of each reference file translates line i of the first file.
+    """
 
     pair_a_line = True
 
@@ -50,24 +56,28 @@ class TextSource(Source):
 
 
 def open_spec(spec: str, context: Context) -> Source:
-    """Open the files, or all that match patterns. Raises UserError if one is missing."""
+    """Open the files, or all files that match patterns.
+
+    Raises UserError if one is missing.
+    """
     names = [name.strip() for name in spec.split(",")]
     return open_files(spec, names, context, TextSource)
 
 
 def lines(path: epath.Path) -> Iterator[str]:
-    """The lines of a UTF-8 file, plain or compressed, without line ends. The first bytes say which it is, whatever its name.
+    """Yield the lines of a UTF-8 file, plain or compressed, without line ends.
 
-    Only the byte 0x0A ends a line, so that no other character can misalign the two sides. One 0x0D
-    before it is removed, and a byte order mark at the beginning of the file. Raises UserError with the place where
-    the file is not UTF-8 or its compressed data are damaged.
+    The first bytes tell whether and how it is compressed, whatever its name. Only the byte 0x0A
+    ends a line, so that no other character can misalign the two sides. One 0x0D before it is
+    removed, and a byte order mark at the beginning of the file. Raises UserError with the place
+    where the file is not UTF-8 or its compressed data are damaged.
     """
     number, form = 0, ""
     try:
         with path.open("rb") as raw:
             head = raw.read(HEAD)
             form = form_of(head, path.suffix)
-            if form and not head:  # gzip and zstd take no bytes for no text
+            if form and not head:  # gzip and zstd read no bytes as no text
                 raise EOFError("the file is empty")
             raw.seek(0)
             with decompressed(raw, form) as texts:

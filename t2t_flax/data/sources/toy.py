@@ -1,7 +1,8 @@
-"""The built-in English-German corpus, `toy:SPLIT` or `toy:SPLIT:COUNT` (the first COUNT pairs).
+"""Built-in English-German corpus, `toy:SPLIT` or `toy:SPLIT:COUNT`.
 
-The pairs come with the package, compressed; `python -m tools.toy_corpus` writes the files. Each English sentence has
-exactly one translation, and no sentence is in two splits.
+COUNT selects the first COUNT pairs. The pairs come with the package, compressed; `python -m
+tools.toy_corpus` writes the files. Each English sentence has exactly one translation, and no
+sentence is in two splits.
 """
 
 import itertools
@@ -14,13 +15,20 @@ from t2t_flax.errors import UserError
 from t2t_flax.language import Language
 
 COUNTS = {"train": 90_000, "valid": 500, "test": 500}
-"""Pairs of each split."""
+"""Number of pairs in each split."""
 GENERATOR = ("toy 2", "babel 2.18.0", "num2words 0.5.14")
-"""The version of the generator, and of the libraries that wrote its numbers. Part of the fingerprint."""
+"""Versions of the generator, and of the libraries that wrote the corpus's numbers.
+
+They are part of the fingerprint.
+"""
 
 
 class ToySource(Source):
-    """The first `count` pairs of a split; `swapped`: German to English."""
+    """First `count` pairs of a split.
+
+    Args:
+        swapped: True for German to English.
+    """
 
     def __init__(self, spec: str, split: str, count: int, *, swapped: bool = False):
         super().__init__(spec, count)
@@ -36,7 +44,11 @@ class ToySource(Source):
 
 
 def pairs(split: str, count: int | None = None) -> Iterator[tuple[str, str]]:
-    """The first `count` (English, German) pairs of "train", "valid" or "test"; all without a count."""
+    """Yield the first `count` (English, German) pairs of a split; all without a count.
+
+    Args:
+        split: "train", "valid" or "test".
+    """
     with lzma.open(path_of(split), "rt", encoding="utf-8", newline="\n") as file:
         for line in itertools.islice(file, count):
             english, german = line.removesuffix("\n").split("\t")
@@ -44,12 +56,15 @@ def pairs(split: str, count: int | None = None) -> Iterator[tuple[str, str]]:
 
 
 def path_of(split: str) -> Path:
-    """The compressed TSV file of a split."""
+    """Return the path of a split's compressed TSV file."""
     return Path(__file__).with_name(f"toy_en_de.{split}.tsv.xz")
 
 
 def open_spec(spec: str, context: Context) -> ToySource:
-    """Opens a split of the corpus. Raises UserError for an unknown split, count or language."""
+    """Open a split of the corpus.
+
+    Raises UserError for an unknown split, count or language.
+    """
     split, colon, count = spec.removeprefix("toy").removeprefix(":").partition(":")
     label, languages = context.label, context.languages
     if split not in COUNTS:
