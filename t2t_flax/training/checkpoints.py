@@ -484,7 +484,6 @@ def is_finished(checkpoint: epath.Path) -> bool:
     return True
 
 
-@by_storage
 def _delete_patiently(folder: epath.Path, names: str) -> None:
     """Call `filesystem.delete`, and try again for up to a minute.
 
@@ -500,6 +499,7 @@ def _delete_patiently(folder: epath.Path, names: str) -> None:
             time.sleep(0.1)
 
 
+@by_storage
 def delete_checkpoint(checkpoint: epath.Path) -> None:
     """Delete a checkpoint; a kill leaves no half of it under its step."""
     half = checkpoint.rename(checkpoint.with_name(f"{checkpoint.name}{_UNFINISHED}-deleted"))
