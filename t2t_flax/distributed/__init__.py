@@ -1,1 +1,1 @@
-"""The mesh, and how arrays lie on it."""
+"""Device mesh, shardings of arrays, and coordination of processes."""

@@ -1,10 +1,16 @@
-"""Processes of a run: how they find each other, exchange short texts and wait for each other.
+"""Coordination of a run's processes: discovery, short messages and barriers.
 
-T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234     set by launch/local_pod.sh or by hand
-SLURM (srun with several tasks), TPU VMs, GKE, several slices              detected by JAX
-T2T_ALONE=1                                                                a trial of a sweep: never one of several
+A process learns from its environment that it is one of several:
 
-They use the coordination service of `jax.distributed`. A process that is alone has the same interface on a dictionary.
+T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234
+    set by launch/local_pod.sh or by hand
+SLURM (srun with several tasks), TPU VMs, GKE, several slices
+    detected by JAX
+T2T_ALONE=1
+    a trial of a sweep: never one of several
+
+The processes use the coordination service of `jax.distributed`. A process that is alone has the
+same interface on a dictionary.
 """
 
 import importlib.util
@@ -23,18 +29,26 @@ from t2t_flax.process_setup import A_WEEK, ALONE
 
 
 class ProcessGroupError(Exception):
-    """The coordinator or another process did not answer: a host may be slow, and a restart helps."""
+    """Missing answer of the coordinator or another process.
+
+    A host may be slow, and a restart helps.
+    """
 
 
 class ProcessGroup:
-    """Process `index` of `count`. Process 0, the lead, prints and writes files for all.
+    """Process `index` of `count`.
+
+    Process 0, the lead, prints and writes files for all.
 
     Args:
-      client: client of the coordination service; None for a process that is alone.
+        client: client of the coordination service; None for a process that is alone.
     """
 
     MINUTES = 900.0
-    """Timeout in seconds for steps that take all processes about as long, such as reading a checkpoint."""
+    """Timeout in seconds for steps that take all processes about as long.
+
+    Reading a checkpoint is such a step.
+    """
 
     def __init__(self, index: int = 0, count: int = 1, client: Any = None):
         self.index, self.count = index, count
@@ -68,7 +82,10 @@ class ProcessGroup:
         return self._own[key]
 
     def entries(self, folder: str) -> dict[str, str]:
-        """Return values whose keys begin with `folder/`, by the rest of the key. Raises ProcessGroupError."""
+        """Return the values whose keys begin with `folder/`, by the rest of the key.
+
+        Raises ProcessGroupError.
+        """
         if self._client is None:
             items = self._own.items()
         else:
@@ -76,15 +93,19 @@ class ProcessGroup:
         return {key.split(f"{folder}/", 1)[1]: value for key, value in items if f"{folder}/" in key}
 
     def barrier(self, name: str, seconds: float = 24 * 3600.0) -> None:
-        """Wait until all processes, which go through the same barriers, are here. Raises ProcessGroupError."""
+        """Wait until all processes are here.
+
+        They go through the same barriers. Raises ProcessGroupError.
+        """
         if self._client is not None:
             number = next(self._barriers)
             self._call(self._client.wait_at_barrier, f"t2t_flax/{name}/{number}", int(seconds * 1000))
 
     def all_gather(self, name: str, value: str = "", seconds: float = MINUTES) -> list[str]:
-        """Return each process's `value`, in all processes, which make the same calls.
+        """Return each process's `value`, in all processes.
 
-        Raises ProcessGroupError after `seconds`, with `name` and the processes that have not come.
+        All processes make the same calls. Raises ProcessGroupError after `seconds`, with `name` and
+        the processes that have not come.
         """
         if self.count == 1:
             return [value]
@@ -101,7 +122,7 @@ class ProcessGroup:
         return [values[str(i)] for i in range(self.count)]
 
     def broadcast(self, name: str, value: str = "", seconds: float = MINUTES) -> str:
-        """Return process 0's `value`, in all processes; see `all_gather`."""
+        """Return process 0's `value` in all processes; see `all_gather`."""
         return self.all_gather(name, value if self.is_lead else "", seconds)[0]
 
     def name_of(self, index: int) -> str:
@@ -120,14 +141,14 @@ class ProcessGroup:
 
 
 def initialize(config: Distributed) -> ProcessGroup:
-    """Join the processes of this run; from then on JAX sees the devices of all of them.
+    """Join the processes of this run, so that JAX sees the devices of all of them.
 
-    Call it before anything touches a device. Ends the process where the others do not come within
-    `initialization_timeout`. Where process 0 dies later, JAX itself aborts the others.
+    Call it before anything touches a device. Ends the process if the others do not come within
+    `initialization_timeout`. If process 0 dies later, JAX itself aborts the others.
 
     Raises:
-      UserError: environment variables do not fit.
-      ProcessGroupError: this process cannot join the others.
+        UserError: environment variables do not fit.
+        ProcessGroupError: this process cannot join the others.
     """
     place, address = _place()
     if not place:
@@ -150,7 +171,7 @@ def initialize(config: Distributed) -> ProcessGroup:
         jax.distributed.initialize(
             **address,
             initialization_timeout=seconds + 60,
-            # The watcher looks for dead processes. JAX would also abort processes that were suspended together.
+            # The watcher finds dead processes. JAX would also abort processes suspended together.
             heartbeat_timeout_seconds=A_WEEK,
             shutdown_timeout_seconds=15,
         )
@@ -164,13 +185,16 @@ def initialize(config: Distributed) -> ProcessGroup:
 
 
 def place_among_several() -> str:
-    """Describe this process among several, for messages; "" if it is alone. Raises UserError as `initialize`."""
+    """Describe this process among several, for messages; "" if it is alone.
+
+    Raises UserError as `initialize` does.
+    """
     place, _ = _place()
     return "" if place == _TPU_VM else place
 
 
 def require_single_process(command: str) -> None:
-    """Raise UserError where this process is one of several, which `command` cannot use."""
+    """Raise UserError if `command` runs in one of several processes."""
     if place := place_among_several():
         raise UserError(
             f"{command} runs in a single process, and this is {place}: start it on one host, without the variables of a run of "
@@ -178,14 +202,14 @@ def require_single_process(command: str) -> None:
         )
 
 
-_TPU_VM = "a TPU VM"  # of one host or of several: only JAX, which asks the metadata server, knows
+_TPU_VM = "a TPU VM"  # with one host or several: only JAX knows, from the metadata server
 
 
 def _place() -> tuple[str, dict[str, Any]]:
-    """Return this process's place among several, and arguments of `jax.distributed.initialize`.
+    """Return (place among several processes, arguments of `jax.distributed.initialize`).
 
-    The place is "" for a process that is alone; there are no arguments where JAX finds the others itself.
-    Raises UserError for environment variables that do not fit.
+    The place is "" for a process that is alone. There are no arguments if JAX finds the others
+    itself. Raises UserError for environment variables that do not fit.
     """
     e = os.environ
     if e.get(ALONE):
@@ -228,10 +252,12 @@ def broken_connection(error: BaseException) -> bool:
 
 
 def check_shared(group: ProcessGroup, folder, flag: str) -> None:
-    """Raise UserError in all processes where some do not see a file of process 0 in `folder`.
+    """Raise UserError if some processes do not see a file of process 0 in `folder`.
+
+    All processes raise it.
 
     Args:
-      flag: the flag of the command line with the folder.
+        flag: command-line flag that names the folder.
     """
     if group.count == 1:
         return
@@ -252,7 +278,10 @@ def check_shared(group: ProcessGroup, folder, flag: str) -> None:
 
 
 def appears(path, exists: bool = True) -> bool:
-    """Wait at most ten seconds until `path` exists, or is gone: network file systems may be late."""
+    """Wait at most ten seconds until `path` exists, or is gone.
+
+    Network file systems may be late.
+    """
     for _ in range(20):
         if path.exists() == exists:
             return True
@@ -261,11 +290,14 @@ def appears(path, exists: bool = True) -> bool:
 
 
 def end(code: int, message: str = "") -> NoReturn:
-    """End the process without the barrier at exit, which would wait for processes that are gone."""
+    """End the process without the barrier at exit.
+
+    The barrier would wait for processes that are gone.
+    """
     try:
         if message:
             print(message, file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
-    finally:  # also where nobody reads the output
+    finally:  # also if nobody reads the output
         os._exit(code)

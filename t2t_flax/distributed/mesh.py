@@ -1,7 +1,7 @@
-"""One mesh with axes (data, fsdp, tensor), and the shardings of arrays on it; config.mesh.rules is the table for parameters.
+"""Device mesh with axes (data, fsdp, tensor), and the shardings of arrays on it.
 
-The whole program is written in the global view, `jax.jit` with shardings (formerly pjit), without per-device code. These can
-be combined freely:
+config.mesh.rules is the table for parameters. The whole program is written in the global view,
+`jax.jit` with shardings (formerly pjit), without per-device code. These can be combined freely:
 
     data parallelism        mesh.data=n      parameters and optimizer state on every device
     ZeRO-1                  mesh.fsdp=n      mesh.fsdp_mode=zero1: the optimizer state is sharded
@@ -32,7 +32,7 @@ PyTree: TypeAlias = Any
 """A tree of arrays, of their shapes, or of shardings."""
 Params: TypeAlias = Mapping[str, Any]
 """A tree of dicts with the parameters of a model or of a run."""
-# Of the activations that the model constrains; those of parameters are config.mesh.rules.
+# Rules for the activations that the model constrains; config.mesh.rules is for parameters.
 ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None), ("act_heads", "tensor"))
 
 REPLICATED = PartitionSpec()
@@ -41,10 +41,11 @@ MICRO_ROWS = PartitionSpec(None, ("data", "fsdp"))  # [A, B, ...]
 
 
 def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.Mesh:
-    """The mesh of `config` over `devices` (default: all). One size may be -1: what remains.
+    """Return the mesh of `config` over `devices` (default: all).
 
-    Raises UserError where the sizes do not multiply to the number of devices. The axes are Auto: flax's logical
-    constraints do not work on the Explicit axes that `jax.make_mesh` would choose.
+    One size may be -1 for the remaining devices. Raises UserError if the sizes do not multiply to
+    the number of devices. The axes are Auto: flax's logical constraints do not work on the Explicit
+    axes that `jax.make_mesh` would choose.
     """
     devices = jax.devices() if devices is None else devices
     shape = [config.data, config.fsdp, config.tensor]
@@ -68,7 +69,11 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
 
 
 def slices_of(devices: list, count: int = 0) -> list[list]:
-    """The devices of each slice: as they say themselves, or in `count` equal parts in their order. Raises UserError."""
+    """Return the devices of each slice.
+
+    If the devices do not name several slices, `count` divides them into equal parts in their order.
+    Raises UserError if `count` does not fit.
+    """
     said: dict[int, list] = {}
     for device in devices:
         said.setdefault(getattr(device, "slice_index", None) or 0, []).append(device)
@@ -83,12 +88,15 @@ def slices_of(devices: list, count: int = 0) -> list[list]:
 
 
 def batch_shards(mesh: jax.sharding.Mesh) -> int:
-    """Number of shards of the batch axis; a batch has a multiple of it as rows."""
+    """Return the number of shards of the batch axis.
+
+    The number of rows in a batch is a multiple of it.
+    """
     return mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
-    """Raises UserError naming the key whose size the mesh cannot divide."""
+    """Raise UserError naming the key whose size the mesh cannot divide."""
     m, keys = config.model, {
         "heads": "num_heads", "kv_heads": "num_kv_heads", "mlp": "d_ff", "embed": "d_model", "table": "d_model",
         "norm": "d_model", "vocab": "pad_vocab_to_multiple", "position": "max_positions",
@@ -107,7 +115,11 @@ def check_divisibility(config: Config, mesh: jax.sharding.Mesh) -> None:
 
 
 def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str, tuple[str, ...]]:
-    """The mesh axes of each logical axis of the parameters, or of the optimizer state."""
+    """Return the mesh axes of each logical axis.
+
+    Args:
+        optimizer: True for the optimizer state, False for the parameters.
+    """
     rules = config.sharding
     if optimizer or config.fsdp_mode == "full":
         return rules
@@ -115,22 +127,28 @@ def parameter_rules(config: MeshConfig, *, optimizer: bool = False) -> dict[str,
 
 
 def shardings_of(boxed, mesh: jax.sharding.Mesh, rules: dict[str, tuple[str, ...]]):
-    """NamedShardings of an abstract tree whose leaves carry logical names (replicated where they carry none)."""
+    """Return NamedShardings for an abstract tree whose leaves carry logical names.
+
+    Leaves without names are replicated.
+    """
     table = tuple((name, axes or None) for name, axes in rules.items())
     return nn.logical_to_mesh_sharding(nn.get_partition_spec(boxed), mesh, table)
 
 
 def named(mesh: jax.sharding.Mesh, spec: PartitionSpec) -> NamedSharding:
-    """A sharding on the mesh."""
     return NamedSharding(mesh, spec)
 
 
 def to_global(
     rows: Callable[[int, int], dict[str, np.ndarray]], shape: tuple[int, ...], sharding: NamedSharding
 ) -> dict[str, jax.Array]:
-    """Global arrays of `shape` [..., B, L], of which this process makes only the rows that its own devices hold.
+    """Make global arrays of `shape` [..., B, L].
 
-    `rows(first, last)` gives the arrays of those rows, [..., last - first, L]; adjacent rows come from one call.
+    This process makes only the rows that its own devices hold.
+
+    Args:
+        rows: (first, last) -> arrays of these rows, [..., last - first, L]. Adjacent rows come from
+            one call.
     """
     axis = len(shape) - 2
     indices = sharding.addressable_devices_indices_map(shape).values()
@@ -149,7 +167,10 @@ def to_global(
 
 
 def replicated(tree, mesh: jax.sharding.Mesh):
-    """Arrays that this process can read: replicated where other processes hold parts of them, else unchanged."""
+    """Return arrays that this process can read.
+
+    They are replicated if other processes hold parts of them, else unchanged.
+    """
     if all(x.is_fully_addressable for x in jax.tree.leaves(tree)):
         return tree
     return _replicate(named(mesh, REPLICATED))(tree)
@@ -168,15 +189,16 @@ def use(mesh: jax.sharding.Mesh):
 
 
 (_AXES,) = ROWS
-# Within a shard its rows are whole; `over_shards` adds the axis that is divided.
+# Within a shard the rows are not divided; `over_shards` adds the axis that is divided.
 _RULES = tuple((name, None if name == "batch" else axes) for name, axes in ACTIVATION_RULES)
 
 
 def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., PyTree]:
-    """`function(params, rows)` of each shard's own rows: (params, rows [B, ...]) -> a tree of arrays [shards, ...].
+    """Return a function that applies `function` to the own rows of each shard.
 
-    Each shard reads the device's copy of the parameters, with FSDP the gathered one.
-    With one shard it is `function`, and results have no axis of shards.
+    It maps (params, rows [B, ...]) to a tree of arrays [shards, ...]. Each shard reads the device's
+    copy of the parameters, with FSDP the gathered one. With one shard the result is `function`,
+    whose results have no axis of shards.
     """
     if shards == 1:
         return function
@@ -190,16 +212,23 @@ def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., P
 
 
 def zeros_of_shards(tree: PyTree, shards: int) -> PyTree:
-    """Zeros like the arrays [...] of `tree`, for each shard: [shards, ...], or [...] with one shard."""
+    """Return zeros like the arrays [...] of `tree` for each shard: [shards, ...].
+
+    With one shard they are [...].
+    """
     if shards == 1:
         return jax.tree.map(jnp.zeros_like, tree)
     return jax.tree.map(lambda x: _divided(jnp.zeros((shards, *x.shape), x.dtype)), tree)
 
 
 def sum_over_shards(x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding | None = None) -> jax.Array:
-    """The sum [...] of float32 arrays [shards, ...]: each is rounded once to `dtype`, in which they travel and are summed.
+    """Return the sum [...] of float32 arrays [shards, ...].
 
-    `sharding`: of the sum. Where it divides the sum over the batch's axes, each device receives its part alone.
+    Each array is rounded once to `dtype`. The arrays travel and are summed in this dtype.
+
+    Args:
+        sharding: sharding of the sum. If it divides the sum over the batch's axes, each device
+            receives its part alone.
     """
     # jnp.sum would convert to float32 again before the sum, and float32 would travel.
     total = jax.lax.reduce(x_SxN.astype(dtype), jnp.zeros((), dtype), jax.lax.add, (0,))
@@ -208,7 +237,9 @@ def sum_over_shards(x_SxN: jax.Array, dtype: jnp.dtype, sharding: NamedSharding 
 
 
 def exchange(grads: PyTree, dtype: jnp.dtype, shardings: PyTree = None) -> PyTree:
-    """Sum gradients [shards, ...] over shards; matrices travel in `dtype`, vectors in float32.
+    """Sum gradients [shards, ...] over shards.
+
+    Matrices travel in `dtype`, vectors in float32.
 
     Args:
         shardings: shardings of the sums.

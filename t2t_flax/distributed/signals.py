@@ -14,9 +14,10 @@ PROGRESS = "T2T_PROGRESS"
 
 @contextlib.contextmanager
 def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
-    """Call `handle(number)` at SIGTERM, SIGINT and SIGHUP within the block, then restore the handlers.
+    """Call `handle(number)` at SIGTERM, SIGINT and SIGHUP within the block.
 
-    A SIGHUP that is ignored, as by nohup, stays ignored. Raises ValueError outside of the main thread.
+    The old handlers are restored afterwards. A SIGHUP that is ignored, as by nohup, stays ignored.
+    Raises ValueError outside of the main thread.
     """
 
     def on_signal(number: int, frame: object) -> None:
@@ -34,9 +35,10 @@ def on_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
 
 
 def leave_closed_outputs() -> None:
-    """Send output that nobody reads to /dev/null: a failing write would end the command unsaved.
+    """Send output that nobody reads to /dev/null.
 
-    A closed terminal sends SIGHUP; Ctrl-C also ends the reader of a pipe, such as `tee`, and may do so a moment later.
+    A failing write would end the command unsaved. A closed terminal sends SIGHUP. Ctrl-C also ends
+    the reader of a pipe, such as `tee`, and may do so a moment later.
     """
     outputs = select.poll()
     for descriptor in (1, 2):
@@ -49,7 +51,7 @@ def leave_closed_outputs() -> None:
 
 
 def report_progress() -> None:
-    """Tell the launcher, if there is one, that a restart would go on from something new."""
+    """Tell the launcher, if any, that a restart would continue from something new."""
     if path := os.environ.get(PROGRESS):
         with contextlib.suppress(OSError):  # only the number of restarts depends on it
             Path(path).touch()

@@ -1,4 +1,7 @@
-"""Supervise a command beside its main thread: a signal to one process stops all at the same place."""
+"""Supervision of a command beside its main thread.
+
+A signal to one process stops all processes at the same place.
+"""
 
 import contextlib
 import os
@@ -26,31 +29,34 @@ from t2t_flax.filesystem import is_write_refused
 
 
 class StopRequested(Exception):
-    """All processes have agreed to stop here."""
+    """Agreement of all processes to stop here."""
 
 
 class RunSupervisor:
-    """Context of a command. A thread handles signals; a second one talks to other processes, if any.
+    """Context of a command.
 
-    All processes call `should_stop` in the same order: after each update and after each batch of an evaluation. After a signal
-    each proposes the first call that it has not passed yet, and all stop at the latest proposal. (JAX's
-    `multihost_utils.reached_preemption_sync_point` does this for SIGTERM alone. It does not say which signal came, nor that one
-    came at all while a program is being compiled.)
+    A thread handles signals; a second one talks to other processes, if any.
+
+    All processes call `should_stop` in the same order: after each update and after each batch of an
+    evaluation. After a signal each proposes the first call that it has not passed yet, and all stop
+    at the latest proposal. (JAX's `multihost_utils.reached_preemption_sync_point` does this for
+    SIGTERM alone. It does not say which signal came, nor that one came at all while a program is
+    being compiled.)
     """
 
     def __init__(self, group: ProcessGroup, config: Config):
         self.group = group
         self.signal = ""
-        """Name of the signal that requested a stop, on whichever process; empty where none came."""
+        """Name of the signal on any process that requested a stop; empty if none came."""
         self.stop_requested = threading.Event()
-        """Set when a signal, on whichever process, requests a stop."""
+        """Event that is set when a signal on any process requests a stop."""
         self.stop_checks, self.signs_of_progress, self.progress_expected = 0, 0, False
-        self._timeout = config.distributed.heartbeat_timeout  # for the proposals of the other processes
+        self._timeout = config.distributed.heartbeat_timeout  # to wait for proposals
         self._lock = threading.Lock()
         self._proposal: int | None = None
         self._agreed: int | None = None
         self._requested_at = 0.0
-        self._interruptible = ""  # what is being done that a signal may interrupt
+        self._interruptible = ""  # work that a signal may interrupt
         self._closed, self._wake = threading.Event(), threading.Event()
         self._signals = contextlib.ExitStack()
         self.watcher = watching.Watcher(self, config.distributed)
@@ -59,8 +65,8 @@ class RunSupervisor:
         self._pipe = os.pipe()
         for pipe_end in self._pipe:
             os.set_blocking(pipe_end, False)
-        with contextlib.suppress(ValueError):  # not in the main thread: a caller of the library owns the signals
-            # The C handler writes to the pipe at once, even while the main thread is inside a compilation.
+        with contextlib.suppress(ValueError):  # outside the main thread the caller owns the signals
+            # The C handler writes to the pipe at once, even while the main thread compiles.
             wakeup = signal.set_wakeup_fd(self._pipe[1], warn_on_full_buffer=False)
             self._signals.callback(signal.set_wakeup_fd, wakeup)
             self._signals.enter_context(on_stop_signals(lambda number: None))
@@ -74,7 +80,7 @@ class RunSupervisor:
         self._closed.set()
         self._wake.set()
         self._signals.close()
-        with contextlib.suppress(BlockingIOError):  # full: it wakes up anyway
+        with contextlib.suppress(BlockingIOError):  # the pipe is full: the thread wakes up anyway
             os.write(self._pipe[1], b"\0")  # wakes `_supervise`; no signal has this number
         for thread in self._threads:
             thread.join(5.0)
@@ -82,19 +88,23 @@ class RunSupervisor:
             os.close(pipe_end)
 
     def request_stop(self, name: str) -> None:
-        """Propose to stop at the next call, because of the signal `name`. Only the first request counts."""
+        """Propose to stop at the next call, because of the signal `name`.
+
+        Only the first request counts.
+        """
         with self._lock:
             if self.signal:
                 return
             self._requested_at, self._proposal = time.monotonic(), self.stop_checks + 1
-            self.signal = name  # late, for others read it without the lock
+            self.signal = name  # after the proposal: others read it without the lock
             self.stop_requested.set()
         self._wake.set()
 
     def should_stop(self) -> bool:
-        """Return True from the same call on in all processes. Also a sign of progress.
+        """Return True from the same call on in all processes.
 
-        Raises ProcessGroupError where another process makes no proposal.
+        A call is also a sign of progress. Raises ProcessGroupError if another process makes no
+        proposal.
         """
         self.note_progress()
         with self._lock:
@@ -110,12 +120,15 @@ class RunSupervisor:
         return calls >= self._agreed
 
     def raise_if_stopping(self) -> None:
-        """Raise StopRequested where `should_stop()`."""
+        """Raise StopRequested if `should_stop()`."""
         if self.should_stop():
             raise StopRequested
 
     def publish(self) -> None:
-        """Send this process's proposal, if it has one. Blocks as long as the coordinator does not answer."""
+        """Send this process's proposal, if it has one.
+
+        Blocks as long as the coordinator does not answer.
+        """
         if self.signal:
             self.group.put("news/stop", self.signal)
             self.group.put(f"stop/at/{self.group.index}", str(self._proposal))
@@ -124,9 +137,10 @@ class RunSupervisor:
     def exit_on_signal(
         self, what: str, *, advice: str = "Saved checkpoints stay; give the same command again."
     ) -> Iterator[None]:
-        """End the process with 75 at a signal: for long work that can be cut off anywhere, as a compilation.
+        """End the process with 75 at a signal within the block.
 
-        No sign of progress is expected, unless `expect_progress()` is entered within.
+        It is for long work that can be cut off anywhere, such as a compilation. No sign of progress
+        is expected, unless `expect_progress()` is entered within.
         """
         before, self._interruptible = self._interruptible, f"{what}: exiting. {advice}"
         self._exit_if_signalled()
@@ -142,8 +156,11 @@ class RunSupervisor:
 
     @contextlib.contextmanager
     def expect_progress(self, expected: bool = True) -> Iterator[None]:
-        """Set whether signs of progress are expected within the block; not in a save, which may take long."""
-        self.note_progress()  # what came before was not expected to show any
+        """Set whether signs of progress are expected within the block.
+
+        None are expected in a save, which may take long.
+        """
+        self.note_progress()  # no sign was expected before
         before, self.progress_expected = self.progress_expected, expected
         try:
             yield
@@ -152,9 +169,9 @@ class RunSupervisor:
             self.progress_expected = before
 
     def say(self, text: str) -> None:
-        """Print a line on standard error, with this process's number where it is one of several."""
+        """Print a line on standard error, with this process's number if there are several."""
         name = f"process {self.group.index}: " if self.group.count > 1 else ""
-        with contextlib.suppress(OSError):  # nobody reads it: the supervisor goes on
+        with contextlib.suppress(OSError):  # nobody reads it; the supervisor continues
             print(f"t2t_flax: {name}{text}", file=sys.stderr, flush=True)
 
     def _supervise(self) -> None:
@@ -173,7 +190,7 @@ class RunSupervisor:
 
     def _exit_if_signalled(self) -> None:
         what = self._interruptible
-        grace = 2.5 * watching.INTERVAL if self.group.count > 1 else 0.0  # the others must have heard of it
+        grace = 2.5 * watching.INTERVAL if self.group.count > 1 else 0.0  # until the others know
         if self.signal and what and time.monotonic() - self._requested_at >= grace:
             self.say(f"{self.signal} while {what}")
             end(STOPPED)
@@ -198,8 +215,9 @@ class RunSupervisor:
 def run_job(config: Config) -> Iterator[RunSupervisor]:
     """Context of a command in this process, alone or as one of several.
 
-    One of several whose block raises does not wait for the others, unless it raises NonFiniteUpdate,
-    which all of them do. Enter it before anything touches a device.
+    If the block raises in one of several processes, this process does not wait for the others.
+    NonFiniteUpdate is different, because all of them raise it. Enter the context before anything
+    touches a device.
     """
     try:
         group = initialize(config.distributed)

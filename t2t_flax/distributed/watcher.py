@@ -1,4 +1,7 @@
-"""End a process that hangs, and all processes of a run where one is dead or has failed."""
+"""Watcher that ends a process that hangs.
+
+It also ends all processes of a run if one is dead or has failed.
+"""
 
 import contextlib
 import faulthandler
@@ -17,14 +20,18 @@ if TYPE_CHECKING:
 INTERVAL = 1.0
 """Seconds between two messages to the other processes."""
 LAST_WORDS = 30.0
-"""Seconds in which a process that hangs may write its stack traces: what hangs may be its output."""
+"""Seconds in which a process that hangs may write its stack traces.
+
+It may be the output that hangs.
+"""
 _STANDARD_ERROR = 2
 
 
 class AwakeClock:
-    """Clock that stands still while this process is suspended, so that a pause looks like no hang.
+    """Clock that stands still while this process is suspended.
 
-    Each reading counts at most INTERVAL since the one before. The supervisor reads it four times a second.
+    A pause therefore does not look like a hang. Each reading counts at most INTERVAL since the one
+    before. The supervisor reads the clock four times a second.
     """
 
     def __init__(self):
@@ -32,7 +39,7 @@ class AwakeClock:
         self._awake, self._read_at = 0.0, time.monotonic()
 
     def __call__(self) -> float:
-        """Return seconds."""
+        """Return the seconds that this process was awake."""
         with self._lock:
             now = time.monotonic()
             self._awake += min(now - self._read_at, INTERVAL)
@@ -68,7 +75,7 @@ class Heartbeats:
                 self._peers[int(index)] = (beat, now)
 
     def silent_processes(self, seconds: float) -> list[int]:
-        """Return the other processes without a new beat for so long."""
+        """Return the other processes without a new beat for `seconds`."""
         now = self._clock()
         return [i for i, (_, at) in sorted(self._peers.items()) if now - at >= seconds and i != self._group.index]
 
@@ -80,7 +87,7 @@ class Heartbeats:
         """Name the processes that keep the others waiting, as far as the beats show.
 
         Args:
-          calls: number of calls of `should_stop` in this process.
+            calls: number of calls of `should_stop` in this process.
         """
         if self._group.count == 1:
             return ""
@@ -96,7 +103,7 @@ class Heartbeats:
 
 
 class Watcher:
-    """Watch over one process of a run; the supervisor's threads call it."""
+    """Watch over one process of a run. The supervisor's threads call it."""
 
     def __init__(self, supervisor: "RunSupervisor", config: Distributed):
         self._run, self._group = supervisor, supervisor.group
@@ -107,14 +114,17 @@ class Watcher:
         self._seen, self._seen_at = 0, self._clock()
         if self._group.count > 1:
             with contextlib.suppress(ProcessGroupError):
-                self.heartbeats.send(0)  # at once: process 0 misses only a process that it has heard before
+                self.heartbeats.send(0)  # process 0 misses only a process that it has heard
 
     def quiet_seconds(self) -> float:
-        """Return the seconds since the last sign of progress; 0 where none is expected."""
+        """Return the seconds since the last sign of progress; 0 if none is expected."""
         return self._clock() - self._seen_at if self._run.progress_expected else 0.0
 
     def check(self) -> None:
-        """End the process if it hangs or has lost process 0. Called four times a second; does not block."""
+        """End the process if it hangs or has lost process 0.
+
+        Called four times a second; does not block.
+        """
         signs = self._run.signs_of_progress
         if signs != self._seen or not self._run.progress_expected:
             self._seen, self._seen_at = signs, self._clock()
@@ -123,7 +133,8 @@ class Watcher:
             late = self.heartbeats.late_processes(self._run.stop_checks)
             key = f"config.distributed.hang_timeout = {self._hang_timeout}"
             self._end(f"no update for {quiet:.0f} s ({key})" + (f"; {late}" if late else ""))
-        # Process 0 looks for dead processes in `communicate`; the others for a dead process 0, which JAX would only abort.
+        # Process 0 looks for dead processes in `communicate`. The others look for a dead process 0,
+        # because JAX would only abort them.
         quiet = self.heartbeats.coordinator_silence()
         if self._group.count > 1 and quiet > self._silence:
             self._end(f"{self.heartbeats.coordinator}, the coordinator, {self._silent(quiet)}")
@@ -132,7 +143,7 @@ class Watcher:
         """Exchange heartbeats, and end with a process that has failed. Called each second.
 
         Args:
-          news: published texts by name; `failed/INDEX` is an exit code and a reason.
+            news: published texts by name; `failed/INDEX` is an exit code and a reason.
         """
         for name, text in news.items():
             kind, _, index = name.partition("/")
@@ -140,11 +151,12 @@ class Watcher:
                 code, _, reason = text.partition(" ")
                 self._run.say(f"exiting because {self._group.name_of(int(index))} failed: {reason}")
                 if self._group.is_lead:
-                    time.sleep(2 * INTERVAL)  # without the coordinator the others would hear nothing
+                    time.sleep(2 * INTERVAL)  # without the coordinator the others hear nothing
                 end(int(code))
         self.heartbeats.send(self._run.stop_checks)
         late = self.quiet_seconds() > min(self._hang_timeout / 2 or 30.0, 30.0)
-        if self._group.is_lead or self._suspicious or late:  # not always on the others: there may be many hosts
+        # Not always on the other processes: there may be many hosts.
+        if self._group.is_lead or self._suspicious or late:
             self.heartbeats.receive()
         silent = self.heartbeats.silent_processes(self._silence) if self._group.is_lead else []
         if silent:
@@ -156,16 +168,17 @@ class Watcher:
         """Tell the other processes why this one is about to end with `code`.
 
         Args:
-          disconnected: this process ends because another one is gone; nobody is told.
+            disconnected: True if this process ends because another one is gone. Nobody is told
+                then.
 
         Returns:
-          The names of the processes that are known to be gone.
+            Names of the processes that are known to be gone.
         """
         if not disconnected:
             self._tell(code, reason)
             return []
         self._suspicious = True
-        time.sleep(4 * INTERVAL)  # for the message of one that failed
+        time.sleep(4 * INTERVAL)  # wait for the message of a process that failed
         silent = self.heartbeats.silent_processes(2.5 * INTERVAL)
         return [self._group.name_of(i) for i in silent]
 
@@ -185,7 +198,7 @@ class Watcher:
         self._run.say(f"{reason}. Stack traces follow; the last checkpoint stays")
         faulthandler.dump_traceback(_STANDARD_ERROR)
         if self._group.count > 1 and self._group.is_lead:
-            # JAX ends the others as soon as the coordinator is gone: their stack traces must be written first.
+            # JAX ends the others once the coordinator is gone: let them write stack traces first.
             time.sleep(3 * INTERVAL)
         faulthandler.cancel_dump_traceback_later()
         end(FAILURE)
