@@ -10,7 +10,7 @@ import pytest
 from helpers.configs import VOCAB, devices_mesh, random_pairs, rows_alone, small_config, write_store
 
 from t2t_flax.config import Model
-from t2t_flax.data.batching.batches import Batches
+from t2t_flax.data.batching.batches import validation_batches
 from t2t_flax.decoding.search_loop import grow
 from t2t_flax.extensions.layer_types import LayerTypes
 from t2t_flax.extensions.layer_types.mixers import LONGEST_DILATED, dilation
@@ -77,7 +77,8 @@ def test_packed_pairs_have_the_scores_and_gradients_of_single_pairs(model_and_pa
     model, params = model_and_params
     pairs = random_pairs(ROWS, longest=22)
     store = write_store(tmp_path / "store", pairs)
-    batch = Batches(store, small_config(data=dict(pack_length=ROW, batch_tokens=2000)).data, seed=0).batch(0)
+    ((_, batches),) = validation_batches(store, small_config(data=dict(pack_length=ROW, batch_tokens=ROWS * ROW)).data)
+    (batch,) = batches()
     arrays = {k: np.asarray(x)[0] for k, x in put_batch(batch, devices_mesh()).arrays.items()}
     assert arrays["target_segments"].max() >= 3
     assert int((arrays["target_segments"] > 0).sum()) == sum(len(t) for _, t in pairs)
