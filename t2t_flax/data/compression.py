@@ -18,10 +18,10 @@ FORMS = {
     ".xz": re.compile(rb"\xfd7zXZ\0"),
     ".zst": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2aM\x18"),
 }
-"""Patterns of the first bytes of each compressed form, by its suffix."""
+"""Patterns of the first bytes of each form of compression, by suffix."""
 SUFFIXES = tuple(FORMS)
 HEAD = 10
-"""Number of bytes that tell the form."""
+"""Number of first bytes that tell the form."""
 _BLOCK = 1 << 16
 _CONTROL = re.compile(rb"[\0-\x08\x0e-\x1f\x7f]")
 _DAMAGED = (EOFError, gzip.BadGzipFile, zlib.error, lzma.LZMAError)

@@ -130,7 +130,7 @@ _LEFTOVER = re.compile(
 def _remove_leftovers(cache: epath.Path) -> None:
     """Remove half-written files of killed preparations from the cache.
 
-    Other files there may be the user's and stay. Does not wait for other processes.
+    Users may keep other files there, which stay. Does not wait for other processes.
     """
     for match in filter(None, map(_LEFTOVER.fullmatch, [] if is_remote(cache) else list_names(cache))):
         with (
@@ -248,7 +248,7 @@ def check_sources(task: DataTask, splits: Sequence[str] = ("train", "valid", "te
     """Open the sources of these splits and read the first pair of each.
 
     Errors are thus reported before training. Raises UserError for settings that the task does not
-    allow, and for a source that is missing, unreadable, empty or malformed.
+    support, and for a source that is missing, unreadable, empty or malformed.
     """
     task.validate_config()
     for split in splits:

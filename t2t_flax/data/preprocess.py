@@ -103,7 +103,7 @@ class PairFilter:
     ) -> Sequence[Iterator[Unread]]:
         """Return the rows of each part, with the reason in place of each dropped pair.
 
-        This method drops pairs because of other pairs. It may read the parts before, once.
+        This method drops pairs because of other pairs. It may read the parts once beforehand.
 
         Args:
             rows: rows that the filters before this one leave.

@@ -16,7 +16,10 @@ from t2t_flax.errors import UserError
 from t2t_flax.filesystem import file_state
 
 _READ_AHEAD = 1 << 25
-"""Bytes read ahead at a time. The end of the process waits for no more than these."""
+"""Bytes of one request to read ahead.
+
+The end of the process waits for no more than these.
+"""
 
 
 class StoredIds:

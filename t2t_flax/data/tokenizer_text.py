@@ -74,7 +74,7 @@ class TokenizerText(Source):
     def _with_text(self, row: Unread) -> tuple[str, str] | None:
         """Return the pair, or None if it is dropped, has an empty side or is too long.
 
-        Pairs without a result are counted.
+        Dropped pairs are counted.
         """
         if isinstance(row, str) or not all(map(str.strip, row)):
             self._dropped[row if isinstance(row, str) else "empty"] += 1

@@ -205,11 +205,10 @@ class SentencePieceTokenizer(Tokenizer):
 
         The keys are tokenizer ("bpe" | "unigram"), vocab_size, character_coverage, byte_fallback,
         normalization and split_digits. The same texts and keys give the same bytes. Control symbols
-        at the beginning of texts do not count.
+        at the beginning of texts are ignored. The normalization "identity" also keeps runs of
+        spaces, so that decoding restores the text exactly.
 
-        normalization "identity" also keeps runs of spaces, so that decoding restores the text
-        exactly. Raises UserError if there is no text, or vocab_size is too large or too small for
-        it.
+        Raises UserError if there is no text, or vocab_size is too large or too small for it.
         """
         from sentencepiece import SentencePieceTrainer
 

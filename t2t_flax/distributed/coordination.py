@@ -1,6 +1,6 @@
 """Coordination of a run's processes: discovery, short messages and barriers.
 
-A process learns from its environment that it is one of several:
+A process learns from its environment whether it is one of several:
 
 T2T_NUM_PROCESSES=4 T2T_PROCESS_ID=0 JAX_COORDINATOR_ADDRESS=host:1234
     set by launch/local_pod.sh or by hand
@@ -95,7 +95,7 @@ class ProcessGroup:
     def barrier(self, name: str, seconds: float = 24 * 3600.0) -> None:
         """Wait until all processes are here.
 
-        They go through the same barriers. Raises ProcessGroupError.
+        All processes go through the same barriers. Raises ProcessGroupError.
         """
         if self._client is not None:
             number = next(self._barriers)
@@ -126,7 +126,7 @@ class ProcessGroup:
         return self.all_gather(name, value if self.is_lead else "", seconds)[0]
 
     def name_of(self, index: int) -> str:
-        """Return `process 2 on HOST`."""
+        """Return a name for messages: `process 2 on HOST`."""
         try:
             return f"process {index} on {self.get(f'host/{index}', 2.0)}"
         except ProcessGroupError:

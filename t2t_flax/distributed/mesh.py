@@ -29,9 +29,9 @@ from t2t_flax.config.schema import MESH_AXES
 from t2t_flax.errors import UserError
 
 PyTree: TypeAlias = Any
-"""A tree of arrays, of their shapes, or of shardings."""
+"""Tree of arrays, of their shapes, or of shardings."""
 Params: TypeAlias = Mapping[str, Any]
-"""A tree of dicts with the parameters of a model or of a run."""
+"""Tree of dicts with the parameters of a model or of a run."""
 # Rules for the activations that the model constrains; config.mesh.rules is for parameters.
 ACTIVATION_RULES = (("batch", ("data", "fsdp")), ("length", None), ("act_embed", None), ("act_heads", "tensor"))
 
@@ -71,7 +71,7 @@ def make_mesh(config: MeshConfig, devices: list | None = None) -> jax.sharding.M
 def slices_of(devices: list, count: int = 0) -> list[list]:
     """Return the devices of each slice.
 
-    If the devices do not name several slices, `count` divides them into equal parts in their order.
+    Devices tell their slices. If they do not, `count` divides them into equal parts in their order.
     Raises UserError if `count` does not fit.
     """
     said: dict[int, list] = {}
@@ -194,11 +194,11 @@ _RULES = tuple((name, None if name == "batch" else axes) for name, axes in ACTIV
 
 
 def over_shards(function: Callable[..., PyTree], shards: int) -> Callable[..., PyTree]:
-    """Return a function that applies `function` to the own rows of each shard.
+    """Return a function that applies `function` to each shard's own rows.
 
     It maps (params, rows [B, ...]) to a tree of arrays [shards, ...]. Each shard reads the device's
-    copy of the parameters, with FSDP the gathered one. With one shard the result is `function`,
-    whose results have no axis of shards.
+    copy of the parameters; with FSDP, the gathered copy. With one shard the result is `function`
+    itself, and its results have no axis of shards.
     """
     if shards == 1:
         return function

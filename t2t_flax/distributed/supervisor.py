@@ -215,9 +215,8 @@ class RunSupervisor:
 def run_job(config: Config) -> Iterator[RunSupervisor]:
     """Context of a command in this process, alone or as one of several.
 
-    If the block raises in one of several processes, this process does not wait for the others.
-    NonFiniteUpdate is different, because all of them raise it. Enter the context before anything
-    touches a device.
+    One of several whose block raises does not wait for the others. NonFiniteUpdate is an exception:
+    all of them raise it. Enter the context before anything touches a device.
     """
     try:
         group = initialize(config.distributed)

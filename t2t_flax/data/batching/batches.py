@@ -1,8 +1,8 @@
 """Batch k as a function of (config, k), in shapes from a closed list.
 
-A batch has arrays [A, B, L]: A microbatches of B rows of L tokens, summed into one update. A
-follows from data.microbatch_tokens. Rows are numbered across the microbatches, so their content
-does not depend on A or on the mesh.
+A batch has arrays [A, B, L]: A microbatches of B rows of L tokens. Their gradients are summed into
+one update. A follows from data.microbatch_tokens. Rows are numbered across the microbatches, so
+their content does not depend on A or on the mesh.
 """
 
 import contextlib
@@ -106,11 +106,11 @@ class Batch:
 def shape_of(length: int, rows: int, microbatch_tokens: int, shards: int) -> Shape:
     """Return the shape of a batch: `rows` split into microbatches and over devices.
 
-    The number of rows is rounded up to a multiple of `shards` in each microbatch.
+    The number of rows in a microbatch is rounded up to a multiple of `shards`.
 
     Args:
-        microbatch_tokens: most token slots of a microbatch on each device, which holds at least one
-            row; 0 gives a single microbatch.
+        microbatch_tokens: maximum token slots of a microbatch on each device, which holds at least
+            one row; 0 gives a single microbatch.
         shards: number of devices that divide the rows.
     """
     rows_per_device = max(1, microbatch_tokens // length) if microbatch_tokens else rows
@@ -158,7 +158,10 @@ class Batches:
 
     @contextlib.contextmanager
     def in_processes(self, count: int) -> Iterator[None]:
-        """Within the block, lay out windows ahead in `count` processes, if above 1."""
+        """Within the block, lay out windows ahead in `count` processes.
+
+        A count below 2 changes nothing.
+        """
         if count < 2:
             yield
             return

@@ -54,7 +54,7 @@ class PairReader(Protocol):
     def read(self, samples: Samples) -> Sides:
         """Return the sentences of samples, in order.
 
-        They depend only on each pair and its epoch.
+        A sentence depends only on its pair and its epoch.
         """
 
 
@@ -103,7 +103,7 @@ class Layout(NamedTuple):
         return len(self.ends)
 
     def begin(self, block: int) -> int:
-        """Return the index at which a block begins."""
+        """Return the index in these arrays at which a block begins."""
         return int(self.ends[block - 1]) if block else 0
 
     def rows(self, first: int, last: int, row: int) -> tuple:

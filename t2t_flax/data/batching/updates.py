@@ -142,7 +142,7 @@ class UpdateStream:
     def _end(self, window: int) -> int:
         """Return the number of blocks up to the end of a window.
 
-        Lays out every window up to it that was not counted.
+        Lays out the windows up to it that were not counted before.
         """
         while len(self._ends) <= window:
             self._ends.append((self._ends or [0])[-1] + self.layout(len(self._ends)).blocks)

@@ -19,7 +19,7 @@ class Samples(NamedTuple):
 
     Attributes:
         pairs: indices into the store.
-        epochs: number of times that each pair was in an earlier window.
+        epochs: number of times that each pair was in a window before.
     """
 
     pairs: np.ndarray
@@ -79,13 +79,13 @@ class EpochWindows:
 
 
 def pairs_of_epoch(count: int, seed: int, epoch: int, begin: int, end: int) -> np.ndarray:
-    """Return positions `begin` .. `end` - 1 of an epoch's permutation.
+    """Return the pairs at positions `begin` .. `end` - 1 of an epoch's permutation.
 
-    The permutation has the pairs 0 .. count - 1; the result is int64.
+    It permutes 0 .. count - 1. The result is int64.
     """
     return bijection(np.arange(begin, end), count, key_of(seed, 2, epoch))
 
 
 def windows_in(pairs: float) -> int:
-    """Return the number of windows that divide a number of pairs."""
+    """Return the number of windows that `pairs` pairs fill, at least 1."""
     return max(1, round(pairs / WINDOW_PAIRS))

@@ -77,7 +77,7 @@ def lines(path: epath.Path) -> Iterator[str]:
         with path.open("rb") as raw:
             head = raw.read(HEAD)
             form = form_of(head, path.suffix)
-            if form and not head:  # gzip and zstd read no bytes as no text
+            if form and not head:  # gzip and zstd accept empty data
                 raise EOFError("the file is empty")
             raw.seek(0)
             with decompressed(raw, form) as texts:
