@@ -79,7 +79,10 @@ _CHECKED_TARGETS = 2000
 _SHOWN = 20
 """Characters shown before and after the place that cannot be written."""
 _PREPARATION_TIMEOUT = 7 * 24 * 3600.0
-"""Seconds that other processes wait for process 0. Its failure ends the wait earlier."""
+"""Seconds that other processes wait for process 0.
+
+Its failure ends the wait earlier.
+"""
 
 
 def prepare_corpus(

@@ -1,4 +1,4 @@
-"""Data hooks of extensions: `hook(config)` of the modules in `registry.DATA_HOOKS`."""
+"""Data hooks of extensions: `hook(config)` of modules in `registry.DATA_HOOKS`."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -52,7 +52,10 @@ class DataHook:
         return None
 
     draws = False
-    """True if `draw` reads the pairs in place of the store. The store then keeps texts."""
+    """True if `draw` reads the pairs in place of the store.
+
+    The store then keeps their texts.
+    """
 
     def draw(self, store: TokenStore | None, tokenizers: TokenizerPair) -> PairReader | None:
         """Return a reader of the training pairs, or None before there is a store.

@@ -110,7 +110,10 @@ def joined(parts: Sequence[Sentences]) -> Sentences:
 
 
 def positions(begins: np.ndarray, lengths: np.ndarray) -> np.ndarray:
-    """Return begins[0] .. begins[0] + lengths[0] - 1, then the same for the others, int64."""
+    """Return the places that begin at `begins` and have these lengths, int64.
+
+    They are begins[0] .. begins[0] + lengths[0] - 1, then the same for the others.
+    """
     ends = np.cumsum(lengths, dtype=np.int64)
     return np.arange(ends[-1] if len(ends) else 0) + np.repeat(begins - (ends - lengths), lengths)
 

@@ -57,7 +57,10 @@ class Tokenizer(abc.ABC):
 
     @staticmethod
     def inputs(data: Data) -> dict[str, str]:
-        """Return further inputs of `train`; {} if data.tokenizer_model is a finished tokenizer."""
+        """Return further inputs of `train`.
+
+        {} means that data.tokenizer_model is a finished tokenizer.
+        """
         return {}
 
     @staticmethod
@@ -96,7 +99,7 @@ class Tokenizer(abc.ABC):
         return {code: self.control_symbols[f"<2{code}>"] for code in sorted(languages_of(self.control_symbols))}
 
     def lacks_language(self, text: str) -> bool:
-        """Return whether a source text lacks the symbol of a target language that it needs.
+        """Return whether a source text lacks a target language's symbol that it needs.
 
         A blank text needs no symbol.
         """

@@ -206,10 +206,11 @@ _TPU_VM = "a TPU VM"  # with one host or several: only JAX knows, from the metad
 
 
 def _place() -> tuple[str, dict[str, Any]]:
-    """Return (place among several processes, arguments of `jax.distributed.initialize`).
+    """Return this process's place among several, and how it joins them.
 
-    The place is "" for a process that is alone. There are no arguments if JAX finds the others
-    itself. Raises UserError for environment variables that do not fit.
+    The place is "" for a process that is alone. The second value has the arguments of
+    `jax.distributed.initialize`; it is empty if JAX finds the others itself. Raises UserError for
+    environment variables that do not fit.
     """
     e = os.environ
     if e.get(ALONE):

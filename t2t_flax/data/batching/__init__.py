@@ -1,1 +1,1 @@
-"""Batch k as a function of (config, k): epoch order, packing, bucketing and arrays."""
+"""Batch k as a function of (config, k): epoch order, packing, buckets and arrays."""
