@@ -59,7 +59,7 @@ class Tokenizer(abc.ABC):
     def inputs(data: Data) -> dict[str, str]:
         """Return further inputs of `train`.
 
-        {} means that data.tokenizer_model is a finished tokenizer.
+        They are {} if data.tokenizer_model is a finished tokenizer.
         """
         return {}
 
