@@ -134,7 +134,7 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
     available = run.topology.chip.usable_bytes if run.topology.chip else math.inf
     if memory["peak"] > available:
         return {"fits": False, "needed_bytes": memory["peak"], "available_bytes": available}
-    program, layout = hlo.parse(compiled.as_text()), DeviceLayout.of(run.mesh, run.topology)
+    program, layout = hlo.parse(_text(compiled, run.topology)), DeviceLayout.of(run.mesh, run.topology)
     found, kernels = collectives(program, run.mesh.size), traffic.kernels(program)
     chip, platform = run.topology.chip, run.topology.platform
     return {
@@ -147,3 +147,14 @@ def compile_train_step(run: AbstractRun, shape: Shape) -> dict[str, Any]:
         "estimate": traffic.tpu_estimate(kernels, chip) if chip and platform == "tpu" else None,
         "compile_seconds": round(seconds, 1),
     }
+
+
+def _text(compiled: jax.stages.Compiled, topology: Topology) -> str:
+    """Return the optimized program. Raises UserError where jaxlib is older than the compiler's format."""
+    try:
+        return compiled.as_text() or ""
+    except jax.errors.JaxRuntimeError as error:
+        raise UserError(
+            f"--topology={topology.name}: jax {jax.__version__} cannot read the program that this compiler wrote "
+            f"({first_line(error)}). Plan with jax 0.12 or later, which needs Python 3.12."
+        ) from None

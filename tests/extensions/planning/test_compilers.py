@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import jax
 import pytest
 
 from t2t_flax.extensions.planning.command import compiler_environment, has_gpu_compiler, has_tpu_compiler
@@ -165,6 +166,7 @@ def test_tensor_parallel_tpu_program_calls_fused_attention_on_its_own_heads(plan
 
 
 @tpu
+@pytest.mark.skipif(jax.__version_info__ < (0, 12), reason="jax 0.10 cannot read programs of this libtpu")
 def test_tpu7x_compiles_for_two_devices_a_chip(plan):
     record = plan("tpu7x:2x2x1", data=8)
     assert record["devices"] == 8 and record["train"]["fits"] and record["bound"]["seconds"] > 0
