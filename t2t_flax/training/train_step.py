@@ -95,11 +95,12 @@ def train_step(
         if shards > 1:
             grads = mesh_lib.exchange(grads, model.dtype, moments)
             sums = jax.tree.map(lambda x: x.sum(0), sums)
-        grads = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
-        norm = global_norm(grads, moments) / sums["tokens"]
-        grads = jax.tree.map(lambda g: g / sums["tokens"], grads)
+        summed = grads if moments is None else jax.lax.with_sharding_constraint(grads, moments)
+        grads = jax.tree.map(lambda g: g / sums["tokens"], summed)
         if config.optimizer.max_grad_norm:
             norm = optax.tree.norm(grads)  # the norm that clipping uses: XLA computes it once
+        else:
+            norm = global_norm(summed, moments) / sums["tokens"]
 
         # Optimizer, then the average of the parameters if the run has one.
         updates, opt_state = tx.update(grads, state.opt_state, trained)
